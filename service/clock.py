@@ -1,0 +1,30 @@
+"""Time as a parameter: the one place that asks the machine what time it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Two clocks in milliseconds; what reads one takes it as a parameter."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch, UTC: for people, for `updated_at` and for lag."""
+        ...
+
+    def steady_ms(self) -> int:
+        """Milliseconds since any fixed instant, never going back: for deadlines."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        """See `Clock`."""
+        return time.time_ns() // 1_000_000
+
+    def steady_ms(self) -> int:
+        """See `Clock`."""
+        return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,29 @@
+"""Settings: the environment `TIDEGAUGE_*`, a `.env` file, or the options of `tidegauge serve`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DAY_MS = 86_400_000
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with its default."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEGAUGE_", env_file=".env", extra="ignore")
+
+    ledger_url: str = "sqlite+aiosqlite:///tidegauge.db"
+    live_url: str = "memory://"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65_535)
+    checkpoint_interval_ms: int = Field(default=1_000, ge=10, le=60_000)
+    """How much of the un-epoched reports a crash may cost, in time never in truth."""
+    history_fine_ms: int = Field(default=DAY_MS, ge=0)
+    """History younger than this keeps every advance; older is thinned to one row per minute."""
+    history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)
+    """History older than this is deleted."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
