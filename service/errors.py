@@ -1,0 +1,158 @@
+"""Everything that the service refuses, in one hierarchy: the docstring of each is its title.
+
+The API turns every one of them into an RFC 9457 problem with one handler (`service.api.problems`), and
+the same classes make the error part of the OpenAPI. A refused request changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ProblemError(Exception):
+    """Something went wrong."""
+
+    slug: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, detail: str, **members: object) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.members = members
+        """More members of the problem, for programs."""
+
+    @classmethod
+    def title(cls) -> str:
+        """Say in a sentence what kind of thing this is, the same each time."""
+        return (cls.__doc__ or "").splitlines()[0]
+
+
+class MalformedJsonError(ProblemError):
+    """The body is not JSON."""
+
+    slug = "malformed-json"
+    status = 400
+
+
+class InvalidRequestError(ProblemError):
+    """The request does not fit its type or its bounds."""
+
+    slug = "invalid-request"
+    status = 422
+
+
+class InvalidPipelineSpecError(ProblemError):
+    """The pipeline is not a directed acyclic graph of well-formed stages."""
+
+    slug = "invalid-pipeline"
+    status = 422
+
+
+class InvalidReportError(ProblemError):
+    """The report does not fit its type, its bounds or its stage."""
+
+    slug = "invalid-report"
+    status = 422
+
+
+class PayloadTooLargeError(ProblemError):
+    """The body, or the number of ranges in it, is above the limit."""
+
+    slug = "payload-too-large"
+    status = 413
+
+
+class NotFoundError(ProblemError):
+    """There is nothing at this address."""
+
+    slug = "not-found"
+    status = 404
+
+
+class MethodNotAllowedError(ProblemError):
+    """This address does not take this method."""
+
+    slug = "method-not-allowed"
+    status = 405
+
+
+class UnknownJobError(NotFoundError):
+    """There is no job of this name."""
+
+    slug = "unknown-job"
+
+
+class UnknownStageError(NotFoundError):
+    """The job has no stage of this name."""
+
+    slug = "unknown-stage"
+
+
+class PreconditionRequiredError(ProblemError):
+    """The stored pipeline differs: say with If-Match which one you mean to replace."""
+
+    slug = "precondition-required"
+    status = 428
+
+
+class PreconditionFailedError(ProblemError):
+    """The stored pipeline is no longer the one that you mean to replace."""
+
+    slug = "precondition-failed"
+    status = 412
+
+
+class StaleRunError(ProblemError):
+    """The stage belongs to another run."""
+
+    slug = "stale-run"
+    status = 409
+
+
+class LeaseConflictError(ProblemError):
+    """None of the ranges could be granted."""
+
+    slug = "lease-conflict"
+    status = 409
+
+
+class LeaseLostError(ProblemError):
+    """The token does not, or no longer, cover any of these ranges."""
+
+    slug = "lease-lost"
+    status = 410
+
+
+class InputAheadError(ProblemError):
+    """Nobody can have observed an input watermark that was never published."""
+
+    slug = "input-ahead"
+    status = 409
+
+
+class StaleEpochError(ProblemError):
+    """The epoch is already committed, or older than the last committed one."""
+
+    slug = "stale-epoch"
+    status = 409
+
+
+class EpochsWaitingError(ProblemError):
+    """Too many epochs of the stage wait for their commit."""
+
+    slug = "epochs-waiting"
+    status = 409
+
+
+class UnavailableError(ProblemError):
+    """A store does not answer; try again."""
+
+    slug = "unavailable"
+    status = 503
+
+
+class StoreRefusedError(ProblemError):
+    """The store cannot be used like this."""
+
+    slug = "store-refused"
+    status = 500

@@ -1,0 +1,89 @@
+"""What many promises come down to: the minimum, once everybody has spoken.
+
+The same rule serves twice: for the ranges of a stage (its output watermark) and for the upstreams of
+a stage (its input watermark). A *member* of the agreement is one range, or one upstream:
+
+- *unknown*: it never promised. A hole is unknown, not zero and not absent: nothing moves.
+- *active*: it promised, and more may come.
+- *idle*: its own word, "do not wait for me". It leaves the minimum.
+- *final*: it promised `MAX`. It holds nobody, but it moves nobody either: as long as some member is
+  idle, only an active one may carry the rest on (otherwise one final and one idle member would jump
+  to the end of time, a known fault of Flink, FLINK-38477).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from service.frontier.timestamps import MAX, MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One that is waited for: its promise, and whether it has asked not to be waited for."""
+
+    promise: int = MIN
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the members agree on: a watermark to advance to (`MIN`: stand still), and idleness."""
+
+    watermark: int
+    idle: bool = False
+
+
+STAND_STILL = Agreement(MIN)
+IDLE = Agreement(MIN, idle=True)
+FINAL = Agreement(MAX)
+
+
+def weight(member: Member) -> int:
+    """Say what a member counts for in the minimum: `MAX` if it is not waited for.
+
+    >>> weight(Member(5)), weight(Member(5, idle=True)) == MAX, weight(Member()) == MIN
+    (5, True, True)
+    """
+    return MAX if member.idle else member.promise
+
+
+def agree(lowest: int, idle: int) -> Agreement:
+    """Draw the conclusion from two figures that a store can keep up to date with each report.
+
+    `lowest` is the least `weight` of all members, `idle` the number of members that are idle and not
+    final. If the least weight is `MAX`, no member is active: then one idle member is enough to
+    stand still.
+
+    >>> agree(lowest=17, idle=1)
+    Agreement(watermark=17, idle=False)
+    >>> agree(lowest=MAX, idle=1) == IDLE, agree(lowest=MAX, idle=0) == FINAL
+    (True, True)
+    >>> agree(lowest=MIN, idle=3) == STAND_STILL
+    True
+    """
+    if lowest < MAX:
+        return Agreement(lowest)
+    return IDLE if idle else FINAL
+
+
+def agreement(members: Iterable[Member]) -> Agreement:
+    """Draw the conclusion from the members themselves; there must be at least one.
+
+    >>> agreement([Member(25), Member(10), Member(17)]).watermark
+    10
+    >>> agreement([Member(25), Member(10, idle=True), Member(17)]).watermark
+    17
+    >>> agreement([Member(25), Member()]) == STAND_STILL
+    True
+    >>> agreement([Member(MAX), Member(3, idle=True)]) == IDLE
+    True
+    >>> agreement([Member(MAX), Member(MAX, idle=True)]) == FINAL
+    True
+    """
+    lowest, idle = MAX, 0
+    for member in members:
+        lowest = min(lowest, weight(member))
+        idle += member.idle and member.promise != MAX
+    return agree(lowest, idle)

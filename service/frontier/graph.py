@@ -1,0 +1,226 @@
+"""The pipeline: a directed acyclic graph of stages, and how a watermark travels along it."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+
+from service.frontier.agreement import Agreement, Member, agreement
+from service.frontier.errors import InvalidPipelineError
+from service.frontier.ranges import KeyLayout, Layout, ShardLayout
+from service.frontier.timestamps import MAX, MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step with a watermark of its own.
+
+    A *source* has shards and no inputs, a *keyed* stage has inputs and key ranges, a *passthrough*
+    stage has inputs and no ranges: its output is its input.
+
+    >>> Stage(("a",)).is_passthrough, Stage((), ShardLayout.of("0")).is_source
+    (True, True)
+    """
+
+    inputs: tuple[str, ...] = ()
+    layout: Layout | None = None
+
+    @property
+    def is_source(self) -> bool:
+        """It has shards: it brings data in."""
+        return isinstance(self.layout, ShardLayout)
+
+    @property
+    def is_passthrough(self) -> bool:
+        """It has nothing that could hold data back."""
+        return self.layout is None
+
+
+class Status(StrEnum):
+    """What a stage's output watermark says of the stage."""
+
+    UNKNOWN = "unknown"
+    """No output watermark yet."""
+    ACTIVE = "active"
+    """It has an output watermark, and more may come."""
+    IDLE = "idle"
+    """Nobody is active: it stands still, and its downstreams do not wait for it."""
+    FINAL = "final"
+    """Its output is at the end of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageWatermark:
+    """Where a stage is: everything that readers are told, in the words of event time.
+
+    >>> StageWatermark().status, StageWatermark(output=5).status
+    (<Status.UNKNOWN: 'unknown'>, <Status.ACTIVE: 'active'>)
+    """
+
+    input: int = MIN
+    output: int = MIN
+    idle: bool = False
+
+    @property
+    def status(self) -> Status:
+        """The one word for it."""
+        if self.output == MAX:
+            return Status.FINAL
+        if self.idle:
+            return Status.IDLE
+        return Status.UNKNOWN if self.output == MIN else Status.ACTIVE
+
+    def advance(self, input_: int, output: int, *, idle: bool) -> StageWatermark:
+        """Join with newer knowledge. Watermarks never go back; idleness may come and go.
+
+        >>> StageWatermark(10, 8).advance(9, 12, idle=False)
+        StageWatermark(input=10, output=12, idle=False)
+        """
+        output = max(self.output, output)
+        return StageWatermark(max(self.input, input_), output, idle and output != MAX)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A checked graph. Raises `InvalidPipelineError`, naming the stage, if it is none.
+
+    >>> Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(2))}).order
+    ('s', 'k')
+    >>> Pipeline({"a": Stage(("b",)), "b": Stage(("a",))})
+    Traceback (most recent call last):
+    service.frontier.errors.InvalidPipelineError: stage 'a': inputs form a cycle: a → b → a
+    >>> Pipeline({"k": Stage(("s",))})
+    Traceback (most recent call last):
+    service.frontier.errors.InvalidPipelineError: stage 'k': its input 's' is no stage of this pipeline
+    """
+
+    stages: Mapping[str, Stage] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise InvalidPipelineError(None, "it has no stages")
+        for name, stage in self.stages.items():
+            _check_stage(name, stage, self.stages)
+        self.order  # noqa: B018  (a cycle is found by sorting)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The stages, each after its inputs."""
+        graph = {name: stage.inputs for name, stage in self.stages.items()}
+        try:
+            return tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            cycle: list[str] = _from_smallest(error.args[1])
+            raise InvalidPipelineError(
+                cycle[0], f"inputs form a cycle: {' → '.join(cycle)}"
+            ) from None
+
+    @cached_property
+    def downstreams(self) -> Mapping[str, tuple[str, ...]]:
+        """For each stage, those that read it."""
+        found: dict[str, list[str]] = {name: [] for name in self.stages}
+        for name in self.order:
+            for upstream in self.stages[name].inputs:
+                found[upstream].append(name)
+        return {name: tuple(readers) for name, readers in found.items()}
+
+    def reach(self, touched: Iterable[str]) -> frozenset[str]:
+        """The `touched` stages and every stage that they can move.
+
+        >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
+        >>> sorted(flow.reach(["s"])), sorted(flow.reach(["u"]))
+        (['s', 'u'], ['u'])
+        """
+        found: set[str] = set()
+        ahead = list(touched)
+        while ahead:
+            name = ahead.pop()
+            if name not in found:
+                found.add(name)
+                ahead.extend(self.downstreams[name])
+        return frozenset(found)
+
+    def propagate(
+        self,
+        published: Mapping[str, StageWatermark],
+        agreements: Mapping[str, Agreement],
+        touched: Iterable[str],
+    ) -> dict[str, StageWatermark]:
+        """Carry the newest agreements of the `touched` stages along the graph; return what changes.
+
+        `published` is where every stage is, `agreements` what the ranges of each stage that has any
+        agree on. The result, laid over `published`, is one consistent snapshot: stages are taken in
+        the order of the graph, so no input is ahead of the outputs that it was made of.
+
+        >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
+        >>> flow.propagate({}, {"s": Agreement(7)}, ["s"])["u"]
+        StageWatermark(input=7, output=7, idle=False)
+        """
+        changed: dict[str, StageWatermark] = {}
+        around = ChainMap(changed, dict(published))
+        affected = set(touched)
+        for name in self.order:
+            if name not in affected:
+                continue
+            before = published.get(name, _NOWHERE)
+            after = self._step(name, before, around, agreements)
+            if after != before:
+                changed[name] = after
+                affected.update(self.downstreams[name])
+        return changed
+
+    def _step(
+        self,
+        name: str,
+        before: StageWatermark,
+        around: Mapping[str, StageWatermark],
+        agreements: Mapping[str, Agreement],
+    ) -> StageWatermark:
+        stage = self.stages[name]
+        if stage.is_source:
+            own = agreements[name]
+            return before.advance(MIN, own.watermark, idle=own.idle)
+        upstream = input_agreement(around.get(u, _NOWHERE) for u in stage.inputs)
+        if stage.is_passthrough:
+            joined = max(before.input, upstream.watermark)
+            return before.advance(joined, joined, idle=upstream.idle)
+        # A keyed stage is never idle: it may hold events that its idle upstreams once brought,
+        # and a downstream that went on without it would find them late.
+        return before.advance(upstream.watermark, agreements[name].watermark, idle=False)
+
+
+_NOWHERE = StageWatermark()
+
+
+def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
+    """Say what a stage's upstreams agree on: its input watermark.
+
+    >>> input_agreement([StageWatermark(output=5), StageWatermark(output=9)]).watermark
+    5
+    >>> input_agreement([StageWatermark(output=5, idle=True), StageWatermark(output=9)]).watermark
+    9
+    """
+    return agreement(Member(u.output, u.idle) for u in upstreams)
+
+
+def _check_stage(name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
+    if stage.is_source and stage.inputs:
+        raise InvalidPipelineError(name, "a source (shards) has no inputs")
+    if not stage.is_source and not stage.inputs:
+        raise InvalidPipelineError(name, "a stage without shards needs inputs")
+    for upstream in stage.inputs:
+        if upstream not in stages:
+            raise InvalidPipelineError(name, f"its input {upstream!r} is no stage of this pipeline")
+    if len(set(stage.inputs)) < len(stage.inputs):
+        raise InvalidPipelineError(name, "an input is named twice")
+
+
+def _from_smallest(cycle: list[str]) -> list[str]:
+    """Turn a cycle so that it begins, and ends, with its smallest name."""
+    ring = cycle[:-1][::-1]
+    first = ring.index(min(ring))
+    return [*ring[first:], *ring[:first], ring[first]]

@@ -1,0 +1,52 @@
+"""Points in event time: integer milliseconds since the Unix epoch, UTC.
+
+Event time is totally ordered, with two ends that are no instants: `MIN` (−∞, *no watermark yet*) and
+`MAX` (the end of time, *nothing more will come*). Both are integers, so that `min` and `max` are the
+whole arithmetic of watermarks.
+
+>>> min(MIN, 1_000, MAX) == MIN, max(MIN, 1_000) == 1_000
+(True, True)
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MIN: Final = -(2**63)
+"""No watermark yet: below every instant. On the wire: `null`."""
+
+MAX: Final = 2**63 - 1
+"""The end of time: nothing more will come. On the wire: `9223372036854775807`."""
+
+EARLIEST: Final = -62_135_596_800_000
+"""0001-01-01T00:00:00Z, the first instant that is accepted."""
+
+LATEST: Final = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z, the last instant that is accepted."""
+
+
+def is_timestamp(value: int) -> bool:
+    """Tell whether `value` may be said by a worker: an instant of the years 0001 to 9999, or `MAX`.
+
+    >>> is_timestamp(0), is_timestamp(LATEST), is_timestamp(LATEST + 1), is_timestamp(MAX)
+    (True, True, False, True)
+    """
+    return EARLIEST <= value <= LATEST or value == MAX
+
+
+def from_wire(value: int | None) -> int:
+    """Read a watermark as JSON writes it, where `null` is *no watermark yet*.
+
+    >>> from_wire(None) == MIN, from_wire(12)
+    (True, 12)
+    """
+    return MIN if value is None else value
+
+
+def to_wire(value: int) -> int | None:
+    """Write a watermark as JSON does.
+
+    >>> to_wire(MIN), to_wire(12)
+    (None, 12)
+    """
+    return None if value == MIN else value

@@ -1,0 +1,811 @@
+"""The live store of one process: plain memory, and as real as the other.
+
+Atomic because it runs in one thread and no method gives way (no `await`) between its first look and
+its last write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from service.clock import Clock
+from service.errors import (
+    EpochsWaitingError,
+    InputAheadError,
+    InvalidRequestError,
+    LeaseConflictError,
+    LeaseLostError,
+    StaleEpochError,
+    StaleRunError,
+    UnknownJobError,
+    UnknownStageError,
+)
+from service.frontier.agreement import Agreement
+from service.frontier.graph import Pipeline, Stage
+from service.frontier.ranges import Layout
+from service.frontier.timestamps import MIN, to_wire
+from service.live.port import (
+    MAX_WAITING_EPOCHS,
+    Census,
+    Claim,
+    Commit,
+    Committed,
+    Denied,
+    Grant,
+    JobView,
+    LostLease,
+    LostReason,
+    PromiseChunk,
+    RangeOrder,
+    RangeView,
+    Rank,
+    Renewal,
+    Report,
+    Reported,
+    StageCommit,
+    StageView,
+)
+from service.live.range_table import NOBODY, RangeTable
+from service.live.tournament import Int64s
+from service.state import InstalledJob, InstalledStage
+
+REMEMBERED = 10_000
+"""Ended leases of a job whose reason is still known; older ones are `unknown`."""
+
+_FENCE_BITS = 32
+"""Of a fence, the bits below the incarnation: leases that one incarnation can grant."""
+
+
+def new_token() -> str:
+    """Make a token that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    token: str
+    fence: int
+    stage: str
+    holder: str
+    rank: Rank
+    ttl_ms: int
+    deadline_ms: int
+    members: Int64s
+    """What it was granted; it may have been taken over since, so ask the table who owns it."""
+    held: int
+    ended: LostReason | None = None
+
+    def lost(self, now_ms: int) -> LostReason | None:
+        """Why it is no longer current, or None. At its deadline it is not."""
+        if self.ended is None and self.deadline_ms <= now_ms:
+            return "expired"
+        return self.ended
+
+    def left_ms(self, now_ms: int) -> int:
+        return max(0, self.deadline_ms - now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What a range has said in an epoch that is not committed yet."""
+
+    promise: int
+    capped_at_commit: bool
+    idle: bool
+    fence: int
+
+    def joined(self, other: _Waiting) -> _Waiting:
+        """Take the smallest of what two attempts at one epoch have promised; idle is no promise."""
+        return _Waiting(
+            min(self.promise, other.promise),
+            self.capped_at_commit or other.capped_at_commit,
+            self.idle and other.idle,
+            other.fence,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    table: RangeTable | None
+    """None: a passthrough."""
+    is_source: bool
+    view: StageView
+    run: int
+    epoch: int | None
+    layout_since: int
+    waiting: dict[int, dict[int, _Waiting]] = field(default_factory=dict[int, dict[int, _Waiting]])
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    name: str
+    pipeline: Pipeline
+    generation: int
+    layout_version: int
+    revision: int
+    stages: dict[str, _Stage]
+    views: dict[str, StageView]
+    leases: dict[str, _Lease] = field(default_factory=dict[str, _Lease])
+    """By token, those that have ended not long ago among them."""
+    by_fence: dict[int, _Lease] = field(default_factory=dict[int, _Lease])
+    ended: deque[str] = field(default_factory=deque[str])
+
+    def stage(self, name: str) -> _Stage:
+        found = self.stages.get(name)
+        if found is None:
+            raise UnknownStageError(f"job {self.name!r} has no stage {name!r}")
+        return found
+
+    def table(self, name: str) -> tuple[_Stage, RangeTable]:
+        stage = self.stage(name)
+        if stage.table is None:
+            raise InvalidRequestError(f"stage {name!r} is a passthrough: it has no ranges")
+        return stage, stage.table
+
+
+class _MemoryWatch:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def rearm(self) -> None:
+        self._event.clear()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def wake(self) -> None:
+        self._event.set()
+
+
+class MemoryLiveStore:
+    """Keeps everything in this process. See `service.live.port.LiveStore` for what each method does."""
+
+    def __init__(self, clock: Clock, tokens: Callable[[], str] = new_token) -> None:
+        self._clock = clock
+        self._new_token = tokens
+        self._fence = 0
+        self._jobs: dict[str, _Job] = {}
+        self._deadlines: list[tuple[int, int, str]] = []
+        """A heap of (deadline, fence, job), one entry a lease; a renewal leaves it where it is, and it is
+        looked at again when it comes up."""
+        self._unsaved: set[tuple[str, str]] = set()
+        self._watches: dict[tuple[str, str | None], set[_MemoryWatch]] = {}
+
+    # ---- jobs
+
+    async def open(self, incarnation: int) -> None:
+        """See the port."""
+        self._fence = incarnation << _FENCE_BITS
+
+    async def install(self, job: InstalledJob) -> None:
+        """See the port."""
+        old = self._jobs.get(job.name)
+        if old is not None and (old.generation, old.layout_version) > (
+            job.generation,
+            job.layout_version,
+        ):
+            return
+        new = _Job(
+            name=job.name,
+            pipeline=job.pipeline,
+            generation=job.generation,
+            layout_version=job.layout_version,
+            revision=job.revision,
+            stages={},
+            views={},
+        )
+        if old is not None and old.generation == job.generation:
+            self._carry_over(old, new, job)
+        else:
+            for name, installed in job.stages.items():
+                new.stages[name] = _fresh_stage(job.pipeline.stages[name], installed)
+                self._unsaved.add((job.name, name))
+            if old is not None:
+                self._end_all(old)
+                new.ended, new.leases = old.ended, old.leases
+        new.views = {name: stage.view for name, stage in new.stages.items()}
+        self._jobs[job.name] = new
+        self._wake_all(job.name)
+
+    def _carry_over(self, old: _Job, new: _Job, job: InstalledJob) -> None:
+        new.leases, new.by_fence, new.ended = old.leases, old.by_fence, old.ended
+        new.revision = max(old.revision, job.revision)
+        for name, installed in job.stages.items():
+            before = old.stages.get(name)
+            layout = job.pipeline.stages[name].layout
+            if before is None or type(before.table) is not _table_type(layout):
+                stage = _fresh_stage(job.pipeline.stages[name], installed)
+            else:
+                stage = self._carried(new, name, before, layout, installed)
+            new.stages[name] = stage
+            self._unsaved.add((job.name, name))
+        for lease in [lease for lease in new.by_fence.values() if lease.stage not in new.stages]:
+            self._forget(new, lease, "superseded")
+
+    def _carried(
+        self, job: _Job, name: str, before: _Stage, layout: Layout | None, installed: InstalledStage
+    ) -> _Stage:
+        view = max(before.view, installed.view, key=lambda view: view.version)
+        stage = replace(before, view=view)
+        table = before.table
+        if table is None or layout is None or table.layout == layout:
+            return stage
+        stage.is_source = job.pipeline.stages[name].is_source
+        stage.table = table.carried_over(layout)
+        stage.layout_since = installed.layout_since
+        stage.waiting = _renumbered(before.waiting, table, stage.table)
+        owned = _by_owner(stage.table.owner)
+        for lease in [lease for lease in job.by_fence.values() if lease.stage == name]:
+            lease.members = owned.get(lease.fence, _NONE)
+            lease.held = len(lease.members)
+            if not lease.held:
+                self._forget(job, lease, "superseded")
+        return stage
+
+    async def remove(self, job: str) -> None:
+        """See the port."""
+        self._jobs.pop(job, None)
+        self._wake_all(job)
+
+    async def jobs(self) -> Sequence[JobView]:
+        """See the port."""
+        return [_job_view(job) for job in self._jobs.values()]
+
+    async def job(self, job: str) -> JobView:
+        """See the port."""
+        return _job_view(self._job(job))
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        """See the port."""
+        found = self._job(job)
+        state = found.stage(stage)
+        return _job_view(found), state.view, _census(state.table)
+
+    def _job(self, name: str) -> _Job:
+        job = self._jobs.get(name)
+        if job is None:
+            raise UnknownJobError(f"there is no job {name!r}")
+        return job
+
+    # ---- leases
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """See the port."""
+        found = self._job(job)
+        state, table = found.table(stage)
+        _check_run(stage, state, claim.rank.run)
+        now_ms = self._clock.steady_ms()
+        wanted, unknown = _wanted(table, claim.ranges)
+        owners = table.owner[wanted]
+        keepers = {
+            fence: lease
+            for fence in set(owners.tolist()) - {NOBODY}
+            if not _yields(lease := found.by_fence[fence], claim, now_ms)
+        }
+        kept = np.isin(owners, list(keepers)) if keepers else np.zeros(len(owners), dtype=np.bool_)
+        denied = [Denied(name, "unknown") for name in unknown]
+        for index, fence in zip(wanted[kept].tolist(), owners[kept].tolist(), strict=True):
+            lease = keepers[fence]
+            denied.append(Denied(table.name(index), "held", lease.holder, lease.left_ms(now_ms)))
+        granted = wanted[~kept]
+        if not len(granted):
+            raise LeaseConflictError(
+                f"none of {len(denied)} ranges of stage {stage!r} could be granted", denied=denied
+            )
+        lease = self._grant(found, stage, table, claim, granted, now_ms)
+        return Grant(
+            token=lease.token,
+            fence=lease.fence,
+            expires_in_ms=claim.ttl_ms,
+            granted=[table.name(index) for index in granted.tolist()],
+            denied=denied,
+        )
+
+    def _grant(
+        self, job: _Job, stage: str, table: RangeTable, claim: Claim, granted: Int64s, now_ms: int
+    ) -> _Lease:
+        self._fence += 1
+        lease = _Lease(
+            token=self._new_token(),
+            fence=self._fence,
+            stage=stage,
+            holder=claim.holder,
+            rank=claim.rank,
+            ttl_ms=claim.ttl_ms,
+            deadline_ms=now_ms + claim.ttl_ms,
+            members=granted,
+            held=len(granted),
+        )
+        losers, taken = np.unique(table.owner[granted], return_counts=True)
+        # The old leases are fenced here, in the same step that grants the new one: no report can
+        # fall between the two.
+        table.own(granted, lease.fence)
+        for fence, count in zip(losers.tolist(), taken.tolist(), strict=True):
+            if fence != NOBODY:
+                loser = job.by_fence[fence]
+                loser.held -= count
+                if not loser.held:
+                    self._forget(job, loser, loser.lost(now_ms) or "superseded")
+        job.leases[lease.token] = lease
+        job.by_fence[lease.fence] = lease
+        heapq.heappush(self._deadlines, (lease.deadline_ms, lease.fence, job.name))
+        return lease
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """See the port."""
+        found = self._job(job)
+        now_ms = self._clock.steady_ms()
+        renewed: list[Renewal] = []
+        lost: list[LostLease] = []
+        for token in tokens:
+            lease = found.leases.get(token)
+            reason = "unknown" if lease is None else lease.lost(now_ms)
+            if lease is None or reason is not None:
+                lost.append(LostLease(token, reason or "unknown"))
+                continue
+            lease.deadline_ms = now_ms + lease.ttl_ms
+            table = found.table(lease.stage)[1]
+            ranges = [table.name(i) for i in table.owned(lease.fence, lease.members).tolist()]
+            renewed.append(Renewal(token, lease.ttl_ms, ranges))
+        return renewed, lost
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """See the port."""
+        found = self._job(job)
+        now_ms = self._clock.steady_ms()
+        leases = [lease for token in dict.fromkeys(tokens) if (lease := found.leases.get(token))]
+        current = [lease for lease in leases if lease.lost(now_ms) is None]
+        for lease in current:
+            self._end(found, lease, "released")
+        return len(current)
+
+    async def expire(self) -> Mapping[str, frozenset[str]]:
+        """See the port."""
+        now_ms = self._clock.steady_ms()
+        touched: dict[str, set[str]] = {}
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, fence, name = heapq.heappop(self._deadlines)
+            job = self._jobs.get(name)
+            lease = None if job is None else job.by_fence.get(fence)
+            if job is None or lease is None:
+                continue
+            if lease.deadline_ms > now_ms:
+                heapq.heappush(self._deadlines, (lease.deadline_ms, fence, name))
+                continue
+            self._end(job, lease, "expired")
+            touched.setdefault(name, set()).add(lease.stage)
+        return {name: frozenset(stages) for name, stages in touched.items()}
+
+    def _end(self, job: _Job, lease: _Lease, reason: LostReason) -> None:
+        table = job.table(lease.stage)[1]
+        table.own(table.owned(lease.fence, lease.members), NOBODY)
+        self._forget(job, lease, reason)
+
+    def _end_all(self, job: _Job) -> None:
+        for lease in list(job.by_fence.values()):
+            self._forget(job, lease, "superseded")
+
+    def _forget(self, job: _Job, lease: _Lease, reason: LostReason) -> None:
+        """Let go of a lease that owns nothing any more; its reason is remembered for a while."""
+        lease.ended = reason
+        lease.members = _NONE
+        del job.by_fence[lease.fence]
+        job.ended.append(lease.token)
+        if len(job.ended) > REMEMBERED:
+            del job.leases[job.ended.popleft()]
+
+    # ---- runs, reports, commits
+
+    async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
+        """See the port."""
+        found = self._job(job)
+        for name in stages:
+            state = found.stage(name)
+            if run <= state.run:
+                continue
+            state.run = run
+            state.waiting = {}
+            for lease in [lease for lease in found.by_fence.values() if lease.stage == name]:
+                if lease.rank.run < run:
+                    self._end(found, lease, "superseded")
+
+    async def report(self, job: str, stage: str, report: Report) -> Reported:
+        """See the port."""
+        found = self._job(job)
+        state, table = found.table(stage)
+        now_ms = self._clock.steady_ms()
+        lease = self._current_lease(found, stage, state, report.token, now_ms)
+        _check_epoch(stage, state, report.epoch)
+        _check_observed(stage, state, report.observed_input)
+        indices, covered = table.covered(lease.fence, report.promises)
+        rejected = _rejected(report.promises, indices, covered, lease, table)
+        if len(rejected) == len(indices):
+            raise LeaseLostError(
+                f"the token covers none of these {len(indices)} ranges of stage {stage!r}",
+                reason=rejected[0][1],
+            )
+        lease.deadline_ms = now_ms + lease.ttl_ms
+        names, promises = list(report.promises), list(report.promises.values())
+        if rejected:
+            kept = [k for k, ok in enumerate(covered) if ok]
+            indices = [indices[k] for k in kept]
+            promises = [promises[k] for k in kept]
+            names = [names[k] for k in kept]
+        idle = [name in report.idle for name in names] if report.idle else [False] * len(names)
+        self._note(table, indices, names, report)
+        if report.epoch is None:
+            behind = table.say(indices, promises, idle)
+            if table.unsaved:
+                self._unsaved.add((job, stage))
+        else:
+            behind = _wait(state, table, report, lease.fence, indices, promises, idle)
+        return Reported(
+            accepted=len(indices),
+            behind=[table.name(index) for index in behind],
+            rejected=rejected,
+            expires_in_ms=lease.ttl_ms,
+            view=state.view,
+            advances=report.epoch is None and _is_ahead(state, table.agreement),
+        )
+
+    def _current_lease(
+        self, job: _Job, stage: str, state: _Stage, token: str, now_ms: int
+    ) -> _Lease:
+        lease = job.leases.get(token)
+        if lease is None or lease.stage != stage:
+            raise LeaseLostError(f"the token covers no range of stage {stage!r}", reason="unknown")
+        if lease.rank.run < state.run:
+            raise _stale_run(stage, state, lease.rank.run)
+        reason = lease.lost(now_ms)
+        if reason is not None:
+            raise LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
+        return lease
+
+    def _note(
+        self, table: RangeTable, indices: Sequence[int], names: Sequence[str], report: Report
+    ) -> None:
+        wall_ms = self._clock.wall_ms()
+        table.reported_at_ms[indices] = wall_ms
+        if report.holds or table.holds:
+            table.keep_holds(indices, [report.holds.get(name) for name in names])
+
+    async def commit(self, job: str, commit: Commit) -> Committed:
+        """See the port."""
+        found = self._job(job)
+        now_ms = self._clock.steady_ms()
+        states = {name: found.stage(name) for name in commit.stages}
+        fresh = [
+            name
+            for name, stage_commit in commit.stages.items()
+            if _check_commit(name, states[name], commit, stage_commit)
+        ]
+        # Everything is checked: from here on nothing can fail, so no epoch is half committed.
+        applied = dict.fromkeys(commit.stages, 0)
+        for name in fresh:
+            state = states[name]
+            applied[name] = _apply_epoch(
+                found, state, commit.epoch, commit.stages[name].observed_input, now_ms
+            )
+            state.epoch = commit.epoch
+            self._unsaved.add((job, name))
+        return Committed(applied=applied, fresh=fresh)
+
+    # ---- publishing and reading
+
+    async def agreements(self, job: str, stages: frozenset[str]) -> Mapping[str, Agreement]:
+        """See the port."""
+        found = self._job(job)
+        return {
+            name: table.agreement
+            for name in stages
+            if name in found.stages and (table := found.stages[name].table) is not None
+        }
+
+    async def publish(self, job: str, generation: int, views: Mapping[str, StageView]) -> None:
+        """See the port."""
+        found = self._jobs.get(job)
+        if found is None or found.generation != generation:
+            return
+        for name, view in views.items():
+            state = found.stages.get(name)
+            if state is None or view.version <= state.view.version:
+                continue
+            state.view = found.views[name] = view
+            found.revision = max(found.revision, view.revision)
+            self._wake(job, name)
+        self._wake(job, None)
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        found = self._job(job)
+        table = found.stage(stage).table
+        if table is None:
+            return []
+        now_ms = self._clock.steady_ms()
+        indices = iter(range(len(table))) if order == "range" else table.lowest_first()
+        return [
+            _range_view(found, table, index, now_ms)
+            for index, _ in zip(indices, range(limit), strict=False)
+        ]
+
+    async def promises(self, job: str, stage: str) -> Sequence[int]:
+        """See the port."""
+        table = self._job(job).stage(stage).table
+        return [] if table is None else table.promises.tolist()
+
+    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+        """See the port."""
+        chosen = [key for key in self._unsaved if job is None or key[0] == job]
+        self._unsaved.difference_update(chosen)
+        chunks: list[PromiseChunk] = []
+        for name, stage in chosen:
+            found = self._jobs.get(name)
+            state = None if found is None else found.stages.get(stage)
+            if found is None or state is None or state.table is None:
+                continue
+            chunks += [
+                PromiseChunk(
+                    job=name,
+                    stage=stage,
+                    generation=found.generation,
+                    layout_since=state.layout_since,
+                    chunk=number,
+                    promises=state.table.chunk(number),
+                )
+                for number in sorted(state.table.unsaved)
+            ]
+            state.table.unsaved.clear()
+        return chunks
+
+    async def mark_unsaved(self, chunks: Sequence[PromiseChunk]) -> None:
+        """See the port."""
+        for chunk in chunks:
+            job = self._jobs.get(chunk.job)
+            state = None if job is None else job.stages.get(chunk.stage)
+            if state is not None and state.table is not None:
+                if state.layout_since == chunk.layout_since:
+                    state.table.unsaved.add(chunk.chunk)
+                self._unsaved.add((chunk.job, chunk.stage))
+
+    @contextmanager
+    def watch(self, job: str, stage: str | None = None) -> Iterator[_MemoryWatch]:
+        """See the port."""
+        watch = _MemoryWatch()
+        watches = self._watches.setdefault((job, stage), set())
+        watches.add(watch)
+        try:
+            yield watch
+        finally:
+            watches.discard(watch)
+            if not watches and self._watches.get((job, stage)) is watches:
+                del self._watches[job, stage]
+
+    def _wake(self, job: str, stage: str | None) -> None:
+        for watch in self._watches.get((job, stage), ()):
+            watch.wake()
+
+    def _wake_all(self, job: str) -> None:
+        for key, watches in self._watches.items():
+            if key[0] == job:
+                for watch in watches:
+                    watch.wake()
+
+    async def ping(self) -> None:
+        """See the port."""
+
+    async def close(self) -> None:
+        """See the port."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.wake()
+
+
+_NONE: Int64s = np.zeros(0, dtype=np.int64)
+
+
+def _table_type(layout: Layout | None) -> type:
+    return type(None) if layout is None else RangeTable
+
+
+def _fresh_stage(stage: Stage, installed: InstalledStage) -> _Stage:
+    table = None if stage.layout is None else RangeTable(stage.layout, installed.promises)
+    return _Stage(
+        table=table,
+        is_source=stage.is_source,
+        view=installed.view,
+        run=installed.progress.run,
+        epoch=installed.progress.epoch,
+        layout_since=installed.layout_since,
+    )
+
+
+def _job_view(job: _Job) -> JobView:
+    return JobView(
+        job.name, job.pipeline, job.generation, job.layout_version, job.revision, job.views
+    )
+
+
+def _census(table: RangeTable | None) -> Census:
+    if table is None:
+        return Census(0, 0, 0, 0, 0)
+    return Census(len(table), table.spoken, table.idle, table.final, table.leased)
+
+
+def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:
+    if names is None:
+        return np.arange(len(table), dtype=np.int64), []
+    distinct = dict.fromkeys(names)
+    known = [table.index[name] for name in distinct if name in table.index]
+    return np.array(known, dtype=np.int64), [n for n in distinct if n not in table.index]
+
+
+def _yields(lease: _Lease, claim: Claim, now_ms: int) -> bool:
+    """Tell whether a range under `lease` may be granted to `claim`."""
+    return (
+        lease.lost(now_ms) is not None
+        or lease.holder == claim.holder
+        or claim.rank > lease.rank
+    )
+
+
+def _stale_run(stage: str, state: _Stage, run: int) -> StaleRunError:
+    theirs = f"run {run}" if run else "no run"
+    ours = f"run {state.run}" if state.run else "no run"
+    return StaleRunError(f"stage {stage!r} belongs to {ours}, not to {theirs}", run=state.run or None)
+
+
+def _check_run(stage: str, state: _Stage, run: int) -> None:
+    if run != state.run:
+        raise _stale_run(stage, state, run)
+
+
+def _check_epoch(stage: str, state: _Stage, epoch: int | None) -> None:
+    if epoch is None:
+        return
+    if state.epoch is not None and epoch <= state.epoch:
+        raise StaleEpochError(
+            f"epoch {epoch} of stage {stage!r} is over: the last committed one is {state.epoch}",
+            last_epoch=state.epoch,
+        )
+    if epoch not in state.waiting and len(state.waiting) >= MAX_WAITING_EPOCHS:
+        raise EpochsWaitingError(
+            f"{len(state.waiting)} epochs of stage {stage!r} wait for their commit; commit them first"
+        )
+
+
+def _check_observed(stage: str, state: _Stage, observed: int | None) -> None:
+    published = state.view.watermark.input
+    if observed is not None and observed > published:
+        raise InputAheadError(
+            f"input_watermark {observed} is ahead of stage {stage!r}: its input is at"
+            f" {to_wire(published)}",
+            input_watermark=to_wire(published),
+        )
+
+
+def _rejected(
+    names: Iterable[str],
+    indices: Sequence[int],
+    covered: Sequence[bool],
+    lease: _Lease,
+    table: RangeTable,
+) -> list[tuple[str, LostReason]]:
+    if all(covered):
+        return []
+    members = set(lease.members.tolist())
+    return [
+        (name, "superseded" if index in members else "unknown")
+        for name, index, ok in zip(names, indices, covered, strict=True)
+        if not ok
+    ]
+
+
+def _is_ahead(state: _Stage, agreement: Agreement) -> bool:
+    published = state.view.watermark
+    return agreement.watermark > published.output or (
+        state.is_source and agreement.idle != published.idle
+    )
+
+
+def _wait(
+    state: _Stage,
+    table: RangeTable,
+    report: Report,
+    fence: int,
+    indices: Sequence[int],
+    promises: Sequence[int],
+    idle: Sequence[bool],
+) -> list[int]:
+    """Let what was said wait for the epoch; return the indices of what is behind already."""
+    assert report.epoch is not None
+    waiting = state.waiting.setdefault(report.epoch, {})
+    behind: list[int] = []
+    for index, promise, is_idle in zip(indices, promises, idle, strict=True):
+        said = _Waiting(promise, report.capped_at_commit, is_idle, fence)
+        earlier = waiting.get(index)
+        waiting[index] = said if earlier is None else earlier.joined(said)
+        if MIN < promise < table.promises[index]:
+            behind.append(index)
+    return behind
+
+
+def _check_commit(name: str, state: _Stage, commit: Commit, stage_commit: StageCommit) -> bool:
+    """Raise if the epoch may not be committed for this stage; False if it already was."""
+    _check_run(name, state, commit.run)
+    if state.epoch is not None and commit.epoch < state.epoch:
+        _check_epoch(name, state, commit.epoch)
+    if commit.epoch == state.epoch:
+        return False
+    _check_observed(name, state, stage_commit.observed_input)
+    waiting = state.waiting.get(commit.epoch, {})
+    if stage_commit.observed_input is None and any(w.capped_at_commit for w in waiting.values()):
+        raise InvalidRequestError(
+            f"stages.{name}.input_watermark is missing: ranges have reported epoch {commit.epoch}"
+            " without one, and it caps what they promise"
+        )
+    return True
+
+
+def _apply_epoch(
+    job: _Job, state: _Stage, epoch: int, observed_input: int | None, now_ms: int
+) -> int:
+    waiting = state.waiting.get(epoch, {})
+    # Reports of earlier epochs that were never committed go too: they promise less than these.
+    state.waiting = {number: said for number, said in state.waiting.items() if number > epoch}
+    table = state.table
+    if table is None or not waiting:
+        return 0
+    promises = [
+        said.promise if observed_input is None else min(said.promise, observed_input)
+        for said in waiting.values()
+    ]
+    # A promise stays true whoever holds the range now. The word "idle" does not: the next worker may
+    # have seen data, so it counts only under a lease that is still current.
+    idle = [
+        said.idle
+        and table.owner[index] == said.fence
+        and job.by_fence[said.fence].lost(now_ms) is None
+        for index, said in waiting.items()
+    ]
+    table.say(list(waiting), promises, idle)
+    return len(waiting)
+
+
+def _renumbered(
+    waiting: Mapping[int, Mapping[int, _Waiting]], old: RangeTable, new: RangeTable
+) -> dict[int, dict[int, _Waiting]]:
+    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
+    return {
+        epoch: {
+            new.index[name]: what
+            for index, what in said.items()
+            if (name := old.name(index)) in new.index
+        }
+        for epoch, said in waiting.items()
+    }
+
+
+def _by_owner(owner: Int64s) -> dict[int, Int64s]:
+    order = np.argsort(owner, kind="stable")
+    fences, starts = np.unique(owner[order], return_index=True)
+    parts = np.split(order.astype(np.int64), starts[1:])
+    return dict(zip(fences.tolist(), parts, strict=True))
+
+
+def _range_view(job: _Job, table: RangeTable, index: int, now_ms: int) -> RangeView:
+    lease = job.by_fence.get(int(table.owner[index]))
+    if lease is None or lease.lost(now_ms) is not None:
+        return replace(table.view(index, None, None), fence=None)
+    return table.view(index, lease.holder, lease.left_ms(now_ms))

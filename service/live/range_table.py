@@ -1,0 +1,218 @@
+"""The ranges of one stage in memory: columns over the layout's order, and their running agreement.
+
+A stage may have a million ranges, so a range is a row of numbers, not an object; and a report must not
+look at the others, so their minimum is kept in a tournament tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from service.frontier.agreement import Agreement, agree
+from service.frontier.ranges import KeyLayout, Layout, inherit, range_id
+from service.frontier.timestamps import MAX, MIN
+from service.live.port import Holds, RangeView
+from service.live.tournament import Int64s, Tournament
+from service.state import CHUNK
+
+BULK = 64
+"""From so many ranges on, passes over arrays are cheaper than a loop over single ones."""
+
+NOBODY = 0
+"""In `owner`: no lease."""
+
+
+class RangeTable:
+    """Promises, idleness, owners and holds of a stage's ranges, by their index in the layout."""
+
+    __slots__ = (
+        "_idle", "_idle_view", "_owner_view", "_promise", "_promise_view", "_tree",
+        "final", "holds", "idle", "index", "layout", "leased", "owner", "reported_at_ms",
+        "spoken", "unsaved",
+    )  # fmt: skip
+
+    def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
+        size = len(layout)
+        self.layout = layout
+        self.index: dict[str, int] = {name: i for i, name in enumerate(layout.names)}
+        self._promise: Int64s = (
+            np.full(size, MIN, dtype=np.int64)
+            if promises is None
+            else np.array(promises, dtype=np.int64)
+        )
+        self._idle = np.zeros(size, dtype=np.bool_)
+        self.owner: Int64s = np.zeros(size, dtype=np.int64)
+        """The fence of the lease on each range, or `NOBODY`."""
+        self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
+        self.holds: dict[int, Holds] = {}
+        """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
+        self.unsaved: set[int] = set()
+        """Chunks with a promise that changed since the last checkpoint."""
+        self.leased = 0
+        self._promise_view = memoryview(self._promise)
+        self._owner_view = memoryview(self.owner)
+        self._idle_view = memoryview(self._idle)
+        self._recount()
+
+    def __len__(self) -> int:
+        return len(self._promise)
+
+    def name(self, index: int) -> str:
+        """Name the range at `index`."""
+        layout = self.layout
+        if isinstance(layout, KeyLayout):
+            return range_id(layout.bounds[index], layout.bounds[index + 1])
+        return layout.shards[index]
+
+    @property
+    def agreement(self) -> Agreement:
+        """What the ranges agree on."""
+        return agree(self._tree.least, self.idle)
+
+    @property
+    def promises(self) -> Int64s:
+        """The promise of each range; not to be written."""
+        return self._promise
+
+    def owned(self, fence: int, among: Int64s) -> Int64s:
+        """Those of the indices `among` that this lease is still on."""
+        return among[self.owner[among] == fence]
+
+    def covered(self, fence: int, names: Iterable[str]) -> tuple[list[int], list[bool]]:
+        """Look ranges up; tell for each whether this lease is on it. An unknown one has index -1."""
+        find = self.index.get
+        indices = [find(name, -1) for name in names]
+        if len(indices) < BULK:
+            owner = self._owner_view
+            return indices, [i >= 0 and owner[i] == fence for i in indices]
+        at = np.array(indices, dtype=np.int64)
+        return indices, ((at >= 0) & (self.owner[at] == fence)).tolist()
+
+    def say(self, indices: Sequence[int], promises: Sequence[int], idle: Sequence[bool]) -> list[int]:
+        """Take a word from each of these ranges, no range twice.
+
+        A promise joins the earlier ones of its range; idleness is as said last. Returns the indices
+        of those whose earlier promise was the greater: they are behind, and change nothing.
+        """
+        if len(indices) < BULK:
+            return [
+                i
+                for i, promise, is_idle in zip(indices, promises, idle, strict=True)
+                if self._say(i, promise, is_idle)
+            ]
+        at = np.array(indices, dtype=np.int64)
+        said = np.array(promises, dtype=np.int64)
+        return self._say_many(at, said, np.array(idle, dtype=np.bool_))
+
+    def _say(self, index: int, promise: int, idle: bool) -> bool:
+        earlier = self._promise_view[index]
+        was_idle = self._idle_view[index]
+        if promise > earlier:
+            self._promise_view[index] = promise
+            self.unsaved.add(index // CHUNK)
+            self.final += promise == MAX
+            now = promise
+        elif idle == was_idle:
+            return MIN < promise < earlier
+        else:
+            now = earlier
+        self._idle_view[index] = idle
+        self.idle += (idle and now != MAX) - (was_idle and earlier != MAX)
+        self.spoken += (idle or now != MIN) - (was_idle or earlier != MIN)
+        self._tree.put(index, MAX if idle else now)
+        return MIN < promise < earlier
+
+    def _say_many(self, at: Int64s, said: Int64s, idle: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[int]:
+        earlier = self._promise[at]
+        was_idle = self._idle[at]
+        now = np.maximum(earlier, said)
+        raised = now > earlier
+        if raised.any():
+            self._promise[at] = now
+            self.unsaved.update(np.unique(at[raised] // CHUNK).tolist())
+            self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
+        self._idle[at] = idle
+        self.idle += int(
+            np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
+        )
+        self.spoken += int(
+            np.count_nonzero(idle | (now != MIN)) - np.count_nonzero(was_idle | (earlier != MIN))
+        )
+        moved = raised | (idle != was_idle)
+        if moved.any():
+            weights = np.where(idle, MAX, now)
+            self._tree.put_many(at[moved], weights[moved])
+        behind = (said < earlier) & (said != MIN)
+        return at[behind].tolist() if behind.any() else []
+
+    def own(self, indices: Int64s, fence: int) -> None:
+        """Put a lease on ranges, or take it off with `NOBODY`. Whoever said *idle* there is gone.
+
+        Idleness lapses with the lease: the shard may have data that its next worker has yet to see.
+        """
+        before = int(np.count_nonzero(self.owner[indices] != NOBODY))
+        self.leased += (len(indices) if fence != NOBODY else 0) - before
+        self.owner[indices] = fence
+        if self.idle or self._idle[indices].any():
+            lapsed = indices[self._idle[indices]]
+            if len(lapsed):
+                nothing = np.full(len(lapsed), MIN, dtype=np.int64)
+                self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
+
+    def keep_holds(self, indices: Sequence[int], holds: Sequence[Holds | None]) -> None:
+        """Remember the latest holds of these ranges."""
+        if not self.holds and not any(holds):
+            return
+        for index, said in zip(indices, holds, strict=True):
+            if said:
+                self.holds[index] = said
+            else:
+                self.holds.pop(index, None)
+
+    def carried_over(self, layout: Layout) -> RangeTable:
+        """Make the table of the stage's next layout; ranges that stay keep everything."""
+        table = RangeTable(layout, inherit(self.layout, self._promise.tolist(), layout))
+        table.unsaved.update(range(-(-len(layout) // CHUNK)))
+        stays = [(self.index[name], new) for name, new in table.index.items() if name in self.index]
+        if stays:
+            old, new = np.array(stays, dtype=np.int64).T
+            table.owner[new] = self.owner[old]
+            table._idle[new] = self._idle[old]
+            table.reported_at_ms[new] = self.reported_at_ms[old]
+            table.holds = {n: self.holds[o] for o, n in stays if o in self.holds}
+            table.leased = int(np.count_nonzero(table.owner))
+            table._recount()
+        return table
+
+    def _recount(self) -> None:
+        """Work the running figures out from the columns."""
+        self.final = int(np.count_nonzero(self._promise == MAX))
+        self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
+        """How many are idle and not final."""
+        self.spoken = int(np.count_nonzero(self._idle | (self._promise != MIN)))
+        """How many have promised or are idle: the others are holes."""
+        self._tree = Tournament(np.where(self._idle, MAX, self._promise))
+
+    def chunk(self, number: int) -> bytes:
+        """Pack the promises of one chunk as a checkpoint keeps them."""
+        return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
+
+    def lowest_first(self) -> Iterator[int]:
+        """The indices, those that hold the stage back most first."""
+        return (index for index, _ in self._tree.ascending())
+
+    def view(self, index: int, holder: str | None, expires_in_ms: int | None) -> RangeView:
+        """Show one range."""
+        owner = self._owner_view[index]
+        return RangeView(
+            name=self.name(index),
+            promise=self._promise_view[index],
+            idle=bool(self._idle_view[index]),
+            holds=self.holds.get(index, {}),
+            holder=holder,
+            fence=owner if owner != NOBODY else None,
+            expires_in_ms=expires_in_ms,
+            reported_at_ms=int(self.reported_at_ms[index]) or None,
+        )

@@ -1,0 +1,70 @@
+"""What both ports speak of: a job and its stages, as they are known for sure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service.frontier.graph import Pipeline, StageWatermark
+
+CHUNK = 4_096
+"""Promises in one `PromiseChunk`: what one changed promise costs a checkpoint is 32 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """A stage as readers see it: published, so in the ledger already."""
+
+    watermark: StageWatermark
+    version: int
+    """Rises with each change of input, output or status within a generation."""
+    revision: int
+    """Of the job, when this stage changed last: orders the changes of all its stages."""
+    updated_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far the executing program has come with a stage."""
+
+    run: int = 0
+    """0: no run was ever opened for it."""
+    epoch: int | None = None
+    """The last committed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledStage:
+    """What the ledger knows of a stage."""
+
+    view: StageView
+    progress: StageProgress
+    layout_since: int
+    """The layout version with which this stage's own ranges last changed."""
+    promises: Sequence[int] | None = None
+    """A promise per range, from the last checkpoint; None: take over those of the live store."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledJob:
+    """A job as the ledger has it: what the live store starts from, or is brought up to date with."""
+
+    name: str
+    pipeline: Pipeline
+    generation: int
+    layout_version: int
+    revision: int
+    stages: Mapping[str, InstalledStage]
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseChunk:
+    """A run of promises of a stage, as a checkpoint keeps them."""
+
+    job: str
+    stage: str
+    generation: int
+    layout_since: int
+    chunk: int
+    promises: bytes
+    """Little-endian signed 64-bit integers, in the order of the layout."""
