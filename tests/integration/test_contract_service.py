@@ -1,0 +1,198 @@
+"""Contract section 3, the service itself: health, metrics, documentation, and every odd request."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.api import Api, ok, problem
+from tests.support.inprocess import InProcess
+from tests.support.server import ROOT, Service, free_port
+
+pytestmark = pytest.mark.anyio
+
+SPEC = {
+    "s": {"shards": ["0", "1"]},
+    "k": {"inputs": ["s"], "ranges": 2},
+}
+
+
+@pytest.fixture
+async def job(api: Api) -> Api:
+    await api.define(SPEC)
+    return api
+
+
+def samples(text: str) -> dict[str, float]:
+    """Prometheus' text format, as sample → value."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def total(found: dict[str, float], *words: str) -> float:
+    """The sum of the samples whose name and labels contain all the words."""
+    return sum(v for k, v in found.items() if all(w in k for w in words) and "_created" not in k)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health(api: Api, path: str):
+    ok(await api.client.get(path))
+
+
+async def test_the_documentation(api: Api):
+    page = await api.client.get("/docs")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    schema = ok(await api.client.get("/openapi.json"))
+    for path, method in {
+        "/v1/jobs": "get",
+        "/v1/jobs/{job}": "put",
+        "/v1/jobs/{job}/reset": "post",
+        "/v1/jobs/{job}/runs": "post",
+        "/v1/jobs/{job}/commits": "post",
+        "/v1/jobs/{job}/watermarks": "get",
+        "/v1/jobs/{job}/events": "get",
+        "/v1/jobs/{job}/leases/renew": "post",
+        "/v1/jobs/{job}/leases/release": "post",
+        "/v1/jobs/{job}/stages/{stage}/leases": "post",
+        "/v1/jobs/{job}/stages/{stage}/reports": "post",
+        "/v1/jobs/{job}/stages/{stage}/watermark": "get",
+        "/v1/jobs/{job}/stages/{stage}/ranges": "get",
+    }.items():
+        operation = schema["paths"][path][method]
+        assert any("application/problem+json" in str(r) for r in operation["responses"].values()), (
+            path
+        )
+
+
+async def test_metrics(job: Api, gauge: InProcess):
+    metrics = await gauge.client.get("/metrics")
+    assert metrics.status_code == 200
+    assert metrics.headers["content-type"].startswith("text/plain")
+    before = samples(metrics.text)
+
+    token = await job.token("s", ["0"], holder="a", ttl_ms=1_000)
+    problem(await job.post_claim("s", ["0"], holder="b"), 409)
+    await job.report("s", token, {"0": 1_767_225_600_000})
+    gauge.clock.advance(1_001)
+    problem(await job.post_report("s", token, {"0": 10}), 410)
+    token = await job.token("s")
+    await job.report("s", token, {"0": 1_767_225_600_000, "1": 1_767_225_590_000})
+
+    after = samples((await gauge.client.get("/metrics")).text)
+    for words, least in {
+        ("request", "409"): 1,
+        ("request", "410"): 1,
+        ("report",): 2,
+        ("lease", "granted"): 1,
+        ("lease", "denied"): 1,
+        ("lease", "expired"): 1,
+    }.items():
+        assert total(after, *words) - total(before, *words) >= least, words
+    assert any("watermark" in name and 'stage="s"' in name for name in after), after
+    assert any("lag" in name and 'stage="s"' in name for name in after), after
+    assert not any(token in name for name in after)
+
+
+async def test_metrics_do_not_grow_with_what_strangers_ask(api: Api):
+    for i in range(50):
+        await api.client.get(f"/v1/jobs/stranger-{i}")
+        await api.client.get(f"/nowhere/{i}")
+    text = (await api.client.get("/metrics")).text
+    assert "stranger-7" not in text
+    assert "nowhere/7" not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs/job"),
+        ("PATCH", "/v1/jobs/job"),
+        ("DELETE", "/v1/jobs"),
+        ("GET", "/v1/jobs/job/reset"),
+        ("GET", "/v1/jobs/job/runs"),
+        ("GET", "/v1/jobs/job/commits"),
+        ("GET", "/v1/jobs/job/leases/renew"),
+        ("GET", "/v1/jobs/job/leases/release"),
+        ("GET", "/v1/jobs/job/stages/s/leases"),
+        ("GET", "/v1/jobs/job/stages/s/reports"),
+        ("POST", "/v1/jobs/job/stages/s/watermark"),
+        ("POST", "/v1/jobs/job/stages/s/ranges"),
+        ("POST", "/v1/jobs/job/watermarks"),
+        ("POST", "/v1/jobs/job/events"),
+        ("POST", "/healthz"),
+        ("PUT", "/metrics"),
+    ],
+)
+async def test_another_method(job: Api, method: str, path: str):
+    response = await job.client.request(method, path)
+    problem(response, 405)
+    assert response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/jobs", "/v1/jobs/job/nothing", "/v1/jobs/a/b/c"])
+async def test_another_path(job: Api, path: str):
+    problem(await job.client.get(path), 404)
+
+
+@pytest.mark.parametrize("stage", ["-x", "x" * 129, "a b", "%00", "a:b"])
+@pytest.mark.parametrize("path", ["watermark", "ranges"])
+async def test_a_malformed_stage_name(job: Api, stage: str, path: str):
+    problem(await job.client.get(f"{job.root}/stages/{stage}/{path}"), 422, "invalid-request")
+
+
+async def test_a_malformed_stage_name_in_a_post(job: Api):
+    problem(await job.post_claim("-x"), 422)
+    problem(await job.post_report("-x", "t", {"0": 1}), 422)
+
+
+async def test_deeply_nested_json_is_refused(job: Api):
+    for path in ("runs", "commits", "stages/s/leases", "stages/s/reports", "leases/renew"):
+        response = await job.client.post(f"{job.root}/{path}", content=b"[" * 100_000)
+        assert response.status_code in {400, 422}
+        problem(response, response.status_code)
+
+
+@pytest.mark.parametrize("path", ["runs", "commits", "stages/s/leases", "leases/renew"])
+async def test_a_body_beyond_sixteen_mebibytes(job: Api, path: str):
+    response = await job.client.post(f"{job.root}/{path}", content=b" " * ((16 << 20) + 1))
+    problem(response, 413)
+
+
+async def test_no_server_error_is_hidden_in_a_detail(job: Api):
+    body = problem(await job.post_claim("s", ["0"], ttl_ms="x"), 422)
+    assert "Traceback" not in str(body)
+    assert not re.search(r"service/|\.py", str(body))
+
+
+def test_restarting_on_the_same_ledger(tmp_path: Path):
+    with Service(tmp_path) as service:
+        with httpx.Client(base_url=service.url, timeout=60) as client:
+            ok(client.put("/v1/jobs/job", json={"stages": SPEC}), 201)
+        service.restart()
+        with httpx.Client(base_url=service.url, timeout=60) as client:
+            assert set(ok(client.get("/v1/jobs/job"))["stages"]) == {"s", "k"}
+        assert service.stop() == 0
+
+
+def test_a_memory_live_store_is_for_one_process(tmp_path: Path):
+    import os
+    import subprocess
+    import sys
+
+    port = free_port()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--port", str(port), "--workers", "2"],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "redis://" in done.stdout + done.stderr

@@ -1,0 +1,19 @@
+"""A clock that moves when it is told to."""
+
+from __future__ import annotations
+
+
+class FakeClock:
+    """Both clocks of `service.clock.Clock`, in step."""
+
+    def __init__(self, now_ms: int = 1_767_225_600_000) -> None:
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def steady_ms(self) -> int:
+        return self.now_ms
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms

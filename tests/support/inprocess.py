@@ -1,0 +1,112 @@
+"""The whole service in this process, on a fake clock and a real SQLite file."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sqlite3
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+from service.app import create_app
+
+from service.settings import Settings
+from tests.support.api import Api
+from tests.support.asgi import App, StreamingTransport, running
+from tests.support.clock import FakeClock
+
+
+class InProcess:
+    """One service that can be stopped, lost and opened again on the same ledger."""
+
+    def __init__(self, folder: Path, clock: FakeClock | None = None, **settings: Any) -> None:
+        self.clock = clock or FakeClock()
+        self._folder = folder
+        self._lives = 0
+        self._ledger = folder / "0.db"
+        self._stack = AsyncExitStack()
+        self._settings = settings
+        self.client: httpx.AsyncClient
+
+    async def start(self) -> None:
+        settings = Settings(
+            _env_file=None,  # pyright: ignore[reportCallIssue]
+            ledger_url=f"sqlite+aiosqlite:///{self._ledger}",
+            live_url="memory://",
+            **self._settings,
+        )
+        app = cast("App", create_app(settings, clock=self.clock))
+        state = await self._stack.enter_async_context(running(app))
+        self.client = await self._stack.enter_async_context(
+            httpx.AsyncClient(
+                transport=StreamingTransport(app, state), base_url="http://tidegauge.test"
+            )
+        )
+
+    async def stop(self) -> None:
+        """Shut down as on SIGTERM."""
+        await self._stack.aclose()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def crash(self) -> None:
+        """Go on from what `kill -9` would have left: the transactions committed until now.
+
+        The old application is closed after the picture is taken, on a file that nobody reads again.
+        """
+        self._lives += 1
+        image = self._folder / f"{self._lives}.db"
+        with _connect(self._ledger) as source, _connect(image) as target:
+            source.backup(target)
+        source.close()
+        target.close()
+        await self.stop()
+        self._ledger = image
+        await self.start()
+
+    def api(self, job: str = "job") -> Api:
+        return Api(self.client, job)
+
+    async def __aenter__(self) -> InProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path)
+
+
+@functools.cache
+def _template() -> bytes:
+    """An empty ledger with its schema: making one takes longer than most tests."""
+    import asyncio
+
+    folder = Path(tempfile.mkdtemp(prefix="tidegauge-"))
+    try:
+
+        async def make() -> None:
+            async with InProcess(folder):
+                pass
+
+        # On a thread of its own: the caller's event loop is running.
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, make()).result()
+        return (folder / "0.db").read_bytes()
+    finally:
+        shutil.rmtree(folder)
+
+
+def with_schema(folder: Path) -> Path:
+    """Put a migrated, empty ledger where `InProcess(folder)` looks for its own."""
+    (folder / "0.db").write_bytes(_template())
+    return folder

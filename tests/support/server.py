@@ -1,0 +1,123 @@
+"""The real service as a process of its own, to be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 60
+STOP_S = 60
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Service:
+    """One service on one ledger and one port, through any number of processes."""
+
+    def __init__(self, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.ledger_url = f"sqlite+aiosqlite:///{folder / 'ledger.db'}"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, and come back once it is ready."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start without waiting."""
+        assert self._process is None, "already running"
+        self._log = (self.folder / "service.log").open("ab")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
+        environment["PYTHONPATH"] = str(ROOT)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
+            + ["--port", str(self.port), "--ledger-url", self.ledger_url, *self._options],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not self._ready():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AssertionError(f"ended with {self._process.returncode}\n{self.log()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not ready after {START_S} s\n{self.log()}")
+            time.sleep(0.02)
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as response:
+                return response.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def log(self) -> str:
+        """The end of what it has said."""
+        return (self.folder / "service.log").read_text(errors="replace")[-8000:]
+
+    def kill(self) -> None:
+        """As the machine would: no goodbye, no last checkpoint."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Ask it to end, and wait; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _end(self, how: signal.Signals) -> int:
+        assert self._process is not None, "not running"
+        process, self._process = self._process, None
+        process.send_signal(how)
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"did not end {STOP_S} s after {how.name}\n{self.log()}") from None
+        finally:
+            if self._log is not None:
+                self._log.close()
+
+    def __enter__(self) -> Service:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None:
+            self.kill()
