@@ -209,7 +209,8 @@ class MemoryLiveStore:
                 new.stages[name] = _fresh_stage(job.pipeline.stages[name], installed)
                 self._unsaved.add((job.name, name))
             if old is not None:
-                self._end_all(old)
+                for name in old.stages:
+                    self._end_on(old, name)
                 new.ended, new.leases = old.ended, old.leases
         new.views = {name: stage.view for name, stage in new.stages.items()}
         self._jobs[job.name] = new
@@ -221,14 +222,15 @@ class MemoryLiveStore:
         for name, installed in job.stages.items():
             before = old.stages.get(name)
             layout = job.pipeline.stages[name].layout
-            if before is None or type(before.table) is not _table_type(layout):
+            if before is None or not _same_kind(before.table, layout):
                 stage = _fresh_stage(job.pipeline.stages[name], installed)
+                self._end_on(new, name)
             else:
                 stage = self._carried(new, name, before, layout, installed)
             new.stages[name] = stage
             self._unsaved.add((job.name, name))
-        for lease in [lease for lease in new.by_fence.values() if lease.stage not in new.stages]:
-            self._forget(new, lease, "superseded")
+        for name in old.stages.keys() - new.stages.keys():
+            self._end_on(new, name)
 
     def _carried(
         self, job: _Job, name: str, before: _Stage, layout: Layout | None, installed: InstalledStage
@@ -391,8 +393,9 @@ class MemoryLiveStore:
         table.own(table.owned(lease.fence, lease.members), NOBODY)
         self._forget(job, lease, reason)
 
-    def _end_all(self, job: _Job) -> None:
-        for lease in list(job.by_fence.values()):
+    def _end_on(self, job: _Job, stage: str) -> None:
+        """Void the leases on a stage whose ranges are gone."""
+        for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
             self._forget(job, lease, "superseded")
 
     def _forget(self, job: _Job, lease: _Lease, reason: LostReason) -> None:
@@ -615,8 +618,8 @@ class MemoryLiveStore:
 _NONE: Int64s = np.zeros(0, dtype=np.int64)
 
 
-def _table_type(layout: Layout | None) -> type:
-    return type(None) if layout is None else RangeTable
+def _same_kind(table: RangeTable | None, layout: Layout | None) -> bool:
+    return type(None if table is None else table.layout) is type(layout)
 
 
 def _fresh_stage(stage: Stage, installed: InstalledStage) -> _Stage:
@@ -736,7 +739,7 @@ def _wait(
         said = _Waiting(promise, report.capped_at_commit, is_idle, fence)
         earlier = waiting.get(index)
         waiting[index] = said if earlier is None else earlier.joined(said)
-        if MIN < promise < table.promises[index]:
+        if MIN < promise < table.promise(index):
             behind.append(index)
     return behind
 

@@ -71,6 +71,10 @@ class RangeTable:
         """What the ranges agree on."""
         return agree(self._tree.least, self.idle)
 
+    def promise(self, index: int) -> int:
+        """The promise of one range."""
+        return self._promise_view[index]
+
     @property
     def promises(self) -> Int64s:
         """The promise of each range; not to be written."""

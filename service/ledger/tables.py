@@ -1,0 +1,93 @@
+"""The ledger's tables. Their schema is made by the migrations; a test holds the two together.
+
+Watermarks are 64-bit integers throughout, −∞ among them (`frontier.timestamps.MIN`), so that SQL
+compares them as the code does, with no NULL in the arithmetic.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+)
+
+metadata = MetaData()
+
+# SQLite gives out numbers by itself only for a column of this very type.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+incarnations = Table(
+    "incarnations",
+    metadata,
+    Column("number", _Serial, primary_key=True, autoincrement=True),
+    Column("opened_at_ms", BigInteger, nullable=False),
+    comment="One row for each life of the live store: the upper bits of its fences",
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("generation", BigInteger, nullable=False),
+    Column("layout_version", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("last_run", BigInteger, nullable=False),
+    Column("spec", LargeBinary, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+    comment="A deleted job keeps its row: the next one of its name must not repeat its numbers",
+)
+
+stages = Table(
+    "stages",
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("stage", String(128), primary_key=True),
+    Column("layout_since", BigInteger, nullable=False),
+    Column("run", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=True),
+    Column("input", BigInteger, nullable=False),
+    Column("output", BigInteger, nullable=False),
+    Column("idle", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+    comment="The published watermark. A stage that was taken out keeps its row: it may come back",
+)
+
+promise_chunks = Table(
+    "promise_chunks",
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("stage", String(128), primary_key=True),
+    Column("chunk", BigInteger, primary_key=True),
+    Column("generation", BigInteger, nullable=False),
+    Column("layout_since", BigInteger, nullable=False),
+    Column("promises", LargeBinary, nullable=False),
+    comment="Checkpoints of promises, little-endian 64-bit integers in the order of the layout",
+)
+
+history = Table(
+    "watermark_history",
+    metadata,
+    Column("id", _Serial, primary_key=True, autoincrement=True),
+    Column("job", String(128), nullable=False),
+    Column("stage", String(128), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("input", BigInteger, nullable=False),
+    Column("output", BigInteger, nullable=False),
+    Column("idle", Boolean, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("watermark_history_by_stage", "job", "stage", "at_ms"),
+    Index("watermark_history_by_age", "at_ms"),
+    comment="A row for each advance, thinned by age",
+)
