@@ -1,0 +1,1 @@
+"""Bring Spark's structured streaming under a tidegauge watermark. Start with `Pipeline`."""

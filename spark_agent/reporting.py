@@ -1,0 +1,258 @@
+"""What runs in the executors: rows pass unchanged, and the task claims and reports beside them.
+
+A task never fails because of the aggregator. What it cannot report in time is dropped and counted;
+the driver, which hears from the tasks through Spark as well, makes good for it after the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import Accumulator, TaskContext
+
+from spark_agent.arrow import Batch, newest
+from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
+from spark_agent.clock import Clock
+from spark_agent.strategies import Strategy
+from spark_agent.tally import Count, Tallies, Tally
+
+_log: Final = logging.getLogger("spark_agent")
+
+QUERY_PROPERTY: Final = "tidegauge.query"
+"""Local property of the thread that starts a query, and so of its tasks: which start this is."""
+RUN_PROPERTY: Final = "tidegauge.run"
+"""Likewise: the run number; empty if the aggregator was away at the start."""
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
+
+AWAY_FOR_MS: Final = 5_000
+"""After a call that found no aggregator, tasks of this process leave it alone for so long: else an
+aggregator that hangs would cost every task of every batch its whole patience."""
+_away_until_ms: Final[dict[tuple[int, str], int]] = {}
+
+SOURCE_MARK: Final = "tidegauge.source."
+RANGES_MARK: Final = "tidegauge.ranges."
+"""Names of the two reporters in Spark's plan, before the stage: how the driver finds them there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to report, and how much time it may take. Travels to the executors."""
+
+    url: str
+    job: str
+    stage: str
+    ttl_ms: int
+    patience_ms: int
+    clock: Clock
+    tallies: Accumulator[Tallies]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """Who is speaking: one attempt at one task of one batch of one started query."""
+
+    query: str
+    rank: Rank | None
+    """None: the query has no run, so the task leaves reporting to the driver."""
+    epoch: int
+    partition: int
+    holder: str
+
+
+def current_task() -> TaskIdentity | None:
+    """Say who this task is; None if its query was not started with `Pipeline.start`.
+
+    The attempt in the rank is Spark's task attempt id, not its attempt number: that one starts over
+    when Spark repeats a whole stage, while the id rises over all tasks of the application, so the
+    attempt that was started last always outranks the others.
+    """
+    context = TaskContext.get()
+    query = context and context.getLocalProperty(QUERY_PROPERTY)
+    batch = context and context.getLocalProperty(_BATCH_PROPERTY)
+    if context is None or not query or not batch:
+        return None
+    epoch, attempt = int(batch), context.taskAttemptId()
+    run = context.getLocalProperty(RUN_PROPERTY)
+    return TaskIdentity(
+        query=query,
+        rank=Rank(int(run), epoch, attempt) if run else None,
+        epoch=epoch,
+        partition=context.partitionId(),
+        holder=f"{query}.task-{attempt}",
+    )
+
+
+class Attempt:
+    """One task's dealings with the service for a stage. No method raises for the service's sake."""
+
+    def __init__(self, place: Place, task: TaskIdentity) -> None:
+        self._place = place
+        self._task = task
+        self._leases: list[Lease] = []
+        self.counts: Counter[str] = Counter()
+
+    def claim(self, ranges: Sequence[str]) -> None:
+        """Claim ranges, and so fence every older attempt at this task from here on."""
+        rank, place = self._task.rank, self._place
+        if rank is None or not ranges or self._away():
+            return
+        try:
+            lease = shared_client(place.url, place.patience_ms).claim(
+                place.job,
+                place.stage,
+                ranges,
+                holder=self._task.holder,
+                ttl_ms=place.ttl_ms,
+                rank=rank,
+            )
+        except AggregatorError as error:
+            self._note(error, "claim", len(ranges))
+        else:
+            self._leases.append(lease)
+
+    def report(self, promises: Mapping[str, int] | None = None) -> None:
+        """Report the claimed ranges for this epoch.
+
+        `promises` (ms) by shard for a source. Without it: key ranges, whose promise is the input
+        watermark that Spark ran the batch with, which the driver adds at the commit.
+        """
+        for lease in self._leases:
+            ranges = {
+                name: RangeReport(None if promises is None else promises[name])
+                for name in lease.granted
+                if promises is None or name in promises
+            }
+            if ranges:
+                self._send(lease, ranges)
+
+    def tell_driver(self, promises: Mapping[str, int]) -> None:
+        """Let the driver know too, through Spark; it counts if the task succeeds."""
+        key = (self._task.query, self._place.stage, self._task.epoch)
+        self._place.tallies.add({key: Tally(dict(promises), dict(self.counts))})
+
+    def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
+        place = self._place
+        if self._away():
+            self.counts[Count.REPORTS_DROPPED] += len(ranges)
+            return
+        try:
+            accepted = shared_client(place.url, place.patience_ms).report(
+                place.job, place.stage, lease.token, ranges, epoch=self._task.epoch
+            )
+        except AggregatorError as error:
+            self._note(error, "report", len(ranges))
+        else:
+            self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
+
+    def _away(self) -> bool:
+        until_ms = _away_until_ms.get((os.getpid(), self._place.url), 0)
+        return self._place.clock.steady_ms() < until_ms
+
+    def _note(self, error: AggregatorError, what: str, ranges: int) -> None:
+        if isinstance(error, Unavailable):
+            now_ms = self._place.clock.steady_ms()
+            _away_until_ms[os.getpid(), self._place.url] = now_ms + AWAY_FOR_MS
+        self.counts[Count.REPORTS_DROPPED] += ranges
+        _log.info(
+            "stage %s, epoch %d: %s of %d ranges dropped: %s",
+            self._place.stage,
+            self._task.epoch,
+            what,
+            ranges,
+            error,
+        )
+
+
+class SourceReporter:
+    """Watches a source's rows pass by: the newest event time of each shard.
+
+    Upstream, Spark has brought all rows of a shard into one task. A shard is claimed when its
+    first rows are seen, so that the task need not know which shards are its own (its partition id
+    does not tell: a union further down shifts it). A shard without rows says nothing, and keeps
+    its promise.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        shards: frozenset[str],
+        shard: str,
+        event_time: str,
+        strategy: Strategy,
+        tolerance_ms: int,
+    ) -> None:
+        self.__name__ = f"{SOURCE_MARK}{place.stage}"
+        self._place = place
+        self._shards = shards
+        self._shard = shard
+        self._event_time = event_time
+        self._strategy = strategy
+        self._tolerance_ms = tolerance_ms
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass every batch of rows on as it is."""
+        task = current_task()
+        if task is None:
+            yield from batches
+            return
+        attempt = Attempt(self._place, task)
+        newest_ms: dict[str, int] = {}
+        for batch in batches:
+            seen = self._newest_ms(batch, attempt.counts)
+            attempt.claim([shard for shard in seen if shard not in newest_ms])
+            for shard, time_ms in seen.items():
+                newest_ms[shard] = max(time_ms, newest_ms.get(shard, time_ms))
+            yield batch
+        promises = {
+            shard: self._strategy.promise_ms(time_ms) for shard, time_ms in newest_ms.items()
+        }
+        attempt.report(promises)
+        attempt.tell_driver(promises)
+
+    def _newest_ms(self, batch: Batch, counts: Counter[str]) -> dict[str, int]:
+        # One row dated 9999 would close every window there is: a date so far ahead is an error in
+        # the data and must not speak for its shard.
+        found = newest(
+            batch,
+            shard=self._shard,
+            event_time=self._event_time,
+            shards=self._shards,
+            horizon_ms=self._place.clock.wall_ms() + self._tolerance_ms,
+        )
+        counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
+        counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
+        return found.by_shard_ms
+
+
+class RangeReporter:
+    """Reports a keyed stage's ranges: task i of n stands for key range i of n.
+
+    It needs no holds. The range's promise is the watermark W that Spark ran the batch with. A
+    window that ends at or before W has been emitted by now, with this batch; one that is still
+    open, or that an on-time row may yet open, ends after W; and a row whose windows all end at or
+    before W is dropped as late. So whatever comes out from now on, stamped with the end of its
+    window, is after W.
+    """
+
+    def __init__(self, place: Place, ranges: Sequence[str]) -> None:
+        self.__name__ = f"{RANGES_MARK}{place.stage}"
+        self._place = place
+        self._ranges = tuple(ranges)
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass every batch of rows on as it is."""
+        task = current_task()
+        if task is None or task.partition >= len(self._ranges):
+            yield from batches
+            return
+        attempt = Attempt(self._place, task)
+        attempt.claim([self._ranges[task.partition]])
+        yield from batches
+        attempt.report()
+        attempt.tell_driver({})

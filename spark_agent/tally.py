@@ -1,0 +1,77 @@
+"""What tasks tell the driver, beside what they tell the service.
+
+A Spark accumulator carries it: Spark adds up what the successful tasks of a batch said before it
+calls the batch done, so the driver has it all when it commits the epoch. With it the driver can
+put right whatever did not reach the service (see `spark_agent.keeper`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pyspark import AccumulatorParam
+
+TallyKey = tuple[str, str, int]
+"""The started query (its incarnation), the stage, the epoch."""
+
+
+class Count(StrEnum):
+    """What is counted, because it should not happen often."""
+
+    REPORTS_DROPPED = "reports_dropped"
+    """Ranges that a task could not report: the aggregator was away, slow, or fenced it."""
+    FAR_FUTURE_ROWS = "far_future_rows"
+    """Rows dated further ahead of the clock than tolerated; they moved nothing."""
+    UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
+    """Rows of a shard that the stage does not have; they passed, but moved nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the tasks of one stage said in one epoch: promises (ms) by shard, and counts."""
+
+    promises: Mapping[str, int] = field(default_factory=dict[str, int])
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __add__(self, other: Tally) -> Tally:
+        """Take both together. Of two promises in one epoch (a retried task) the smaller counts.
+
+        >>> (Tally({"a": 5}, {"x": 1}) + Tally({"a": 3, "b": 9}, {"x": 2})).promises
+        {'a': 3, 'b': 9}
+        """
+        promises = dict(self.promises)
+        for shard, promise in other.promises.items():
+            promises[shard] = min(promise, promises.get(shard, promise))
+        return Tally(promises, dict(Counter(self.counts) + Counter(other.counts)))
+
+
+Tallies = dict[TallyKey, Tally]
+
+
+class TallyParam(AccumulatorParam[Tallies]):
+    """How Spark adds tallies up."""
+
+    def zero(self, value: Tallies) -> Tallies:  # noqa: ARG002  (the base class has it)
+        """Start from nothing."""
+        return {}
+
+    def addInPlace(self, value1: Tallies, value2: Tallies) -> Tallies:  # noqa: N802
+        """Add the second to the first."""
+        for key, tally in value2.items():
+            value1[key] = value1.get(key, Tally()) + tally
+        return value1
+
+
+def take(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
+    """Remove and return what was said of a stage up to an epoch, oldest first.
+
+    Safe beside Spark's accumulator thread: each `pop` is atomic, and the epochs asked for are
+    done, so that nothing more is added to them but by tasks that lost, whose word is not needed.
+    """
+    keys = sorted(
+        key for key in list(tallies) if key[:2] == (query, stage) and key[2] <= through_epoch
+    )
+    return [tally for key in keys if (tally := tallies.pop(key, None)) is not None]
