@@ -1,4 +1,4 @@
-"""Contract section 3, server-sent events: first everything, then each change, the latest in the end."""
+"""Contract section 3, server-sent events: first everything, then each change, at last the latest."""
 
 from __future__ import annotations
 

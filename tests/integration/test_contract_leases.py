@@ -291,10 +291,8 @@ async def test_no_answer_but_a_grant_shows_a_token(job: Api, gauge: InProcess):
     partial = await job.post_claim("s", holder="b")
     report = await job.post_report("s", token, {"0": 1})
     answers = [refused, partial, report, await job.spec(), await job.get_watermark("s")]
-    for path in ("/watermarks", "/stages/s/ranges"):
-        answers.append(await job.client.get(job.root + path))
-    answers.append(await gauge.client.get("/metrics"))
-    answers.append(await gauge.client.get("/v1/jobs"))
+    readable = (f"{job.root}/watermarks", f"{job.root}/stages/s/ranges", "/metrics", "/v1/jobs")
+    answers += [await gauge.client.get(path) for path in readable]
     for answer in answers:
         assert answer.status_code in {200, 201, 409}
         assert token not in answer.text

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -179,10 +182,6 @@ def test_restarting_on_the_same_ledger(tmp_path: Path):
 
 
 def test_a_memory_live_store_is_for_one_process(tmp_path: Path):
-    import os
-    import subprocess
-    import sys
-
     port = free_port()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
     done = subprocess.run(

@@ -34,7 +34,7 @@ async def token(job: Api) -> str:
 
 
 async def still_waiting(poll: asyncio.Task[httpx.Response], api: Api) -> None:
-    """Let the poll arrive and everything else happen that is going to: it must not have answered."""
+    """Let the poll arrive and all else happen that is going to: it must not have answered."""
     for _ in range(3):
         await api.snapshot()
     assert not poll.done()

@@ -38,9 +38,9 @@ async def check(api: Api, step: dict[str, Any]) -> None:
         "status": "status",
     }.items():
         for stage, wanted in step.get(key, {}).items():
-            wanted = wanted if key == "status" else number(wanted)
-            assert snapshot[stage][member] == wanted, (stage, member)
-            assert (await api.watermark(stage))[member] == wanted
+            value = wanted if key == "status" else number(wanted)
+            assert snapshot[stage][member] == value, (stage, member)
+            assert (await api.watermark(stage))[member] == value
             checked += 1
     assert checked, "a step without an expectation"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,12 @@ LOWER = "00000000-80000000"
 UPPER = "80000000-100000000"
 
 T = TypeVar("T")
+
+
+def tile_ids(count: int) -> tuple[str, ...]:
+    """The ids of `count` even key ranges."""
+    edges = [KEYS * i // count for i in range(count + 1)]
+    return tuple(f"{a:08x}-{b:08x}" for a, b in itertools.pairwise(edges))
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import shutil
 import sqlite3
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -87,8 +89,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 @functools.cache
 def _template() -> bytes:
     """An empty ledger with its schema: making one takes longer than most tests."""
-    import asyncio
-
     folder = Path(tempfile.mkdtemp(prefix="tidegauge-"))
     try:
 
@@ -97,8 +97,6 @@ def _template() -> bytes:
                 pass
 
         # On a thread of its own: the caller's event loop is running.
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, make()).result()
         return (folder / "0.db").read_bytes()

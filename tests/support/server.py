@@ -54,14 +54,17 @@ class Service:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
         environment["PYTHONPATH"] = str(ROOT)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
-            + ["--port", str(self.port), "--ledger-url", self.ledger_url, *self._options],
+            [sys.executable, "-m", "service.cli", "serve", *self._arguments()],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
+
+    def _arguments(self) -> list[str]:
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+        return [*where, "--ledger-url", self.ledger_url, *self._options]
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
