@@ -34,9 +34,9 @@ from spark_agent.clock import Clock, SystemClock
 FORMAT: Final = "tidegauge-control"
 TIME_COLUMN: Final = "watermark"
 
-END_MS: Final = 3_093_527_980_800_000 """100000-01-01T00:00:00Z: what the end of time is to Spark.
-Later than the end of any window over real
-times (which end with the year 9999), early enough for Spark to count in microseconds."""
+END_MS: Final = 3_093_527_980_800_000
+"""100000-01-01T00:00:00Z: what the end of time is to Spark. Later than the end of any window over
+real times (which end with the year 9999), early enough for Spark to count in microseconds."""
 
 _LONGEST_PAUSE_MS: Final = 5_000
 
@@ -90,8 +90,7 @@ class ControlReader(DataSourceStreamReader):
         """Begin without a watermark."""
         return {"watermark": None, "turn": 0}
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa:
-    ARG002, N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
         """Say how far the watermark is; `start` unchanged if it has not moved.
 
         The first time it takes a turn in any case: so each start of a query runs a batch, in

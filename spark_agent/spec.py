@@ -1,0 +1,65 @@
+"""The agent's reading of a pipeline's specification: just what it needs to know of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+_KEY_SPACE: Final = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One stage: a source has shards, a keyed stage ranges (their ids, in order)."""
+
+    name: str
+    shards: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The word for what it is."""
+        if self.shards:
+            return "source"
+        return "keyed stage" if self.ranges else "passthrough stage"
+
+
+def read_spec(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, StageSpec]:
+    """Read the `stages` of a specification, as the service takes them.
+
+    The service checks the graph; here only that each stage is of some kind. Raises `ValueError`.
+    """
+    if not stages:
+        raise ValueError("spec: it has no stages; give at least one source")
+    return {name: _read_stage(name, stage) for name, stage in stages.items()}
+
+
+def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
+    if "shards" in stage:
+        return StageSpec(name, shards=tuple(str(shard) for shard in stage["shards"]))
+    if "ranges" in stage:
+        return StageSpec(name, ranges=range_ids(stage["ranges"]))
+    if stage.get("passthrough"):
+        return StageSpec(name)
+    raise ValueError(
+        f"spec: stage {name!r} has none of 'shards' (a source), 'ranges' (a keyed stage) "
+        f"and 'passthrough': {dict(stage)!r}"
+    )
+
+
+def range_ids(ranges: int | Sequence[Mapping[str, int]]) -> tuple[str, ...]:
+    """Return the ids of key ranges, in the order of the key space.
+
+    >>> range_ids(2)
+    ('00000000-80000000', '80000000-100000000')
+    >>> range_ids([{"start": 16, "end": 4294967296}, {"start": 0, "end": 16}])
+    ('00000000-00000010', '00000010-100000000')
+    """
+    if isinstance(ranges, int):
+        bounds = [i * _KEY_SPACE // ranges for i in range(ranges + 1)]
+        pairs = list(pairwise(bounds))
+    else:
+        pairs = sorted((each["start"], each["end"]) for each in ranges)
+    return tuple(f"{start:08x}-{end:08x}" for start, end in pairs)
