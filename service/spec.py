@@ -52,7 +52,7 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
         stages: dict[str, Stage] = {}
         for name, spec in self.stages.items():
             try:
-                stages[name] = Stage(spec.inputs or (), _layout(spec))
+                stages[name] = Stage(tuple(sorted(spec.inputs or ())), _layout(spec))
             except InvalidRangeError as error:
                 raise InvalidPipelineSpecError(f"stage {name!r}: {error}", stage=name) from None
         try:

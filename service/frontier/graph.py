@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from service.frontier.agreement import Agreement, Member, agreement
 from service.frontier.errors import InvalidPipelineError
-from service.frontier.ranges import KeyLayout, Layout, ShardLayout
+from service.frontier.ranges import Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 
 

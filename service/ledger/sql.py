@@ -195,7 +195,8 @@ class SqlLedger:
         self._save_chunks = statement.on_conflict_do_update(
             index_elements=["job", "stage", "chunk"],
             set_={
-                name: statement.excluded[name] for name in ("generation", "layout_since", "promises")
+                name: statement.excluded[name]
+                for name in ("generation", "layout_since", "promises")
             },
         )
 
@@ -612,4 +613,3 @@ def _promises(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Sequ
             packed = np.frombuffer(chunk.promises, dtype="<i8")
             promises[start : start + len(packed)] = packed
     return promises.tolist()
-

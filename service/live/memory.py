@@ -265,6 +265,11 @@ class MemoryLiveStore:
         """See the port."""
         return _job_view(self._job(job))
 
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """See the port."""
+        found = self._job(job)
+        return _job_view(found), {n: _census(s.table) for n, s in found.stages.items()}
+
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """See the port."""
         found = self._job(job)
@@ -371,10 +376,10 @@ class MemoryLiveStore:
             self._end(found, lease, "released")
         return len(current)
 
-    async def expire(self) -> Mapping[str, frozenset[str]]:
+    async def expire(self) -> Mapping[str, Mapping[str, int]]:
         """See the port."""
         now_ms = self._clock.steady_ms()
-        touched: dict[str, set[str]] = {}
+        ended: dict[str, dict[str, int]] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, fence, name = heapq.heappop(self._deadlines)
             job = self._jobs.get(name)
@@ -385,8 +390,9 @@ class MemoryLiveStore:
                 heapq.heappush(self._deadlines, (lease.deadline_ms, fence, name))
                 continue
             self._end(job, lease, "expired")
-            touched.setdefault(name, set()).add(lease.stage)
-        return {name: frozenset(stages) for name, stages in touched.items()}
+            counts = ended.setdefault(name, {})
+            counts[lease.stage] = counts.get(lease.stage, 0) + 1
+        return ended
 
     def _end(self, job: _Job, lease: _Lease, reason: LostReason) -> None:
         table = job.table(lease.stage)[1]
@@ -501,7 +507,7 @@ class MemoryLiveStore:
             )
             state.epoch = commit.epoch
             self._unsaved.add((job, name))
-        return Committed(applied=applied, fresh=fresh)
+        return Committed(applied=applied, fresh=fresh, generation=found.generation)
 
     # ---- publishing and reading
 
@@ -656,17 +662,15 @@ def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, lis
 
 def _yields(lease: _Lease, claim: Claim, now_ms: int) -> bool:
     """Tell whether a range under `lease` may be granted to `claim`."""
-    return (
-        lease.lost(now_ms) is not None
-        or lease.holder == claim.holder
-        or claim.rank > lease.rank
-    )
+    return lease.lost(now_ms) is not None or lease.holder == claim.holder or claim.rank > lease.rank
 
 
 def _stale_run(stage: str, state: _Stage, run: int) -> StaleRunError:
     theirs = f"run {run}" if run else "no run"
     ours = f"run {state.run}" if state.run else "no run"
-    return StaleRunError(f"stage {stage!r} belongs to {ours}, not to {theirs}", run=state.run or None)
+    return StaleRunError(
+        f"stage {stage!r} belongs to {ours}, not to {theirs}", run=state.run or None
+    )
 
 
 def _check_run(stage: str, state: _Stage, run: int) -> None:

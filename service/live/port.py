@@ -160,6 +160,7 @@ class Committed:
 
     applied: Mapping[str, int]
     fresh: Sequence[str]
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,10 @@ class LiveStore(Protocol):
         """Show one job, in one consistent snapshot."""
         ...
 
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """Show one job and how its ranges are, all at one instant."""
+        ...
+
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """Show one stage."""
         ...
@@ -268,8 +273,8 @@ class LiveStore(Protocol):
         """Show readers what the ledger has taken, and wake them. An older version changes nothing."""
         ...
 
-    async def expire(self) -> Mapping[str, frozenset[str]]:
-        """End the leases that have run out; return, by job, the stages that they were on."""
+    async def expire(self) -> Mapping[str, Mapping[str, int]]:
+        """End the leases that have run out; return how many, by job and stage."""
         ...
 
     async def ranges(

@@ -94,7 +94,9 @@ class RangeTable:
         at = np.array(indices, dtype=np.int64)
         return indices, ((at >= 0) & (self.owner[at] == fence)).tolist()
 
-    def say(self, indices: Sequence[int], promises: Sequence[int], idle: Sequence[bool]) -> list[int]:
+    def say(
+        self, indices: Sequence[int], promises: Sequence[int], idle: Sequence[bool]
+    ) -> list[int]:
         """Take a word from each of these ranges, no range twice.
 
         A promise joins the earlier ones of its range; idleness is as said last. Returns the indices
@@ -128,7 +130,9 @@ class RangeTable:
         self._tree.put(index, MAX if idle else now)
         return MIN < promise < earlier
 
-    def _say_many(self, at: Int64s, said: Int64s, idle: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[int]:
+    def _say_many(
+        self, at: Int64s, said: Int64s, idle: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> list[int]:
         earlier = self._promise[at]
         was_idle = self._idle[at]
         now = np.maximum(earlier, said)

@@ -55,7 +55,7 @@ class Tournament:
         while at > 1:
             left = nodes[at & ~1]
             right = nodes[at | 1]
-            winner = left if left < right else right
+            winner = min(right, left)
             at >>= 1
             if nodes[at] == winner:
                 return

@@ -1,0 +1,5 @@
+"""`python -m service` is `tidegauge`."""
+
+from service.cli import main
+
+main()

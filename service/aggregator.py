@@ -1,0 +1,539 @@
+"""The use cases: define, run, claim, report, commit, watch. It knows the two ports and no adapter.
+
+What is said to the live store is checked and joined there, in one atomic step. What that moves goes
+through the `Publisher`: first into the ledger, then to the readers. An answer that tells of an advance
+is given once the advance is visible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.clock import Clock
+from service.errors import (
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    ProblemError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownStageError,
+)
+from service.frontier.graph import Pipeline, Stage
+from service.frontier.ranges import inherit
+from service.ledger.port import Ledger, NewLayout, StoredJob
+from service.live.port import (
+    Census,
+    Claim,
+    Commit,
+    Grant,
+    JobView,
+    LiveStore,
+    LostLease,
+    RangeOrder,
+    RangeView,
+    Renewal,
+    Report,
+    Reported,
+    Watch,
+)
+from service.metrics import Metrics
+from service.publisher import Publisher
+from service.spec import PipelineSpec, encode_spec
+from service.state import StageView
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+"""How soon the end of a lease is noticed if nobody asks: that ends idleness."""
+
+_FLUSH_TIMEOUT_S = 5.0
+"""How long an answer waits for its advance to be durable, before it is given without it."""
+
+_HISTORY_INTERVAL_MS = 600_000
+"""How often the history is thinned."""
+
+HEARTBEAT_S = 15.0
+"""How long a stream of changes is silent at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the history of watermarks is kept, by age in milliseconds."""
+
+    fine_ms: int
+    keep_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What an author believes to be stored: entity tags, `*` (anything), or nothing said."""
+
+    matches: frozenset[str] | None = None
+    none_matches: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """A stage as one reader sees it at one instant."""
+
+    job: JobView
+    name: str
+    view: StageView
+    census: Census
+
+    @property
+    def etag(self) -> str:
+        """Changes with input, output or status, never comes back."""
+        return f"{self.job.generation}-{self.view.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A stage that has changed, for a stream of changes."""
+
+    state: StageState
+    cursor: str | None
+    """Where to go on after this one; None: amid several that belong together."""
+
+
+def layout_etag(job: StoredJob) -> str:
+    """Name the stored specification of a job: another one, another name."""
+    return f"{job.installed.generation}-{job.installed.layout_version}"
+
+
+class Aggregator:
+    """The service without HTTP. Start it with `open`, let it go with `close`."""
+
+    def __init__(
+        self,
+        live: LiveStore,
+        ledger: Ledger,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        checkpoint_interval_ms: int,
+        retention: Retention,
+    ) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._clock = clock
+        self._metrics = metrics
+        self._checkpoint_interval_ms = checkpoint_interval_ms
+        self._retention = retention
+        self._publisher = Publisher(live, ledger, clock, metrics)
+        self._layout_changes = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._resources = AsyncExitStack()
+        self.closing = False
+        """Readers that wait are let go."""
+
+    # ---- life
+
+    async def open(self) -> None:
+        """Bring the ledger's jobs back into the live store: promises as checkpointed, leases void."""
+        self._resources.push_async_callback(self._ledger.close)
+        try:
+            incarnation = await self._ledger.open(self._clock.wall_ms())
+            await self._live.open(incarnation)
+            for stored in await self._ledger.load():
+                await self._live.install(stored.installed)
+                # What was idle under a lease is not any more, and a checkpoint may be ahead of the
+                # last advance.
+                self._publisher.touch(stored.installed.name, stored.installed.stages)
+            await self._publisher.round()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+        log.info("incarnation %d is open", incarnation)
+        for work in (self._publisher.run, self._sweep, self._checkpoint, self._thin_history):
+            self._tasks.append(asyncio.create_task(work(), name=f"tidegauge {work.__name__}"))
+
+    async def let_readers_go(self) -> None:
+        """Answer every waiting reader now: the service is about to end."""
+        self.closing = True
+        await self._live.close()
+
+    async def close(self) -> None:
+        """End the work in the background, publish and checkpoint once more, close the stores."""
+        await self.let_readers_go()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        try:
+            await self._publisher.round()
+            await self._save_promises()
+        finally:
+            await self._resources.aclose()
+
+    async def ready(self) -> None:
+        """Return if the stores answer; raise `UnavailableError` otherwise."""
+        await self._live.ping()
+        await self._ledger.ping()
+
+    def now_ms(self) -> int:
+        """Return the time on the wall, for lag."""
+        return self._clock.wall_ms()
+
+    # ---- pipelines
+
+    async def define(
+        self, job: str, spec: PipelineSpec, precondition: Precondition
+    ) -> tuple[StoredJob, bool]:
+        """Store a pipeline; return it, and whether it is new.
+
+        Raises `InvalidPipelineSpecError`, and, where the stored one differs, `PreconditionRequiredError`
+        or `PreconditionFailedError`.
+        """
+        pipeline = spec.pipeline()
+        async with self._layout_changes:
+            stored = await self._stored(job)
+            if stored is None:
+                return await self._create(job, spec, pipeline, precondition), True
+            if stored.installed.pipeline == pipeline and precondition.none_matches is None:
+                return stored, False
+            _check_precondition(precondition, layout_etag(stored))
+            return await self._replace(stored, spec, pipeline), False
+
+    async def _stored(self, job: str) -> StoredJob | None:
+        try:
+            return await self._ledger.get(job)
+        except UnknownJobError:
+            return None
+
+    async def _create(
+        self, job: str, spec: PipelineSpec, pipeline: Pipeline, precondition: Precondition
+    ) -> StoredJob:
+        if precondition.matches is not None:
+            raise PreconditionFailedError(f"there is no job {job!r} yet: leave If-Match out")
+        new = NewLayout(job, encode_spec(spec), tuple(pipeline.stages))
+        stored = await self._ledger.create(new, self._clock.wall_ms())
+        if stored is None:
+            raise PreconditionFailedError(f"job {job!r} was created at the same time")
+        await self._install(stored)
+        return stored
+
+    async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
+        job, before = old.installed.name, old.installed.pipeline
+        changed = [
+            name
+            for name, stage in pipeline.stages.items()
+            if name not in before.stages or before.stages[name].layout != stage.layout
+        ]
+        promises: dict[str, bytes] = {}
+        for name in changed:
+            was = before.stages[name].layout if name in before.stages else None
+            now = pipeline.stages[name].layout
+            if was is not None and now is not None:
+                inherited = inherit(was, await self._live.promises(job, name), now)
+                promises[name] = np.array(inherited, dtype="<i8").tobytes()
+        stored = await self._ledger.replace(
+            NewLayout(job, encode_spec(spec), changed, promises),
+            old.installed.generation,
+            old.installed.layout_version,
+            self._clock.wall_ms(),
+        )
+        if stored is None:
+            raise PreconditionFailedError(f"job {job!r} was changed at the same time: get it again")
+        await self._install(stored)
+        return stored
+
+    async def _install(self, stored: StoredJob) -> None:
+        """Bring the live store up to a layout that is already in the ledger, before it is answered.
+
+        From the ledger's commit on it takes no advance that was computed for the older layout. One
+        that it took just before is in `stored`, so readers see it before the answer, not after it.
+        """
+        await self._live.install(stored.installed)
+        self._publisher.touch(stored.installed.name, stored.installed.stages)
+        await self._visible(stored.installed.name)
+
+    async def definition(self, job: str) -> StoredJob:
+        """Return a stored pipeline. Raises `UnknownJobError`."""
+        return await self._ledger.get(job)
+
+    async def jobs(self) -> Sequence[JobView]:
+        """Return every job."""
+        return await self._live.jobs()
+
+    async def delete(self, job: str) -> None:
+        """Delete a job; its readers are let go. Raises `UnknownJobError`."""
+        async with self._layout_changes:
+            await self._ledger.delete(job, self._clock.wall_ms())
+            await self._live.remove(job)
+
+    async def reset(self, job: str) -> StoredJob:
+        """Begin a job's next generation. Raises `UnknownJobError`."""
+        async with self._layout_changes:
+            stored = await self._ledger.reset(job, self._clock.wall_ms())
+            await self._install(stored)
+            return stored
+
+    # ---- runs and leases
+
+    async def open_run(self, job: str, stages: Sequence[str]) -> int:
+        """Open a run for stages; older runs of them are fenced from the answer on."""
+        await self._settle(job)
+        for stage in stages:
+            await self.kind(job, stage)
+        run = await self._ledger.open_run(job, stages)
+        await self._live.open_run(job, stages, run)
+        self._publisher.touch(job, stages)
+        return run
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """Claim ranges; see `LiveStore.claim`."""
+        await self._settle(job)
+        grant = await self._live.claim(job, stage, claim)
+        self._metrics.leases_granted.inc()
+        if grant.denied:
+            self._metrics.ranges_denied.inc(len(grant.denied))
+        self._publisher.touch(job, (stage,))
+        return grant
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """Renew leases; see `LiveStore.renew`."""
+        await self._settle(job)
+        return await self._live.renew(job, tokens)
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """Release leases; see `LiveStore.release`."""
+        await self._settle(job)
+        released = await self._live.release(job, tokens)
+        self._publisher.touch(job, (await self._live.job(job)).stages)
+        return released
+
+    # ---- reports
+
+    async def kind(self, job: str, stage: str) -> Stage:
+        """Say what kind of stage it is. Raises `UnknownJobError`, `UnknownStageError`."""
+        found = (await self._live.job(job)).pipeline.stages.get(stage)
+        if found is None:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
+        return found
+
+    async def report(self, job: str, stage: str, report: Report) -> tuple[Reported, StageView]:
+        """Take a report; return what became of it and where the stage is then."""
+        await self._settle(job)
+        try:
+            reported = await self._live.report(job, stage, report)
+        except ProblemError as error:
+            self._metrics.count_refused_report(error.slug)
+            raise
+        self._metrics.count_report(reported, waiting=report.epoch is not None)
+        if not reported.advances:
+            return reported, reported.view
+        self._publisher.touch(job, (stage,))
+        if not await self._visible(job):
+            return reported, reported.view
+        return reported, (await self._live.stage(job, stage))[1]
+
+    async def commit(
+        self, job: str, commit: Commit
+    ) -> tuple[Mapping[str, int], Mapping[str, StageState]]:
+        """Commit an epoch; return how many ranges were applied, and where the stages are then.
+
+        The answer means that it is durable. Raises `UnavailableError` if that takes too long: then
+        it may be said again.
+        """
+        await self._settle(job)
+        committed = await self._live.commit(job, commit)
+        if committed.fresh:
+            self._publisher.touch_epochs(
+                job, committed.generation, dict.fromkeys(committed.fresh, commit.epoch)
+            )
+        if not await self._visible(job):
+            raise UnavailableError("the ledger has not taken the commit yet: say it again")
+        return committed.applied, await self._states(job, commit.stages)
+
+    # ---- reading
+
+    async def stage(self, job: str, stage: str) -> StageState:
+        """Show where a stage is."""
+        await self._settle(job)
+        return await self._state(job, stage)
+
+    async def snapshot(self, job: str) -> Mapping[str, StageState]:
+        """Show where all stages of a job are, at one instant."""
+        await self._settle(job)
+        return await self._states(job)
+
+    async def wait(
+        self, job: str, stage: str, until: Callable[[StageState], bool], timeout_s: float
+    ) -> StageState:
+        """Return a stage once it is as asked for, or as it is when the time is over."""
+        await self._settle(job)
+        with self._live.watch(job, stage) as watch:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        watch.rearm()
+                        state = await self._state(job, stage)
+                        if self.closing or until(state):
+                            return state
+                        await watch.wait()
+            except TimeoutError:
+                return await self._state(job, stage)
+
+    async def changes(self, job: str, cursor: str | None) -> AsyncIterator[Sequence[Change]]:
+        """Yield what has changed: at first every stage (or all since `cursor`), then each change.
+
+        What happens while the reader is busy is folded: it gets the latest, and holds nobody up. An
+        empty sequence comes after `HEARTBEAT_S` of silence. Ends with the job or the service.
+        """
+        await self._settle(job)
+        seen: dict[str, int] = {}
+        generation, revision = _read_cursor(cursor)
+        with self._live.watch(job) as watch:
+            while not self.closing:
+                watch.rearm()
+                try:
+                    states = await self._states(job)
+                except UnknownJobError:
+                    return
+                current = next(iter(states.values())).job.generation
+                if current != generation:
+                    generation, revision, seen = current, -1, {}
+                fresh = [
+                    state
+                    for name, state in states.items()
+                    if seen.get(name, -1) < state.view.version and state.view.revision > revision
+                ]
+                seen = {name: state.view.version for name, state in states.items()}
+                revision = -1
+                if fresh:
+                    yield _changes(fresh, current)
+                if not await _woken(watch):
+                    yield ()
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """Show ranges of a stage."""
+        await self._settle(job)
+        return await self._live.ranges(job, stage, limit=limit, order=order)
+
+    async def _state(self, job: str, stage: str) -> StageState:
+        view, stage_view, census = await self._live.stage(job, stage)
+        return StageState(view, stage, stage_view, census)
+
+    async def _states(
+        self, job: str, stages: Iterable[str] | None = None
+    ) -> Mapping[str, StageState]:
+        view, censuses = await self._live.snapshot(job)
+        chosen = view.stages if stages is None else stages
+        return {
+            name: StageState(view, name, view.stages[name], censuses[name])
+            for name in chosen
+            if name in view.stages
+        }
+
+    # ---- in the background
+
+    async def _settle(self, job: str) -> None:
+        """Notice leases that have run out before anything is judged by them, and let that be seen."""
+        ended = await self._live.expire()
+        if ended:
+            self._note_expired(ended)
+            if job in ended:
+                await self._visible(job)
+
+    def _note_expired(self, ended: Mapping[str, Mapping[str, int]]) -> None:
+        for job, stages in ended.items():
+            self._metrics.leases_expired.inc(sum(stages.values()))
+            self._publisher.touch(job, stages)
+
+    async def _visible(self, job: str) -> bool:
+        """Wait until what this job has moved is visible; False: the ledger has not taken it in time."""
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                await self._publisher.flush(job)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._note_expired(await self._live.expire())
+
+    async def _checkpoint(self) -> None:
+        while True:
+            await asyncio.sleep(self._checkpoint_interval_ms / 1_000)
+            try:
+                await self._save_promises()
+            except UnavailableError as error:
+                log.warning("the checkpoint waits: %s", error.detail)
+
+    async def _save_promises(self) -> None:
+        chunks = await self._live.unsaved()
+        try:
+            await self._ledger.checkpoint(chunks)
+        except BaseException:
+            await self._live.mark_unsaved(chunks)
+            raise
+
+    async def _thin_history(self) -> None:
+        while True:
+            now_ms = self._clock.wall_ms()
+            try:
+                await self._ledger.thin_history(
+                    fine_until_ms=now_ms - self._retention.fine_ms,
+                    keep_until_ms=now_ms - self._retention.keep_ms,
+                )
+            except UnavailableError as error:
+                log.warning("the history is thinned later: %s", error.detail)
+            await asyncio.sleep(_HISTORY_INTERVAL_MS / 1_000)
+
+
+def _check_precondition(precondition: Precondition, etag: str) -> None:
+    if precondition.none_matches is not None and (
+        "*" in precondition.none_matches or etag in precondition.none_matches
+    ):
+        raise PreconditionFailedError("the job exists already", etag=etag)
+    if precondition.matches is None:
+        raise PreconditionRequiredError(
+            f'the stored pipeline differs: send If-Match with its ETag "{etag}" to replace it'
+        )
+    if "*" not in precondition.matches and etag not in precondition.matches:
+        raise PreconditionFailedError(f'the stored pipeline is at ETag "{etag}" now', etag=etag)
+
+
+async def _woken(watch: Watch) -> bool:
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await watch.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, int]:
+    """Read where a stream left off; one that says nothing to us begins at the beginning."""
+    match (cursor or "").split("-"):
+        case [generation, revision] if generation.isdecimal() and revision.isdecimal():
+            return int(generation), int(revision)
+        case _:
+            return -1, -1
+
+
+def _changes(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:
+    """Put changes in order. Stages that changed in one step share a revision, and only the last of
+    them may be resumed after: a reader that got but the first would miss the others.
+    """
+    ordered = sorted(fresh, key=lambda state: state.view.revision)
+    following = [state.view.revision for state in ordered[1:]] + [-1]
+    return [
+        Change(
+            state, f"{generation}-{state.view.revision}" if state.view.revision != after else None
+        )
+        for state, after in zip(ordered, following, strict=True)
+    ]

@@ -1,0 +1,41 @@
+"""Counting requests by route and status, as plain ASGI: it costs two function calls a request."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.metrics import Metrics
+
+
+class CountRequests:
+    """Wraps an application and counts what it answers."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        # A labelled child costs a lock and a hash over strings to find; there are a few dozen.
+        self._counters: dict[tuple[str, str, int], Counter] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting_send)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        route = scope.get("route")
+        key = (scope["method"], getattr(route, "path", "none"), status)
+        counter = self._counters.get(key)
+        if counter is None:
+            method, path, _ = key
+            counter = self._metrics.requests.labels(method, path, str(status))
+            self._counters[key] = counter
+        counter.inc()

@@ -1,0 +1,227 @@
+"""Reading requests and writing answers: what all routers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+from fastapi import Request, Response
+
+from service.aggregator import Aggregator
+from service.api.bodies import ProblemBody
+from service.api.problems import MEDIA_TYPE
+from service.errors import (
+    InvalidRequestError,
+    MalformedJsonError,
+    PayloadTooLargeError,
+    ProblemError,
+)
+from service.metrics import Metrics
+from service.spec import NAME_PATTERN
+
+MAX_BODY = 16 * 2**20
+MAX_PIPELINE_BODY = 128 * 2**20
+
+T = TypeVar("T")
+_name = re.compile(NAME_PATTERN)
+_encoder = msgspec.json.Encoder()
+
+
+class ServiceState(Protocol):
+    """What the application's lifespan puts where the routers find it."""
+
+    aggregator: Aggregator
+    metrics: Metrics
+
+
+def state(request: Request) -> ServiceState:
+    """Return the running service."""
+    return cast("ServiceState", request.app.state)
+
+
+def aggregator(request: Request) -> Aggregator:
+    """Return the use cases."""
+    return request.app.state.aggregator
+
+
+def name(request: Request, member: str) -> str:
+    """Return a name from the path. Raises `InvalidRequestError`."""
+    value: str = request.path_params[member]
+    if _name.match(value) is None:
+        raise InvalidRequestError(f"{member} {value!r} is no name: it must match {NAME_PATTERN}")
+    return value
+
+
+def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Write an answer."""
+    return Response(_encoder.encode(body), status, headers, "application/json")
+
+
+def encode(body: object) -> bytes:
+    """Write JSON."""
+    return _encoder.encode(body)
+
+
+async def read(request: Request, limit: int = MAX_BODY) -> bytes:
+    """Read a body of at most `limit` bytes. Raises `PayloadTooLargeError`."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) <= limit:
+        return await request.body()
+    if declared.isdecimal():
+        raise PayloadTooLargeError(f"the body has {declared} bytes, at most {limit} are read")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise PayloadTooLargeError(f"the body has more than {limit} bytes")
+    return bytes(body)
+
+
+def decode(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    refusal: type[ProblemError] = InvalidRequestError,
+) -> T:
+    """Read JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it does not fit."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise refusal(_explain(decoder.type, body, str(error))) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MalformedJsonError(f"the body is not JSON: {error}") from None
+
+
+def _explain(kind: Any, body: bytes, said: str) -> str:
+    """Find the entry that does not fit: in a mapping, msgspec writes `[...]` for its key."""
+    members: Any = msgspec.json.decode(body)
+    if "[...]" not in said or not isinstance(members, dict):
+        return said
+    for field in msgspec.structs.fields(kind):
+        found: Any = cast("dict[str, Any]", members).get(field.encode_name)
+        if not isinstance(found, dict):
+            continue
+        for key, value in cast("dict[str, Any]", found).items():
+            try:
+                msgspec.convert({key: value}, field.type)
+            except msgspec.ValidationError as error:
+                shown = msgspec.json.encode(value).decode()[:200]
+                return f"{field.encode_name}.{key} is {shown}: {error}"
+    return said
+
+
+# ---- OpenAPI
+
+
+def _reference(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+
+
+_PATH_DOCS = {"job": "The job", "stage": "The stage"}
+
+
+def describe(
+    *,
+    path: tuple[str, ...] = (),
+    body: tuple[type, ...] = (),
+    gives: type | None = None,
+    status: int = 200,
+    also: Mapping[int, str] | None = None,
+    errors: tuple[type[ProblemError], ...] = (),
+    parameters: tuple[Mapping[str, Any], ...] = (),
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Describe a route for the OpenAPI, from the types that it reads and the errors that it raises."""
+    shown: dict[str, Any] = {"description": (gives.__doc__ or "").strip() if gives else "Done"}
+    if gives is not None:
+        shown["content"] = {media_type: _reference(gives)}
+    if headers:
+        shown["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in headers.items()
+        }
+    responses: dict[int | str, dict[str, Any]] = {status: shown}
+    for code, text in (also or {}).items():
+        responses[code] = {"description": text}
+        if code == 201 and gives is not None:
+            responses[code]["content"] = shown["content"]
+    common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if path else ()
+    if body:
+        common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
+    for error in (*common, *errors):
+        listed = responses.setdefault(error.status, {"description": ""})
+        line = f"`{error.slug}`: {error.title()}"
+        if line not in listed["description"]:
+            listed["description"] = " ".join(filter(None, [listed["description"], line]))
+        listed["content"] = {MEDIA_TYPE: _reference(ProblemBody)}
+    extra: dict[str, Any] = {
+        "parameters": [
+            {
+                "name": one,
+                "in": "path",
+                "required": True,
+                "description": _PATH_DOCS[one],
+                "schema": {"type": "string", "pattern": NAME_PATTERN},
+            }
+            for one in path
+        ]
+        + [dict(parameter) for parameter in parameters]
+    }
+    if body:
+        schemas = [_reference(kind)["schema"] for kind in body]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        extra["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return {"responses": responses, "openapi_extra": extra, "status_code": status}
+
+
+def query(name: str, text: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe a query parameter."""
+    return {"name": name, "in": "query", "description": text, "schema": dict(schema)}
+
+
+def header(name: str, text: str) -> Mapping[str, Any]:
+    """Describe a request header."""
+    return {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+
+
+# ---- headers
+
+
+def entity_tags(value: str | None) -> frozenset[str] | None:
+    """Read If-Match or If-None-Match: the tags without quotes or weakness; None: no such header.
+
+    >>> sorted(entity_tags('"1-57", W/"1-58"') or ())
+    ['1-57', '1-58']
+    """
+    if value is None:
+        return None
+    return frozenset(part.strip().removeprefix("W/").strip('"') for part in value.split(","))
+
+
+def preferred_wait_s(request: Request, at_most: int = 60) -> int | None:
+    """Read `Prefer: wait=N` (RFC 7240); None: no wait, or none that can be read.
+
+    An unreadable preference is ignored, as the RFC says.
+    """
+    for value in request.headers.getlist("prefer"):
+        for preference in value.split(","):
+            key, _, seconds = preference.partition(";")[0].partition("=")
+            seconds = seconds.strip().strip('"')
+            if key.strip().lower() == "wait" and seconds.isdecimal():
+                return min(int(seconds[:9]), at_most)
+    return None
+
+
+def integer(request: Request, name: str, low: int, high: int, default: int | None) -> int | None:
+    """Read a whole number from the query. Raises `InvalidRequestError`."""
+    said = request.query_params.get(name)
+    if said is None:
+        return default
+    if re.fullmatch(r"-?[0-9]{1,19}", said) is None or not low <= int(said) <= high:
+        raise InvalidRequestError(f"{name} is {said!r}: it must be a whole number, {low} to {high}")
+    return int(said)

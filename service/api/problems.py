@@ -1,0 +1,95 @@
+"""Errors on the wire: RFC 9457 problems, from one hierarchy and through one handler."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from service.api.bodies import denied_bodies
+from service.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    PayloadTooLargeError,
+    ProblemError,
+)
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+
+def problem_response(error: ProblemError, headers: dict[str, str] | None = None) -> Response:
+    """Write an error as a problem."""
+    members = dict(error.members)
+    if "denied" in members:
+        members["denied"] = denied_bodies(members["denied"])
+    body = {
+        "type": f"/problems/{error.slug}",
+        "title": error.title(),
+        "status": error.status,
+        "detail": error.detail,
+        **members,
+    }
+    headers = dict(headers or {})
+    if error.status == 503:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    return Response(msgspec.json.encode(body), error.status, headers, MEDIA_TYPE)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Let every error of the service, of the framework and of our own making end as a problem."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    detail = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return problem_response(
+                NotFoundError(f"{detail}: see /docs for what there is"), headers
+            )
+        case 405:
+            return problem_response(
+                MethodNotAllowedError(
+                    f"{detail}: it takes {headers.get('allow', 'other methods')}"
+                ),
+                headers,
+            )
+        case 413:
+            return problem_response(PayloadTooLargeError(str(error.detail)), headers)
+        case _:
+            problem = InvalidRequestError(str(error.detail))
+            problem.status = error.status_code  # type: ignore[misc]
+            return problem_response(problem, headers)
+
+
+async def _validation(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    details: list[dict[str, Any]] = list(error.errors())
+    said = "; ".join(
+        f"{'.'.join(str(part) for part in detail['loc'])} = {detail.get('input')!r}: {detail['msg']}"
+        for detail in details
+    )
+    return problem_response(InvalidRequestError(said))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(ProblemError("an unexpected error; the service's log has it"))

@@ -1,0 +1,241 @@
+"""Reports and commits: how far the workers have come. The hot path of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
+
+from service.api.bodies import (
+    MAX_REPORTED,
+    CommitBody,
+    CommittedBody,
+    KeyedReport,
+    RejectedBody,
+    ReportedBody,
+    ShardReport,
+    SourceReport,
+    StageCommitBody,
+    stage_watermark_body,
+    watermark_body,
+)
+from service.api.exchange import aggregator, answer, decode, describe, name, read
+from service.errors import (
+    EpochsWaitingError,
+    InputAheadError,
+    InvalidReportError,
+    InvalidRequestError,
+    LeaseLostError,
+    PayloadTooLargeError,
+    StaleEpochError,
+    StaleRunError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownStageError,
+)
+from service.frontier.graph import Stage
+from service.frontier.promises import keyed_promise, source_promise
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
+from service.live.port import Commit, Holds, Report, StageCommit
+
+router = APIRouter(tags=["reports"])
+_source = msgspec.json.Decoder(SourceReport)
+_keyed = msgspec.json.Decoder(KeyedReport)
+_commit = msgspec.json.Decoder(CommitBody)
+
+
+@router.post(
+    "/v1/jobs/{job}/stages/{stage}/reports",
+    **describe(
+        path=("job", "stage"),
+        body=(SourceReport, KeyedReport),
+        gives=ReportedBody,
+        errors=(
+            UnknownJobError,
+            UnknownStageError,
+            InvalidReportError,
+            LeaseLostError,
+            StaleRunError,
+            StaleEpochError,
+            InputAheadError,
+            EpochsWaitingError,
+        ),
+    ),
+)
+async def report(request: Request) -> Response:
+    """Report for ranges under a lease, at once or, with an epoch, as of that epoch's commit."""
+    job, stage = name(request, "job"), name(request, "stage")
+    use = aggregator(request)
+    kind = await use.kind(job, stage)
+    said = read_report(stage, kind, await read(request))
+    reported, view = await use.report(job, stage, said)
+    return answer(
+        ReportedBody(
+            reported.accepted,
+            list(reported.behind),
+            [RejectedBody(one, reason) for one, reason in reported.rejected],
+            reported.expires_in_ms,
+            stage_watermark_body(view),
+        )
+    )
+
+
+def read_report(stage: str, kind: Stage, body: bytes) -> Report:
+    """Read a report to a stage of this kind, and fold each range's word into its promise."""
+    if kind.is_passthrough:
+        raise InvalidReportError(
+            f"stage {stage!r} is a passthrough: it has no ranges to report for"
+        )
+    return _read_source(body) if kind.is_source else _read_keyed(body)
+
+
+def _read_source(body: bytes) -> Report:
+    said = decode(_source, body, InvalidReportError)
+    _check_size(said.ranges)
+    ranges = said.ranges
+    if set(map(type, ranges.values())) == {int}:
+        # Nothing but watermarks, by far the most common report: it is its own promises.
+        promises: dict[str, int] = ranges  # type: ignore[assignment]
+        _check_times("ranges", promises)
+        return Report(said.token, promises, said.epoch)
+    promises = {}
+    holds: dict[str, Holds] = {}
+    for range_name, word in ranges.items():
+        if not isinstance(word, ShardReport):
+            promises[range_name] = from_wire(word)
+            continue
+        promises[range_name] = _shard_promise(range_name, word)
+        if word.holds is not UNSET and word.holds:
+            holds[range_name] = word.holds
+    _check_times("ranges", promises)
+    return Report(
+        said.token,
+        promises,
+        said.epoch,
+        idle=frozenset(n for n, w in ranges.items() if isinstance(w, ShardReport) and w.idle),
+        holds=holds,
+    )
+
+
+def _shard_promise(range_name: str, word: ShardReport) -> int:
+    if word.idle and word.final:
+        raise InvalidReportError(
+            f"ranges.{range_name} is both idle and final: idle means that more may come, final that"
+            " nothing will"
+        )
+    if word.watermark is UNSET and not (word.idle or word.final):
+        raise InvalidReportError(
+            f"ranges.{range_name}.watermark is missing: say a time, null, idle or final"
+        )
+    holds = {} if word.holds is UNSET else word.holds
+    _check_times(f"ranges.{range_name}.holds", holds)
+    watermark = MIN if word.watermark is UNSET else from_wire(word.watermark)
+    _check_times(f"ranges.{range_name}", {"watermark": watermark})
+    return source_promise(watermark, holds.values(), final=word.final)
+
+
+def _read_keyed(body: bytes) -> Report:
+    said = decode(_keyed, body, InvalidReportError)
+    _check_size(said.ranges)
+    capped_at_commit = said.input_watermark is UNSET
+    if capped_at_commit and said.epoch is None:
+        raise InvalidReportError(
+            "input_watermark is missing: say the input watermark that this worker has itself"
+            " observed (null: none yet); only with an epoch may it come with the commit"
+        )
+    observed = MAX if said.input_watermark is UNSET else from_wire(said.input_watermark)
+    _check_times("the report", {"input_watermark": observed})
+    promises: dict[str, int] = {}
+    holds: dict[str, Holds] = {}
+    for range_name, word in said.ranges.items():
+        kept = word.holds
+        if kept is UNSET or not kept:
+            promises[range_name] = observed
+        else:
+            promises[range_name] = keyed_promise(observed, kept.values())
+            holds[range_name] = kept
+    for range_name, kept in holds.items():
+        _check_times("ranges." + range_name + ".holds", kept)
+    return Report(
+        said.token,
+        promises,
+        said.epoch,
+        observed_input=None if capped_at_commit else observed,
+        capped_at_commit=capped_at_commit,
+        holds=holds,
+    )
+
+
+def _check_size(ranges: Mapping[str, object]) -> None:
+    if not ranges:
+        raise InvalidReportError("ranges is empty: a report carries at least one")
+    if len(ranges) > MAX_REPORTED:
+        raise PayloadTooLargeError(
+            f"ranges has {len(ranges)} entries, a report carries at most {MAX_REPORTED}"
+        )
+
+
+def _check_times(where: str, times: Mapping[str, int]) -> None:
+    """Refuse a time that is none. MIN stands for `null`, which was allowed where it can be here."""
+    values = times.values()
+    if not values or (min(values) >= EARLIEST and max(values) <= LATEST):
+        return
+    for member, value in times.items():
+        if value != MIN and not is_timestamp(value):
+            raise InvalidReportError(
+                f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
+                f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
+            )
+
+
+@router.post(
+    "/v1/jobs/{job}/commits",
+    **describe(
+        path=("job",),
+        body=(CommitBody,),
+        gives=CommittedBody,
+        errors=(
+            UnknownJobError,
+            UnknownStageError,
+            StaleRunError,
+            StaleEpochError,
+            InputAheadError,
+            UnavailableError,
+        ),
+    ),
+)
+async def commit(request: Request) -> Response:
+    """Commit an epoch: what was reported for it counts, for all its stages or for none."""
+    job = name(request, "job")
+    body = decode(_commit, await read(request))
+    use = aggregator(request)
+    kinds = {stage: await use.kind(job, stage) for stage in body.stages}
+    stages = {s: StageCommit(_observed(s, kinds[s], word)) for s, word in body.stages.items()}
+    applied, states = await use.commit(job, Commit(body.run or 0, body.epoch, stages))
+    return answer(
+        CommittedBody(
+            dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
+        )
+    )
+
+
+def _observed(stage: str, kind: Stage, word: StageCommitBody) -> int | None:
+    if word.input_watermark is UNSET:
+        return None
+    observed = from_wire(word.input_watermark)
+    if kind.is_source and observed != MIN:
+        raise InvalidRequestError(
+            f"stages.{stage}.input_watermark is {observed}: a source has no input"
+        )
+    _check_commit_time(stage, observed)
+    return None if kind.is_source else observed
+
+
+def _check_commit_time(stage: str, observed: int) -> None:
+    if observed != MIN and not is_timestamp(observed):
+        raise InvalidRequestError(
+            f"stages.{stage}.input_watermark is {observed}: it must be milliseconds since the Unix"
+            f" epoch within the years 0001 to 9999, or {MAX}"
+        )

@@ -1,0 +1,197 @@
+"""Watermarks: what readers are told, at once, when it changes, or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from service.aggregator import Aggregator, StageState
+from service.api.bodies import (
+    RangesBody,
+    SnapshotBody,
+    WatermarkBody,
+    is_keyed,
+    range_body,
+    watermark_body,
+)
+from service.api.exchange import (
+    aggregator,
+    answer,
+    describe,
+    encode,
+    entity_tags,
+    header,
+    integer,
+    name,
+    preferred_wait_s,
+    query,
+)
+from service.errors import InvalidRequestError, UnknownJobError, UnknownStageError
+from service.frontier.ranges import KeyRange
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+
+router = APIRouter(tags=["watermarks"])
+
+DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
+
+_TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
+
+
+@router.get(
+    "/v1/jobs/{job}/stages/{stage}/watermark",
+    **describe(
+        path=("job", "stage"),
+        gives=WatermarkBody,
+        also={304: "It has not changed"},
+        errors=(UnknownJobError, UnknownStageError),
+        parameters=(
+            query("at_least", "With `Prefer: wait`: until the output watermark is there", _TIME),
+            header("If-None-Match", "An ETag: 304 if it is still that"),
+            header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
+        ),
+        headers={
+            "ETag": "Changes with input, output and status",
+            "Preference-Applied": "The wait that was granted",
+        },
+    ),
+)
+async def get_watermark(request: Request) -> Response:
+    """Show where a stage is; with `Prefer: wait`, once it has changed or has come so far."""
+    job, stage = name(request, "job"), name(request, "stage")
+    use = aggregator(request)
+    if not request.query_params and "if-none-match" not in request.headers:
+        state = await use.stage(job, stage)
+        return answer(watermark_body(state), headers={"ETag": f'"{state.etag}"'})
+    known = entity_tags(request.headers.get("if-none-match"))
+    until = _until(_at_least(request), known)
+    wait_s = preferred_wait_s(request)
+    headers: dict[str, str] = {}
+    if wait_s is None or until is None:
+        state = await use.stage(job, stage)
+    else:
+        state = await use.wait(job, stage, until, wait_s)
+        headers["Preference-Applied"] = f"wait={wait_s}"
+    headers["ETag"] = f'"{state.etag}"'
+    if known is not None and (state.etag in known or "*" in known):
+        return Response(status_code=304, headers=headers)
+    return answer(watermark_body(state), headers=headers)
+
+
+def _at_least(request: Request) -> int | None:
+    value = integer(request, "at_least", EARLIEST, MAX, None)
+    if value is not None and not is_timestamp(value):
+        raise InvalidRequestError(
+            f"at_least is {value}: it must be {EARLIEST} to {LATEST}, or {MAX}"
+        )
+    return value
+
+
+def _until(
+    at_least: int | None, known: frozenset[str] | None
+) -> Callable[[StageState], bool] | None:
+    """Say what is waited for; None: nothing."""
+    if at_least is not None:
+        return lambda state: state.view.watermark.output >= at_least
+    if known is not None:
+        return lambda state: state.etag not in known and "*" not in known
+    return None
+
+
+@router.get(
+    "/v1/jobs/{job}/watermarks",
+    **describe(path=("job",), gives=SnapshotBody, errors=(UnknownJobError,)),
+)
+async def get_snapshot(request: Request) -> Response:
+    """Show where every stage of a job is: no input is ahead of the outputs that it was made of."""
+    states = await aggregator(request).snapshot(name(request, "job"))
+    first = next(iter(states.values())).job
+    bodies = {stage: watermark_body(state) for stage, state in states.items()}
+    return answer(SnapshotBody(first.name, first.generation, bodies))
+
+
+@router.get(
+    "/v1/jobs/{job}/events",
+    **describe(
+        path=("job",),
+        gives=WatermarkBody,
+        media_type="text/event-stream",
+        errors=(UnknownJobError,),
+        parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
+    ),
+)
+async def get_events(request: Request) -> Response:
+    """Stream the state of every stage, then each change, as server-sent events."""
+    job = name(request, "job")
+    use = aggregator(request)
+    await use.snapshot(job)
+    return StreamingResponse(
+        _events(use, job, request.headers.get("last-event-id")),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(use: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
+    # A first comment sends the headers at once, also when nothing has changed since the cursor.
+    yield b": tidegauge\n\n"
+    async for changes in use.changes(job, cursor):
+        if not changes:
+            yield b": still here\n\n"
+            continue
+        # In one piece: a write each would cost the event loop a turn each.
+        yield b"".join(
+            b"event: watermark\n%sdata: %s\n\n"
+            % (
+                b"" if change.cursor is None else b"id: %s\n" % change.cursor.encode(),
+                encode(watermark_body(change.state)),
+            )
+            for change in changes
+        )
+
+
+@router.get(
+    "/v1/jobs/{job}/stages/{stage}/ranges",
+    **describe(
+        path=("job", "stage"),
+        gives=RangesBody,
+        errors=(UnknownJobError, UnknownStageError),
+        parameters=(
+            query(
+                "limit",
+                "How many",
+                {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+            ),
+            query(
+                "order",
+                "`range`, or `promise`: those that hold the stage back most first",
+                {"type": "string", "enum": ["range", "promise"], "default": "range"},
+            ),
+        ),
+    ),
+)
+async def get_ranges(request: Request) -> Response:
+    """Show ranges: their promises and holds, and who holds them."""
+    job, stage = name(request, "job"), name(request, "stage")
+    limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
+    order = request.query_params.get("order", "range")
+    if order != "range" and order != "promise":  # noqa: PLR1714  (narrows the type)
+        raise InvalidRequestError(f"order is {order!r}: it must be range or promise")
+    use = aggregator(request)
+    layout = (await use.kind(job, stage)).layout
+    keyed = is_keyed(layout)
+    views = await use.ranges(job, stage, limit=limit, order=order)
+    return answer(
+        RangesBody(
+            job,
+            stage,
+            0 if layout is None else len(layout),
+            [range_body(view, _bounds(view.name) if keyed else None) for view in views],
+        )
+    )
+
+
+def _bounds(name: str) -> tuple[int, int]:
+    key_range = KeyRange.parse(name)
+    return key_range.start, key_range.end

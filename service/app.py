@@ -1,0 +1,124 @@
+"""The application: stores, use cases and routers put together, for as long as the service runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.aggregator import Aggregator, Retention
+from service.api import leases, operations, pipelines, reports, runs, watermarks
+from service.api.bodies import ANSWERS, REQUESTS
+from service.api.counting import CountRequests
+from service.api.problems import install_handlers
+from service.clock import Clock, SystemClock
+from service.errors import StoreRefusedError
+from service.ledger.port import Ledger
+from service.ledger.sql import SqlLedger
+from service.live.memory import MemoryLiveStore
+from service.live.port import LiveStore
+from service.metrics import Metrics
+from service.settings import Settings
+from service.spec import PipelineSpec
+
+_SYSTEM_CLOCK = SystemClock()
+
+
+def open_live_store(url: str, clock: Clock) -> LiveStore:
+    """Choose the live store by its URL."""
+    if url.startswith("memory:"):
+        return MemoryLiveStore(clock)
+    raise StoreRefusedError(f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory://")
+
+
+def open_ledger(url: str) -> Ledger:
+    """Choose the ledger by its URL."""
+    return SqlLedger(url)
+
+
+def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK) -> FastAPI:
+    """Make the application. Its stores are opened when it starts, and closed when it ends."""
+    settings = settings or Settings()
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        aggregator = Aggregator(
+            open_live_store(settings.live_url, clock),
+            open_ledger(settings.ledger_url),
+            clock=clock,
+            metrics=metrics,
+            checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            retention=Retention(settings.history_fine_ms, settings.history_retention_ms),
+        )
+        await aggregator.open()
+        app.state.aggregator = aggregator
+        app.state.metrics = metrics
+        try:
+            with _readers_let_go_on_signal(aggregator):
+                yield
+        finally:
+            await aggregator.close()
+
+    app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
+    app.add_middleware(CountRequests, metrics=metrics)
+    install_handlers(app)
+    # Routes are tried in order: the hot ones first.
+    for module in (reports, watermarks, leases, runs, pipelines, operations):
+        app.include_router(module.router)
+    app.openapi = lambda: _openapi(app)
+    return app
+
+
+@contextmanager
+def _readers_let_go_on_signal(aggregator: Aggregator) -> Iterator[None]:
+    """Let waiting readers go when the server is told to end.
+
+    The server waits for open connections before it ends the lifespan, and a stream of events would
+    never end by itself; so its signal handlers are wrapped while it serves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def let_go() -> None:
+        tasks.add(loop.create_task(aggregator.let_readers_go()))
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(let_go)
+        before = previous[signal.Signals(number)]
+        if callable(before):
+            before(number, frame)
+
+    wrapped = [number for number, before in previous.items() if callable(before)]
+    for number in wrapped:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in wrapped:
+            signal.signal(number, previous[number])
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """Describe the service: routes from the routers, bodies from the very types that decode them."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        _, components = msgspec.json.schema_components(
+            (PipelineSpec, *REQUESTS, *ANSWERS), ref_template="#/components/schemas/{name}"
+        )
+        schema["components"] = {"schemas": components}
+        app.openapi_schema = schema
+    return app.openapi_schema
