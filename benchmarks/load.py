@@ -1,0 +1,133 @@
+"""Load from a process of its own: wrk with a Lua script where it is installed, else Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CONNECTIONS = 16
+VALUE = "@"
+"""Stands in a body for a number that rises with each request."""
+RANGE = "#"
+"""Stands in a body for one of `Target.ranges`, the next one with each request."""
+
+LUA = """
+local file = assert(io.open(%(body)s, "rb"))
+local body = file:read("*a")
+file:close()
+local ranges = {}
+for name in io.lines(%(ranges)s) do ranges[#ranges + 1] = name end
+local parts = {}
+for part in (body .. "@"):gmatch("([^@]*)@") do parts[#parts + 1] = part end
+local value, turn = %(first)d, 0
+wrk.method = %(method)s
+wrk.headers["Content-Type"] = "application/json"
+if #parts == 1 and #ranges == 0 then
+  if #body > 0 then wrk.body = body end
+else
+  request = function()
+    value, turn = value + 1, turn + 1
+    local text = table.concat(parts, string.format("%%d", value))
+    if #ranges > 0 then text = text:gsub("#", ranges[turn %% #ranges + 1], 1) end
+    return wrk.format(nil, nil, nil, text)
+  end
+end
+done = function(summary)
+  local e = summary.errors
+  local bad = e.status + e.connect + e.read + e.write + e.timeout
+  io.write(string.format("RESULT %%d %%d %%d\\n", summary.requests, summary.duration, bad))
+end
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A request that is sent again and again."""
+
+    url: str
+    method: str = "GET"
+    body: str = ""
+    """`VALUE` and `RANGE` in it are filled in anew for each request."""
+    ranges: tuple[str, ...] = ()
+    first: int = 1_767_225_600_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many were answered with 2xx, in what time."""
+
+    requests: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
+
+
+class LoadFailedError(RuntimeError):
+    """Some answers were no success: the rate would mean nothing."""
+
+
+def generator() -> str:
+    """Which load generator is used."""
+    return "wrk" if shutil.which("wrk") else "python"
+
+
+def run(target: Target, seconds: float) -> Outcome:
+    """Keep `CONNECTIONS` connections busy for a while."""
+    outcome = _wrk(target, seconds) if shutil.which("wrk") else _python(target, seconds)
+    if outcome.requests == 0:
+        raise LoadFailedError(f"{target.url}: no answers")
+    return outcome
+
+
+def _wrk(target: Target, seconds: float) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as name:
+        folder = Path(name)
+        (folder / "body").write_text(target.body)
+        (folder / "ranges").write_text("".join(f"{one}\n" for one in target.ranges))
+        (folder / "load.lua").write_text(
+            LUA
+            % {
+                "body": json.dumps(str(folder / "body")),
+                "ranges": json.dumps(str(folder / "ranges")),
+                "method": json.dumps(target.method),
+                "first": target.first,
+            }
+        )
+        done = subprocess.run(
+            [
+                *("wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s"),
+                *("--timeout", "30s", "-s", str(folder / "load.lua"), target.url),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    words = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not words:
+        raise LoadFailedError(f"{target.url}: wrk said {done.stdout}{done.stderr}")
+    requests, microseconds, bad = map(int, words[0][1:])
+    if bad:
+        raise LoadFailedError(f"{target.url}: {bad} of {requests} failed")
+    return Outcome(requests, microseconds / 1e6)
+
+
+def _python(target: Target, seconds: float) -> Outcome:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pyload", str(seconds)],
+        input=json.dumps(asdict(target)),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    if done.returncode:
+        raise LoadFailedError(f"{target.url}: {done.stderr[-2000:]}")
+    requests, took = json.loads(done.stdout)
+    return Outcome(requests, took)

@@ -1,0 +1,52 @@
+"""The load generator for machines without wrk: `python -m benchmarks.pyload SECONDS < target`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+
+import uvloop
+
+from benchmarks.load import CONNECTIONS, RANGE, VALUE, Target
+from benchmarks.wire import Connection, encode
+
+
+async def load(target: Target, seconds: float) -> tuple[int, float]:
+    counter = itertools.count(target.first)
+    ranges = itertools.cycle(target.ranges or ("",))
+
+    def request() -> bytes:
+        body = target.body.replace(VALUE, str(next(counter)))
+        body = body.replace(RANGE, next(ranges), 1) if target.ranges else body
+        return encode(target.method, target.url, body.encode())
+
+    start = time.perf_counter()
+    end = start + seconds
+
+    async def client() -> int:
+        connection = await Connection.open(target.url)
+        done = 0
+        while time.perf_counter() < end:
+            status, body = await connection.send(request())
+            if not 200 <= status < 300:
+                raise ValueError(f"{status}: {body[:500]!r}")
+            done += 1
+        connection.close()
+        return done
+
+    counts = await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+    return sum(counts), time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    wanted = json.load(sys.stdin)
+    print(
+        json.dumps(
+            uvloop.run(
+                load(Target(**wanted | {"ranges": tuple(wanted["ranges"])}), float(sys.argv[1]))
+            )
+        )
+    )
