@@ -1,4 +1,4 @@
-"""Run by Alembic. The connection is handed in by `service.ledger.migrate`, which owns the transaction."""
+"""Run by Alembic, over a connection that `service.ledger.migrate` hands in."""
 
 from __future__ import annotations
 

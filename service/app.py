@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
@@ -50,7 +50,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     metrics = Metrics()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         aggregator = Aggregator(
             open_live_store(settings.live_url, clock),
             open_ledger(settings.ledger_url),
@@ -79,7 +79,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
 
 @contextmanager
-def _readers_let_go_on_signal(aggregator: Aggregator) -> Iterator[None]:
+def _readers_let_go_on_signal(aggregator: Aggregator) -> Generator[None]:
     """Let waiting readers go when the server is told to end.
 
     The server waits for open connections before it ends the lifespan, and a stream of events would

@@ -70,7 +70,7 @@ class NotFoundError(ProblemError):
 
 
 class MethodNotAllowedError(ProblemError):
-    """This address does not take this method."""
+    """The address does not take this method."""
 
     slug = "method-not-allowed"
     status = 405

@@ -28,7 +28,7 @@ class Metrics:
         )
         self.reports = Counter(
             "tidegauge_reports",
-            "Reports, by what became of them: accepted, waiting (for their epoch's commit), or the slug of"
+            "Reports, by what became of them: accepted, waiting (for their epoch), or the slug of"
             " the problem with which they were refused",
             ["result"],
             registry=self.registry,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -333,11 +334,9 @@ def job_body(stored: StoredJob) -> JobBody:
     return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
 
 
-def denied_bodies(denied: object) -> list[DeniedBody]:
+def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:
     """Show what was not granted."""
-    assert isinstance(denied, list)
-    found: list[Denied] = denied
-    return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in found]
+    return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in denied]
 
 
 def grant_body(grant: Grant) -> GrantBody:

@@ -93,7 +93,7 @@ def decode(
         raise MalformedJsonError(f"the body is not JSON: {error}") from None
 
 
-def _explain(kind: Any, body: bytes, said: str) -> str:
+def _explain(kind: type, body: bytes, said: str) -> str:
     """Find the entry that does not fit: in a mapping, msgspec writes `[...]` for its key."""
     members: Any = msgspec.json.decode(body)
     if "[...]" not in said or not isinstance(members, dict):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -13,11 +14,13 @@ from starlette.exceptions import HTTPException
 from service.api.bodies import denied_bodies
 from service.errors import (
     InvalidRequestError,
+    LeaseConflictError,
     MethodNotAllowedError,
     NotFoundError,
     PayloadTooLargeError,
     ProblemError,
 )
+from service.live.port import Denied
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +31,8 @@ RETRY_AFTER_S = 1
 def problem_response(error: ProblemError, headers: dict[str, str] | None = None) -> Response:
     """Write an error as a problem."""
     members = dict(error.members)
-    if "denied" in members:
-        members["denied"] = denied_bodies(members["denied"])
+    if isinstance(error, LeaseConflictError):
+        members["denied"] = denied_bodies(cast("Iterable[Denied]", members["denied"]))
     body = {
         "type": f"/problems/{error.slug}",
         "title": error.title(),
@@ -52,12 +55,11 @@ def install_handlers(app: FastAPI) -> None:
 
 
 async def _problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return problem_response(error)
+    return problem_response(cast("ProblemError", error))
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _http(request: Request, raised: Exception) -> Response:
+    error = cast("HTTPException", raised)
     headers = dict(error.headers or {})
     detail = f"{request.method} {request.url.path}"
     match error.status_code:
@@ -81,8 +83,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _validation(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    details: list[dict[str, Any]] = list(error.errors())
+    details: list[dict[str, Any]] = list(cast("RequestValidationError", error).errors())
     said = "; ".join(
         f"{'.'.join(str(part) for part in detail['loc'])} = {detail.get('input')!r}: {detail['msg']}"
         for detail in details

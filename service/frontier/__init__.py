@@ -4,7 +4,7 @@ A watermark W says *every event with event time < W is accounted for*. This fold
 rules by which one comes about, as pure functions over immutable values: no I/O, no clock, no
 framework. Read it in this order:
 
-1. `timestamps`: a point in event time; −∞ and the end of time.
+1. `timestamps`: a point in event time; -∞ and the end of time.
 2. `ranges`: what must report. Key ranges that tile the key space, shards of a source.
 3. `promises`: what a report comes down to.
 4. `agreement`: what many promises come down to.

@@ -129,7 +129,7 @@ class Pipeline:
         return {name: tuple(readers) for name, readers in found.items()}
 
     def reach(self, touched: Iterable[str]) -> frozenset[str]:
-        """The `touched` stages and every stage that they can move.
+        """Return the `touched` stages and every stage that they can move.
 
         >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
         >>> sorted(flow.reach(["s"])), sorted(flow.reach(["u"]))

@@ -1,6 +1,6 @@
 """Points in event time: integer milliseconds since the Unix epoch, UTC.
 
-Event time is totally ordered, with two ends that are no instants: `MIN` (−∞, *no watermark yet*) and
+Event time is totally ordered, with two ends that are no instants: `MIN` (-∞, *no watermark yet*) and
 `MAX` (the end of time, *nothing more will come*). Both are integers, so that `min` and `max` are the
 whole arithmetic of watermarks.
 

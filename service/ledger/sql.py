@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -130,24 +130,22 @@ CHANGE_LAYOUT_OF_STAGE = (
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
     .values(layout_since=bindparam("b_layout_since"))
 )
+_INPUT = bindparam("b_input", type_=BigInteger)
+_OUTPUT = bindparam("b_output", type_=BigInteger)
 ADVANCE_STAGE = (
     update(stages)
     .where(
         stages.c.job == bindparam("b_job"),
         stages.c.stage == bindparam("b_stage"),
         or_(
-            stages.c.input < bindparam("b_input"),
-            stages.c.output < bindparam("b_output"),
+            stages.c.input < _INPUT,
+            stages.c.output < _OUTPUT,
             stages.c.idle != bindparam("b_idle"),
         ),
     )
     .values(
-        input=case(
-            (stages.c.input < bindparam("b_input"), bindparam("b_input")), else_=stages.c.input
-        ),
-        output=case(
-            (stages.c.output < bindparam("b_output"), bindparam("b_output")), else_=stages.c.output
-        ),
+        input=case((stages.c.input < _INPUT, _INPUT), else_=stages.c.input),
+        output=case((stages.c.output < _OUTPUT, _OUTPUT), else_=stages.c.output),
         idle=bindparam("b_idle"),
         version=stages.c.version + 1,
         revision=bindparam("b_revision"),
@@ -420,7 +418,7 @@ class SqlLedger:
     # ---- parts of the transactions above
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+    async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
         async with self._writer:
             try:
                 async with self._engine.begin() as db:

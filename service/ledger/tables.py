@@ -1,6 +1,6 @@
 """The ledger's tables. Their schema is made by the migrations; a test holds the two together.
 
-Watermarks are 64-bit integers throughout, −∞ among them (`frontier.timestamps.MIN`), so that SQL
+Watermarks are 64-bit integers throughout, -∞ among them (`frontier.timestamps.MIN`), so that SQL
 compares them as the code does, with no NULL in the arithmetic.
 """
 

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -174,7 +174,7 @@ class MemoryLiveStore:
         self._fence = 0
         self._jobs: dict[str, _Job] = {}
         self._deadlines: list[tuple[int, int, str]] = []
-        """A heap of (deadline, fence, job), one entry a lease; a renewal leaves it where it is, and it is
+        """A heap of (deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is
         looked at again when it comes up."""
         self._unsaved: set[tuple[str, str]] = set()
         self._watches: dict[tuple[str, str | None], set[_MemoryWatch]] = {}
@@ -437,7 +437,7 @@ class MemoryLiveStore:
         _check_epoch(stage, state, report.epoch)
         _check_observed(stage, state, report.observed_input)
         indices, covered = table.covered(lease.fence, report.promises)
-        rejected = _rejected(report.promises, indices, covered, lease, table)
+        rejected = _rejected(report.promises, indices, covered, lease)
         if len(rejected) == len(indices):
             raise LeaseLostError(
                 f"the token covers none of these {len(indices)} ranges of stage {stage!r}",
@@ -457,7 +457,7 @@ class MemoryLiveStore:
             if table.unsaved:
                 self._unsaved.add((job, stage))
         else:
-            behind = _wait(state, table, report, lease.fence, indices, promises, idle)
+            behind = _wait(state, table, report.epoch, report, lease.fence, indices, promises, idle)
         return Reported(
             accepted=len(indices),
             behind=[table.name(index) for index in behind],
@@ -589,7 +589,7 @@ class MemoryLiveStore:
                 self._unsaved.add((chunk.job, chunk.stage))
 
     @contextmanager
-    def watch(self, job: str, stage: str | None = None) -> Iterator[_MemoryWatch]:
+    def watch(self, job: str, stage: str | None = None) -> Generator[_MemoryWatch]:
         """See the port."""
         watch = _MemoryWatch()
         watches = self._watches.setdefault((job, stage), set())
@@ -707,7 +707,6 @@ def _rejected(
     indices: Sequence[int],
     covered: Sequence[bool],
     lease: _Lease,
-    table: RangeTable,
 ) -> list[tuple[str, LostReason]]:
     if all(covered):
         return []
@@ -729,6 +728,7 @@ def _is_ahead(state: _Stage, agreement: Agreement) -> bool:
 def _wait(
     state: _Stage,
     table: RangeTable,
+    epoch: int,
     report: Report,
     fence: int,
     indices: Sequence[int],
@@ -736,8 +736,7 @@ def _wait(
     idle: Sequence[bool],
 ) -> list[int]:
     """Let what was said wait for the epoch; return the indices of what is behind already."""
-    assert report.epoch is not None
-    waiting = state.waiting.setdefault(report.epoch, {})
+    waiting = state.waiting.setdefault(epoch, {})
     behind: list[int] = []
     for index, promise, is_idle in zip(indices, promises, idle, strict=True):
         said = _Waiting(promise, report.capped_at_commit, is_idle, fence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from service.frontier.agreement import Agreement, agree
 from service.frontier.ranges import KeyLayout, Layout, inherit, range_id
@@ -51,9 +52,9 @@ class RangeTable:
         self.unsaved: set[int] = set()
         """Chunks with a promise that changed since the last checkpoint."""
         self.leased = 0
-        self._promise_view = memoryview(self._promise)
-        self._owner_view = memoryview(self.owner)
-        self._idle_view = memoryview(self._idle)
+        self._promise_view = self._promise.data
+        self._owner_view = self.owner.data
+        self._idle_view = self._idle.data
         self._recount()
 
     def __len__(self) -> int:
@@ -72,7 +73,7 @@ class RangeTable:
         return agree(self._tree.least, self.idle)
 
     def promise(self, index: int) -> int:
-        """The promise of one range."""
+        """Return the promise of one range."""
         return self._promise_view[index]
 
     @property
@@ -130,9 +131,7 @@ class RangeTable:
         self._tree.put(index, MAX if idle else now)
         return MIN < promise < earlier
 
-    def _say_many(
-        self, at: Int64s, said: Int64s, idle: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> list[int]:
+    def _say_many(self, at: Int64s, said: Int64s, idle: npt.NDArray[np.bool_]) -> list[int]:
         earlier = self._promise[at]
         was_idle = self._idle[at]
         now = np.maximum(earlier, said)
@@ -208,7 +207,7 @@ class RangeTable:
         return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
 
     def lowest_first(self) -> Iterator[int]:
-        """The indices, those that hold the stage back most first."""
+        """Return the indices, those that hold the stage back most first."""
         return (index for index, _ in self._tree.ascending())
 
     def view(self, index: int, holder: str | None, expires_in_ms: int | None) -> RangeView:

@@ -40,7 +40,7 @@ class Tournament:
         self._nodes[self._leaves : self._leaves + self._count] = weights
         self._replay()
         # A memoryview reads and writes single numbers in a third of the array's time.
-        self._view = memoryview(self._nodes)
+        self._view = self._nodes.data
 
     @property
     def least(self) -> int:
