@@ -10,7 +10,27 @@ query = pipeline.start(pipeline.report(sessions, stage="rotations").writeStream.
 ```
 """
 
-from spark_agent.pipeline import Pipeline
-from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_agent.pipeline import Pipeline
+    from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
 __all__ = ["Ascending", "BoundedOutOfOrderness", "Pipeline", "Strategy"]
+
+_HOMES = {
+    "Ascending": "spark_agent.strategies",
+    "BoundedOutOfOrderness": "spark_agent.strategies",
+    "Pipeline": "spark_agent.pipeline",
+    "Strategy": "spark_agent.strategies",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
+    """Import a name when it is first asked for: executors never need the driver's half."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -86,6 +86,10 @@ class ControlReader(DataSourceStreamReader):
         self._newest_ms: int | None = None
         self._first = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave all that follows the service behind: Spark pickles the reader for `read` alone."""
+        return {}
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Begin without a watermark."""
         return {"watermark": None, "turn": 0}

@@ -213,14 +213,15 @@ class Keeper:
         stages: dict[str, int | None] = {stage.name: None for stage in self._assignment.sources}
         if done.watermark_ms is not None:
             stages |= {stage.name: done.watermark_ms for stage in self._assignment.keyed}
+        applied: Mapping[str, int] = {}
         try:
-            applied = self._client.commit(self._assignment.job, run, done.epoch, stages)
+            if stages:  # else: a keyed stage alone, without a watermark: it has nothing to promise
+                applied = self._client.commit(self._assignment.job, run, done.epoch, stages)
         except (StaleEpoch, InputAhead) as error:
             # Stale: the checkpoint is older than what was committed of the job, or another one.
             # Ahead: the checkpoint is newer than the job. Either way nothing of this epoch was
             # applied, and all of it is owed.
             _log.info("query %s, epoch %d: %s", self._assignment.query, done.epoch, error)
-            applied = {}
         self._epoch = done.epoch
         self._committed_ms = done.watermark_ms
         self._book(done, applied)

@@ -1,0 +1,96 @@
+# pyright: basic
+"""The answer that the streams must arrive at, by a plain batch job with nothing of Spark in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+import pandas as pd
+
+from spark_agent.demo.flights import Flights
+
+GAP: Final = timedelta(hours=48)
+"""An aircraft that has not left New York for so long has ended its session."""
+WEEK: Final = timedelta(days=7)
+FIRST_MONDAY: Final = datetime(1970, 1, 5)  # noqa: DTZ001  (pandas has all in UTC, and says so itself)
+
+SessionKey = tuple[str, str, int]
+"""Source, aircraft, start (ms)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Sessions by key: their end (ms) and flights. Weeks by start (ms): sessions and mean minutes."""
+
+    sessions: dict[SessionKey, tuple[int, int]] = field(default_factory=dict)
+    weeks: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How many windows are equal in two answers, out of how many that either has."""
+
+    equal_sessions: int
+    sessions: int
+    equal_weeks: int
+    weeks: int
+
+    @property
+    def all_equal(self) -> bool:
+        """Every window is."""
+        return (self.equal_sessions, self.equal_weeks) == (self.sessions, self.weeks)
+
+
+def compare(one: Answer, other: Answer) -> Comparison:
+    """Compare window by window; one that only one of the two has is not equal."""
+    return Comparison(
+        equal_sessions=_equal(one.sessions, other.sessions),
+        sessions=len(one.sessions.keys() | other.sessions.keys()),
+        equal_weeks=_equal(one.weeks, other.weeks),
+        weeks=len(one.weeks.keys() | other.weeks.keys()),
+    )
+
+
+def _equal(one: dict, other: dict) -> int:
+    return sum(other.get(key) == value for key, value in one.items())
+
+
+def batch_answer(flights: Flights) -> Answer:
+    """Compute the sessions of each aircraft at each source, and the weekly average over all."""
+    table = flights.table.sort_values(["source", "tailnum", "departed_at"])
+    aircraft = table.groupby(["source", "tailnum"])["departed_at"]
+    # A departure that falls on the very end of a session still belongs to it.
+    number = (aircraft.diff() > GAP).groupby([table["source"], table["tailnum"]]).cumsum()
+    sessions = (
+        table.groupby([table["source"], table["tailnum"], number.rename("number")])["departed_at"]
+        .agg(["min", "max", "count"])
+        .reset_index()
+    )
+    ends = sessions["max"] + GAP
+    minutes = (ends - sessions["min"]) // timedelta(minutes=1)
+    naive = ends.dt.tz_localize(None)
+    weeks = naive - (naive - FIRST_MONDAY) % WEEK
+    averages = minutes.groupby(weeks).agg(["count", "sum"])
+    return Answer(
+        {
+            (source, tailnum, _ms(start)): (_ms(end), int(count))
+            for source, tailnum, start, end, count in zip(
+                sessions["source"],
+                sessions["tailnum"],
+                sessions["min"],
+                ends,
+                sessions["count"],
+                strict=True,
+            )
+        },
+        {
+            _ms(week): (int(count), int(total) / int(count))
+            for week, count, total in averages.itertuples()
+        },
+    )
+
+
+def _ms(instant: pd.Timestamp) -> int:
+    return instant.value // 1_000_000

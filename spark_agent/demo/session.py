@@ -1,0 +1,100 @@
+"""The demonstration's Spark session: small, quiet, and with this interpreter's packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+JAVA_WANTED: Final = 17
+
+_LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
+
+def java_problem() -> str | None:
+    """Say in a line what is wrong with this machine's Java; None if Spark can run with it."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    advice = (
+        f"install Java {JAVA_WANTED} or newer (package openjdk-{JAVA_WANTED}-jre-headless on "
+        f"Debian and Ubuntu, openjdk@{JAVA_WANTED} in Homebrew), or set JAVA_HOME to it"
+    )
+    if java is None:
+        where = f"under JAVA_HOME ({home})" if home else "on the PATH"
+        return f"Spark needs Java, and there is none {where}: {advice}"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = _java_version(said.stderr)
+    if found is not None and found < JAVA_WANTED:
+        return f"Spark needs Java {JAVA_WANTED}, and {java} is Java {found}: {advice}"
+    return None
+
+
+def _java_version(text: str) -> int | None:
+    """Read the major version that `java -version` tells.
+
+    >>> _java_version('openjdk version "17.0.15" 2025-04-15'), _java_version('java version "1.8.0"')
+    (17, 8)
+    """
+    _, _, quoted = text.partition('"')
+    parts = quoted.partition('"')[0].split(".")
+    number = parts[1] if parts[0] == "1" and len(parts) > 1 else parts[0]
+    return int(number) if number.isdigit() else None
+
+
+@contextmanager
+def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
+    """Start Spark on all cores; whatever it has to say beside results goes to `folder/spark.log`."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = folder / "log4j2.properties"
+    settings.write_text(_LOGGING)
+    with _errors_to(folder / "spark.log"):
+        spark = (
+            SparkSession.builder.master("local[*]")
+            .appName("tidegauge demo")
+            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={settings}")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.shuffle.partitions", partitions)
+            # An idle query looks for work every 10 ms by default, which costs a core here.
+            .config("spark.sql.streaming.pollingDelay", "50ms")
+            .config("spark.sql.streaming.minBatchesToRetain", 2)
+            .config("spark.local.dir", str(folder / "spark"))
+            .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+            .getOrCreate()
+        )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _errors_to(path: Path) -> Generator[None]:
+    """Let processes that are started meanwhile, such as Spark's, write their errors to a file."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
