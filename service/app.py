@@ -19,6 +19,7 @@ from service.api import leases, operations, pipelines, reports, runs, watermarks
 from service.api.bodies import ANSWERS, REQUESTS
 from service.api.counting import CountRequests
 from service.api.problems import install_handlers
+from service.api.routing import mount
 from service.clock import Clock, SystemClock
 from service.errors import StoreRefusedError
 from service.ledger.port import Ledger
@@ -71,9 +72,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
     app.add_middleware(CountRequests, metrics=metrics)
     install_handlers(app)
-    # Routes are tried in order: the hot ones first.
-    for module in (reports, watermarks, leases, runs, pipelines, operations):
-        app.include_router(module.router)
+    modules = (reports, watermarks, leases, runs, pipelines, operations)
+    mount(app, *(module.router for module in modules))
     app.openapi = lambda: _openapi(app)
     return app
 

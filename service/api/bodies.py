@@ -90,6 +90,15 @@ class KeyRangeReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     holds: Holds | UnsetType = UNSET
 
 
+class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report of a source that says nothing but a watermark for each shard."""
+
+    token: Token
+    ranges: dict[str, int]
+    epoch: Number | None = None
+    input_watermark: None = None
+
+
 class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
     """A report for shards of a source."""
 

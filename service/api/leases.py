@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
+from service.api import routing
 from service.api.bodies import (
     ClaimBody,
     GrantBody,
@@ -24,7 +25,7 @@ from service.errors import (
 )
 from service.live.port import Claim, Rank
 
-router = APIRouter(tags=["leases"])
+router = routing.router("leases")
 _claim = msgspec.json.Decoder(ClaimBody)
 _tokens = msgspec.json.Decoder(Tokens)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from service.api import routing
 from service.api.bodies import HealthBody
 from service.api.exchange import aggregator, answer, describe, state
 from service.errors import UnavailableError
 
-router = APIRouter(tags=["operations"])
+router = routing.router("operations")
 
 
 @router.get("/healthz", **describe(gives=HealthBody))
-async def healthz() -> Response:
+async def healthz(_request: Request) -> Response:
     """Tell that the process is alive."""
     return answer(HealthBody())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from service.aggregator import Precondition, layout_etag
+from service.api import routing
 from service.api.bodies import JobBody, JobLine, JobsBody, job_body
 from service.api.exchange import (
     MAX_PIPELINE_BODY,
@@ -28,7 +29,7 @@ from service.errors import (
 from service.ledger.port import StoredJob
 from service.spec import PipelineSpec
 
-router = APIRouter(tags=["pipelines"])
+router = routing.router("pipelines")
 _decoder = msgspec.json.Decoder(PipelineSpec)
 _etag = {"ETag": "Names this specification, for If-Match"}
 

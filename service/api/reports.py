@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
-from fastapi import APIRouter, Request, Response
-from msgspec import UNSET
+from fastapi import Request, Response
+from msgspec import UNSET, UnsetType
 
+from service.api import routing
 from service.api.bodies import (
     MAX_REPORTED,
     CommitBody,
     CommittedBody,
     KeyedReport,
+    PlainReport,
     RejectedBody,
     ReportedBody,
     ShardReport,
@@ -40,7 +43,8 @@ from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
 from service.live.port import Commit, Holds, Report, StageCommit
 
-router = APIRouter(tags=["reports"])
+router = routing.router("reports")
+_plain = msgspec.json.Decoder(PlainReport)
 _source = msgspec.json.Decoder(SourceReport)
 _keyed = msgspec.json.Decoder(KeyedReport)
 _commit = msgspec.json.Decoder(CommitBody)
@@ -92,31 +96,36 @@ def read_report(stage: str, kind: Stage, body: bytes) -> Report:
 
 
 def _read_source(body: bytes) -> Report:
+    try:
+        plain = _plain.decode(body)
+    except msgspec.DecodeError:
+        return _read_shards(body)
+    # Nothing but watermarks, by far the most common report: they are their own promises.
+    _check_size(plain.ranges)
+    _check_times("ranges", plain.ranges)
+    return Report(plain.token, list(plain.ranges), list(plain.ranges.values()), epoch=plain.epoch)
+
+
+def _read_shards(body: bytes) -> Report:
     said = decode(_source, body, InvalidReportError)
     _check_size(said.ranges)
-    ranges = said.ranges
-    if set(map(type, ranges.values())) == {int}:
-        # Nothing but watermarks, by far the most common report: it is its own promises.
-        promises: dict[str, int] = ranges  # type: ignore[assignment]
-        _check_times("ranges", promises)
-        return Report(said.token, promises, said.epoch)
-    promises = {}
-    holds: dict[str, Holds] = {}
-    for range_name, word in ranges.items():
-        if not isinstance(word, ShardReport):
-            promises[range_name] = from_wire(word)
-            continue
-        promises[range_name] = _shard_promise(range_name, word)
-        if word.holds is not UNSET and word.holds:
-            holds[range_name] = word.holds
-    _check_times("ranges", promises)
+    words = said.ranges
+    _check_times("ranges", {n: w for n, w in words.items() if isinstance(w, int)})
     return Report(
         said.token,
-        promises,
-        said.epoch,
-        idle=frozenset(n for n, w in ranges.items() if isinstance(w, ShardReport) and w.idle),
-        holds=holds,
+        list(words),
+        [
+            _shard_promise(n, w) if isinstance(w, ShardReport) else from_wire(w)
+            for n, w in words.items()
+        ],
+        idle=[isinstance(w, ShardReport) and w.idle for w in words.values()],
+        holds=[_some(w.holds) if isinstance(w, ShardReport) else None for w in words.values()],
+        epoch=said.epoch,
     )
+
+
+def _some(holds: dict[str, int] | UnsetType) -> Holds | None:
+    return None if holds is UNSET or not holds else holds
 
 
 def _shard_promise(range_name: str, word: ShardReport) -> int:
@@ -129,7 +138,7 @@ def _shard_promise(range_name: str, word: ShardReport) -> int:
         raise InvalidReportError(
             f"ranges.{range_name}.watermark is missing: say a time, null, idle or final"
         )
-    holds = {} if word.holds is UNSET else word.holds
+    holds = _some(word.holds) or {}
     _check_times(f"ranges.{range_name}.holds", holds)
     watermark = MIN if word.watermark is UNSET else from_wire(word.watermark)
     _check_times(f"ranges.{range_name}", {"watermark": watermark})
@@ -147,25 +156,25 @@ def _read_keyed(body: bytes) -> Report:
         )
     observed = MAX if said.input_watermark is UNSET else from_wire(said.input_watermark)
     _check_times("the report", {"input_watermark": observed})
-    promises: dict[str, int] = {}
-    holds: dict[str, Holds] = {}
-    for range_name, word in said.ranges.items():
-        kept = word.holds
-        if kept is UNSET or not kept:
-            promises[range_name] = observed
-        else:
-            promises[range_name] = keyed_promise(observed, kept.values())
-            holds[range_name] = kept
-    for range_name, kept in holds.items():
-        _check_times("ranges." + range_name + ".holds", kept)
+    holds = [_some(word.holds) for word in said.ranges.values()]
+    _check_holds(said.ranges, holds)
     return Report(
         said.token,
-        promises,
-        said.epoch,
+        list(said.ranges),
+        [keyed_promise(observed, kept.values()) if kept else observed for kept in holds],
+        holds=holds,
+        epoch=said.epoch,
         observed_input=None if capped_at_commit else observed,
         capped_at_commit=capped_at_commit,
-        holds=holds,
     )
+
+
+def _check_holds(ranges: Iterable[str], holds: Sequence[Holds | None]) -> None:
+    """Refuse a hold that is no time. All are looked over at once, and one by one only to name it."""
+    times = list(chain.from_iterable(kept.values() for kept in holds if kept))
+    if times and not (min(times) >= EARLIEST and max(times) <= LATEST):
+        for range_name, kept in zip(ranges, holds, strict=True):
+            _check_times(f"ranges.{range_name}.holds", kept or {})
 
 
 def _check_size(ranges: Mapping[str, object]) -> None:

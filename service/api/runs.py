@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
+from service.api import routing
 from service.api.bodies import OpenRun, RunBody
 from service.api.exchange import aggregator, answer, decode, describe, name, read
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 
-router = APIRouter(tags=["runs"])
+router = routing.router("runs")
 _decoder = msgspec.json.Decoder(OpenRun)
 
 

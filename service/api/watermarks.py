@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from service.aggregator import Aggregator, StageState
+from service.api import routing
 from service.api.bodies import (
     RangesBody,
     SnapshotBody,
@@ -32,7 +33,7 @@ from service.errors import InvalidRequestError, UnknownJobError, UnknownStageErr
 from service.frontier.ranges import KeyRange
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
 
-router = APIRouter(tags=["watermarks"])
+router = routing.router("watermarks")
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
 

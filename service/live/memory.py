@@ -10,9 +10,10 @@ import asyncio
 import heapq
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import numpy as np
 
@@ -436,28 +437,19 @@ class MemoryLiveStore:
         lease = self._current_lease(found, stage, state, report.token, now_ms)
         _check_epoch(stage, state, report.epoch)
         _check_observed(stage, state, report.observed_input)
-        indices, covered = table.covered(lease.fence, report.promises)
-        rejected = _rejected(report.promises, indices, covered, lease)
-        if len(rejected) == len(indices):
-            raise LeaseLostError(
-                f"the token covers none of these {len(indices)} ranges of stage {stage!r}",
-                reason=rejected[0][1],
-            )
+        rejected: list[tuple[str, LostReason]] = []
+        indices = table.covered(lease.fence, report.ranges)
+        if indices is None:
+            report, rejected = _partly(report, lease, table)
+            indices = [table.index[name] for name in report.ranges]
         lease.deadline_ms = now_ms + lease.ttl_ms
-        names, promises = list(report.promises), list(report.promises.values())
-        if rejected:
-            kept = [k for k, ok in enumerate(covered) if ok]
-            indices = [indices[k] for k in kept]
-            promises = [promises[k] for k in kept]
-            names = [names[k] for k in kept]
-        idle = [name in report.idle for name in names] if report.idle else [False] * len(names)
-        self._note(table, indices, names, report)
+        table.note(indices, report.holds, self._clock.wall_ms())
         if report.epoch is None:
-            behind = table.say(indices, promises, idle)
+            behind = table.say(indices, report.promises, report.idle)
             if table.unsaved:
                 self._unsaved.add((job, stage))
         else:
-            behind = _wait(state, table, report.epoch, report, lease.fence, indices, promises, idle)
+            behind = _wait(state, table, report, report.epoch, lease.fence, indices)
         return Reported(
             accepted=len(indices),
             behind=[table.name(index) for index in behind],
@@ -479,14 +471,6 @@ class MemoryLiveStore:
         if reason is not None:
             raise LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
         return lease
-
-    def _note(
-        self, table: RangeTable, indices: Sequence[int], names: Sequence[str], report: Report
-    ) -> None:
-        wall_ms = self._clock.wall_ms()
-        table.reported_at_ms[indices] = wall_ms
-        if report.holds or table.holds:
-            table.keep_holds(indices, [report.holds.get(name) for name in names])
 
     async def commit(self, job: str, commit: Commit) -> Committed:
         """See the port."""
@@ -702,20 +686,30 @@ def _check_observed(stage: str, state: _Stage, observed: int | None) -> None:
         )
 
 
-def _rejected(
-    names: Iterable[str],
-    indices: Sequence[int],
-    covered: Sequence[bool],
-    lease: _Lease,
-) -> list[tuple[str, LostReason]]:
-    if all(covered):
-        return []
+def _partly(
+    report: Report, lease: _Lease, table: RangeTable
+) -> tuple[Report, list[tuple[str, LostReason]]]:
+    """Cut a report down to what its lease is still on; say why not, of the rest."""
+    kept = [k for k, name in enumerate(report.ranges) if table.is_on(lease.fence, name)]
     members = set(lease.members.tolist())
-    return [
-        (name, "superseded" if index in members else "unknown")
-        for name, index, ok in zip(names, indices, covered, strict=True)
-        if not ok
+    rejected: list[tuple[str, LostReason]] = [
+        (name, "superseded" if table.index.get(name) in members else "unknown")
+        for name in report.ranges
+        if not table.is_on(lease.fence, name)
     ]
+    if not kept:
+        raise LeaseLostError(
+            f"the token covers none of these {len(rejected)} ranges of stage {lease.stage!r}",
+            reason=rejected[0][1],
+        )
+    part = replace(
+        report,
+        ranges=[report.ranges[k] for k in kept],
+        promises=[report.promises[k] for k in kept],
+        idle=None if report.idle is None else [report.idle[k] for k in kept],
+        holds=None if report.holds is None else [report.holds[k] for k in kept],
+    )
+    return part, rejected
 
 
 def _is_ahead(state: _Stage, agreement: Agreement) -> bool:
@@ -728,17 +722,17 @@ def _is_ahead(state: _Stage, agreement: Agreement) -> bool:
 def _wait(
     state: _Stage,
     table: RangeTable,
-    epoch: int,
     report: Report,
+    epoch: int,
     fence: int,
-    indices: Sequence[int],
-    promises: Sequence[int],
-    idle: Sequence[bool],
+    indices: Sequence[int] | Int64s,
 ) -> list[int]:
     """Let what was said wait for the epoch; return the indices of what is behind already."""
     waiting = state.waiting.setdefault(epoch, {})
     behind: list[int] = []
-    for index, promise, is_idle in zip(indices, promises, idle, strict=True):
+    numbers: list[int] = np.asarray(indices).tolist()
+    idle = report.idle or repeat(False)
+    for index, promise, is_idle in zip(numbers, report.promises, idle, strict=False):
         said = _Waiting(promise, report.capped_at_commit, is_idle, fence)
         earlier = waiting.get(index)
         waiting[index] = said if earlier is None else earlier.joined(said)

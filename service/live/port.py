@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from service.frontier.agreement import Agreement
@@ -114,14 +114,18 @@ class Report:
     """What a worker says, folded by the rules of `service.frontier.promises`."""
 
     token: str
-    promises: Mapping[str, int]
-    """A promise per range. With `capped_at_commit`, only its holds: the commit brings the input."""
+    ranges: Sequence[str]
+    """No range twice. The columns below go with it."""
+    promises: Sequence[int]
+    """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
+    idle: Sequence[bool] | None = None
+    """None: nobody is."""
+    holds: Sequence[Holds | None] | None = None
+    """None: nobody has any."""
     epoch: int | None = None
     observed_input: int | None = None
     """The input watermark that the worker says it has observed; checked against the published one."""
     capped_at_commit: bool = False
-    idle: frozenset[str] = frozenset()
-    holds: Mapping[str, Holds] = field(default_factory=dict[str, Holds])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ look at the others, so their minimum is kept in a tournament tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -85,33 +86,46 @@ class RangeTable:
         """Those of the indices `among` that this lease is still on."""
         return among[self.owner[among] == fence]
 
-    def covered(self, fence: int, names: Iterable[str]) -> tuple[list[int], list[bool]]:
-        """Look ranges up; tell for each whether this lease is on it. An unknown one has index -1."""
-        find = self.index.get
-        indices = [find(name, -1) for name in names]
+    def covered(self, fence: int, names: Sequence[str]) -> list[int] | Int64s | None:
+        """Look ranges up that this lease is on; None: there is one that it is not on."""
+        try:
+            indices = list(map(self.index.__getitem__, names))
+        except KeyError:
+            return None
         if len(indices) < BULK:
             owner = self._owner_view
-            return indices, [i >= 0 and owner[i] == fence for i in indices]
+            return indices if all(owner[i] == fence for i in indices) else None
         at = np.array(indices, dtype=np.int64)
-        return indices, ((at >= 0) & (self.owner[at] == fence)).tolist()
+        return at if bool((self.owner[at] == fence).all()) else None
+
+    def is_on(self, fence: int, name: str) -> bool:
+        """Tell whether this lease is on a range of this name."""
+        index = self.index.get(name)
+        return index is not None and self._owner_view[index] == fence
 
     def say(
-        self, indices: Sequence[int], promises: Sequence[int], idle: Sequence[bool]
+        self,
+        indices: Sequence[int] | Int64s,
+        promises: Sequence[int],
+        idle: Sequence[bool] | None = None,
     ) -> list[int]:
         """Take a word from each of these ranges, no range twice.
 
         A promise joins the earlier ones of its range; idleness is as said last. Returns the indices
         of those whose earlier promise was the greater: they are behind, and change nothing.
         """
-        if len(indices) < BULK:
+        if len(promises) < BULK:
             return [
                 i
-                for i, promise, is_idle in zip(indices, promises, idle, strict=True)
+                for i, promise, is_idle in zip(
+                    indices, promises, idle or repeat(False), strict=False
+                )
                 if self._say(i, promise, is_idle)
             ]
-        at = np.array(indices, dtype=np.int64)
+        at = np.asarray(indices, dtype=np.int64)
         said = np.array(promises, dtype=np.int64)
-        return self._say_many(at, said, np.array(idle, dtype=np.bool_))
+        is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
+        return self._say_many(at, said, is_idle)
 
     def _say(self, index: int, promise: int, idle: bool) -> bool:
         earlier = self._promise_view[index]
@@ -168,11 +182,15 @@ class RangeTable:
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
                 self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
 
-    def keep_holds(self, indices: Sequence[int], holds: Sequence[Holds | None]) -> None:
-        """Remember the latest holds of these ranges."""
-        if not self.holds and not any(holds):
+    def note(
+        self, indices: Sequence[int] | Int64s, holds: Sequence[Holds | None] | None, at_ms: int
+    ) -> None:
+        """Remember when these ranges reported last, and which holds they have now."""
+        self.reported_at_ms[indices] = at_ms
+        if holds is None and not self.holds:
             return
-        for index, said in zip(indices, holds, strict=True):
+        numbers = indices if isinstance(indices, list) else np.asarray(indices).tolist()
+        for index, said in zip(numbers, holds or repeat(None), strict=False):
             if said:
                 self.holds[index] = said
             else:
