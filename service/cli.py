@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import logging.config
 import socket
+import sys
 from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
@@ -51,7 +53,8 @@ LedgerUrl = Annotated[str | None, typer.Option(help="Where the hard state is.", 
 
 
 @app.command(
-    epilog="Example: `tidegauge serve --port 8000 --ledger-url sqlite+aiosqlite:///tidegauge.db`"
+    name="serve",
+    epilog="Example: `tidegauge serve --port 8000 --ledger-url sqlite+aiosqlite:///tidegauge.db`",
 )
 def serve(
     ledger_url: LedgerUrl = None,
@@ -95,6 +98,9 @@ def serve(
     server = uvicorn.Server(config)
     address = listener.getsockname()
     typer.echo(f"tidegauge listens on http://{address[0]}:{address[1]}")
+    # A report of a thousand ranges makes as many objects, all of which are gone with its answer: with
+    # the default threshold the collector would walk through everything for each of them.
+    gc.set_threshold(100_000, 20, 100)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     if not server.started:
@@ -116,7 +122,9 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-@app.command(epilog="Example: `tidegauge migrate --ledger-url postgresql+psycopg://…`")
+@app.command(
+    name="migrate", epilog="Example: `tidegauge migrate --ledger-url postgresql+psycopg://…`"
+)
 def migrate(
     ledger_url: LedgerUrl = None,
 ) -> None:
@@ -177,10 +185,12 @@ def _logging(settings: Settings) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command, with those that other packages add."""
-    for found in entry_points(group="tidegauge.commands"):
-        # An installation that only serves has no PySpark, and needs none.
-        with contextlib.suppress(ImportError):
-            app.command(found.name)(found.load())
+    ours = {command.name for command in app.registered_commands}
+    if not ours.intersection(sys.argv[1:2]):
+        for found in entry_points(group="tidegauge.commands"):
+            # An installation that only serves has no PySpark, and needs none.
+            with contextlib.suppress(ImportError):
+                app.command(found.name)(found.load())
     app()
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from service.aggregator import StageState
 from service.frontier.graph import Status
@@ -79,7 +79,7 @@ class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a source's shard says."""
 
     watermark: Time | UnsetType | None = UNSET
-    holds: Holds | UnsetType = UNSET
+    holds: Holds = field(default_factory=dict[str, int])
     idle: bool = False
     final: bool = False
 
@@ -87,7 +87,7 @@ class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class KeyRangeReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a key range says: its holds; its promise is capped by the report's input_watermark."""
 
-    holds: Holds | UnsetType = UNSET
+    holds: Holds = field(default_factory=dict[str, int])
 
 
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ from itertools import chain
 
 import msgspec
 from fastapi import Request, Response
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from service.api import routing
 from service.api.bodies import (
@@ -39,9 +39,9 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.graph import Stage
-from service.frontier.promises import keyed_promise, source_promise
+from service.frontier.promises import keyed_promises, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
-from service.live.port import Commit, Holds, Report, StageCommit
+from service.live.port import Commit, Report, StageCommit
 
 router = routing.router("reports")
 _plain = msgspec.json.Decoder(PlainReport)
@@ -119,13 +119,9 @@ def _read_shards(body: bytes) -> Report:
             for n, w in words.items()
         ],
         idle=[isinstance(w, ShardReport) and w.idle for w in words.values()],
-        holds=[_some(w.holds) if isinstance(w, ShardReport) else None for w in words.values()],
+        holds=[w.holds if isinstance(w, ShardReport) else None for w in words.values()],
         epoch=said.epoch,
     )
-
-
-def _some(holds: dict[str, int] | UnsetType) -> Holds | None:
-    return None if holds is UNSET or not holds else holds
 
 
 def _shard_promise(range_name: str, word: ShardReport) -> int:
@@ -138,11 +134,10 @@ def _shard_promise(range_name: str, word: ShardReport) -> int:
         raise InvalidReportError(
             f"ranges.{range_name}.watermark is missing: say a time, null, idle or final"
         )
-    holds = _some(word.holds) or {}
-    _check_times(f"ranges.{range_name}.holds", holds)
+    _check_times(f"ranges.{range_name}.holds", word.holds)
     watermark = MIN if word.watermark is UNSET else from_wire(word.watermark)
     _check_times(f"ranges.{range_name}", {"watermark": watermark})
-    return source_promise(watermark, holds.values(), final=word.final)
+    return source_promise(watermark, word.holds.values(), final=word.final)
 
 
 def _read_keyed(body: bytes) -> Report:
@@ -156,12 +151,12 @@ def _read_keyed(body: bytes) -> Report:
         )
     observed = MAX if said.input_watermark is UNSET else from_wire(said.input_watermark)
     _check_times("the report", {"input_watermark": observed})
-    holds = [_some(word.holds) for word in said.ranges.values()]
+    holds = [word.holds for word in said.ranges.values()]
     _check_holds(said.ranges, holds)
     return Report(
         said.token,
         list(said.ranges),
-        [keyed_promise(observed, kept.values()) if kept else observed for kept in holds],
+        keyed_promises(observed, holds),
         holds=holds,
         epoch=said.epoch,
         observed_input=None if capped_at_commit else observed,
@@ -169,12 +164,12 @@ def _read_keyed(body: bytes) -> Report:
     )
 
 
-def _check_holds(ranges: Iterable[str], holds: Sequence[Holds | None]) -> None:
+def _check_holds(ranges: Iterable[str], holds: Sequence[dict[str, int]]) -> None:
     """Refuse a hold that is no time. All are looked over at once, and one by one only to name it."""
-    times = list(chain.from_iterable(kept.values() for kept in holds if kept))
+    times = list(chain.from_iterable(kept.values() for kept in holds))
     if times and not (min(times) >= EARLIEST and max(times) <= LATEST):
         for range_name, kept in zip(ranges, holds, strict=True):
-            _check_times(f"ranges.{range_name}.holds", kept or {})
+            _check_times(f"ranges.{range_name}.holds", kept)
 
 
 def _check_size(ranges: Mapping[str, object]) -> None:
