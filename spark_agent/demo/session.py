@@ -76,6 +76,8 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
             # An idle query looks for work every 10 ms by default, which costs a core here.
             .config("spark.sql.streaming.pollingDelay", "50ms")
             .config("spark.sql.streaming.minBatchesToRetain", 2)
+            # All of them: the late rows are counted at the end.
+            .config("spark.sql.streaming.numRecentProgressUpdates", 10_000)
             .config("spark.local.dir", str(folder / "spark"))
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
             .getOrCreate()

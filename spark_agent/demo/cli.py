@@ -1,0 +1,159 @@
+"""The command `tidegauge demo`. Imports nothing of Spark until it runs: `--help` works without."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from spark_agent.demo.outcome import CannotRunError, Outcome, Plan
+from spark_agent.durations import duration_ms
+
+_EXIT_UNEQUAL: Final = 1
+_EXIT_CANNOT: Final = 2
+_DEFAULT_DAYS: Final = 90
+_WHOLE_YEAR: Final = 366
+"""The last flights of 2013 left after midnight, by UTC."""
+_BATCHES: Final = 24
+"""Slices to read the logs in: enough to see the watermarks wander, few enough for two cores."""
+
+
+def demo(
+    *,
+    days: Annotated[
+        int, typer.Option(min=1, max=_WHOLE_YEAR, help="Take the first so many days of 2013.")
+    ] = _DEFAULT_DAYS,
+    full: Annotated[bool, typer.Option("--full", help="Take the whole year.")] = False,
+    bound: Annotated[
+        str, typer.Option(help="How late a flight may be logged; below 12h some are.")
+    ] = "12h",
+    slice_days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Days of the logs that one batch reads.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            help="Port of the service; a free one if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Empty folder to work in; a temporary one if left out.", show_default=False
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the service running and the folder in place.")
+    ] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the outcome as JSON, nothing else.")
+    ] = False,
+) -> None:
+    """Run New York's flights of 2013 through Spark and tidegauge, then check every window.
+
+    Two sources, a session for each aircraft, the weekly average over both: three streaming queries
+    that close their windows by tidegauge's watermarks alone. A plain batch job computes the same.
+
+    Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here.
+
+    Examples: `tidegauge demo`, `tidegauge demo --full`, `tidegauge demo --days 14 --bound 4h`,
+    `tidegauge demo --keep --port 8000`.
+    """
+    try:
+        plan = Plan(
+            days=_WHOLE_YEAR if full else days,
+            bound_ms=_bound_ms(bound),
+            slice_days=slice_days or -(-(_WHOLE_YEAR if full else days) // _BATCHES),
+            port=port,
+            keep=keep,
+            quiet=json_,
+        )
+        with _workplace(folder, keep=keep) as place:
+            outcome: Outcome = _runner().run(plan, place)
+    except CannotRunError as problem:
+        Console(stderr=True, soft_wrap=True).print(
+            f"tidegauge demo: {problem}", markup=False, highlight=False
+        )
+        raise typer.Exit(_EXIT_CANNOT) from None
+    _tell(outcome, as_json=json_)
+    if not outcome.all_equal:
+        raise typer.Exit(_EXIT_UNEQUAL)
+
+
+def _bound_ms(text: str) -> int:
+    try:
+        return duration_ms(text, name="--bound")
+    except ValueError as error:
+        raise CannotRunError(str(error)) from None
+
+
+def _runner() -> Any:  # noqa: ANN401  (a module)
+    try:
+        return importlib.import_module("spark_agent.demo.run")
+    except ModuleNotFoundError as error:
+        raise CannotRunError(
+            f"{error.name} is not installed: install tidegauge with its extra, 'tidegauge[demo]'"
+        ) from None
+
+
+@contextmanager
+def _workplace(folder: Path | None, *, keep: bool) -> Generator[Path]:
+    """Give an empty folder; a temporary one goes at the end, unless it is to be kept."""
+    place = _make_folder(folder)
+    try:
+        yield place
+    finally:
+        if folder is None and not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _make_folder(folder: Path | None) -> Path:
+    try:
+        place = (folder or Path(tempfile.mkdtemp(prefix="tidegauge-demo-"))).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / ".writable").touch()
+        (place / ".writable").unlink()
+    except OSError as error:
+        where = folder or tempfile.gettempdir()
+        raise CannotRunError(
+            f"cannot write to {where} ({error.strerror}): choose another folder with --folder"
+        ) from None
+    if any(place.iterdir()):
+        raise CannotRunError(f"{place} is not empty: choose an empty folder with --folder")
+    return place
+
+
+def _tell(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(outcome.as_json()))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"{outcome.flights:,} flights of {outcome.days} days in {outcome.seconds:.0f} s; "
+        f"{outcome.late_rows:,} rows were late"
+    )
+    verdict = "every window equals" if outcome.all_equal else "NOT every window equals"
+    console.print(
+        f"{verdict} the batch answer: {outcome.equal_sessions:,} of {outcome.sessions:,} sessions, "
+        f"{outcome.equal_weeks:,} of {outcome.weeks:,} weeks",
+        style="bold green" if outcome.all_equal else "bold red",
+    )
+    if outcome.late_rows and not outcome.all_equal:
+        console.print("(flights were logged later than --bound says: their sessions were closed)")
+    if outcome.service_url:
+        console.print(
+            f"tidegauge still runs at {outcome.service_url} (process {outcome.service_pid}), "
+            f"folder {outcome.folder}"
+        )

@@ -1,0 +1,50 @@
+"""What the demonstration is asked for, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class CannotRunError(Exception):
+    """The demonstration cannot run here; the text is one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for."""
+
+    days: int
+    bound_ms: int
+    slice_days: int
+    port: int | None
+    keep: bool
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    flights: int
+    days: int
+    seconds: float
+    late_rows: int
+    """Rows that Spark dropped because their windows were closed."""
+    equal_sessions: int
+    sessions: int
+    equal_weeks: int
+    weeks: int
+    service_url: str | None = None
+    """Where the service still runs, if it was to be kept; `service_pid` ends it."""
+    service_pid: int | None = None
+    folder: str | None = None
+
+    @property
+    def all_equal(self) -> bool:
+        """Every window is as the batch job has it."""
+        return (self.equal_sessions, self.equal_weeks) == (self.sessions, self.weeks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return asdict(self) | {"all_equal": self.all_equal}

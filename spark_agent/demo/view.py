@@ -1,0 +1,209 @@
+"""What the demonstration shows while it runs: where every stage is, and what holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spark_agent.client import MAX_MS, AggregatorError, Client, StageWatermark
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLine:
+    """One stage at one moment. Watermarks and lag in ms of event time."""
+
+    stage: str
+    input_ms: int | None
+    output_ms: int | None
+    status: str
+    lag_ms: int | None
+    """How far the output is behind the newest event that the sources have read."""
+    held_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All stages at one moment, and which part of the way (0 to 1) the whole pipeline is."""
+
+    lines: Sequence[StageLine]
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """The stretch of event time (ms) to go, and by how much (ms) the sources hold back."""
+
+    job: str
+    stages: Sequence[str]
+    sources: Sequence[str]
+    start_ms: int
+    end_ms: int
+    bound_ms: int
+
+    def look(self, client: Client) -> Moment | None:
+        """Ask tidegauge where everything is; None if it does not say."""
+        try:
+            watermarks = client.watermarks(self.job)
+            held = {each: _holder(client, self.job, each, watermarks[each]) for each in self.stages}
+        except AggregatorError:
+            return None
+        newest_ms = self._newest_ms(watermarks)
+        lines = [
+            StageLine(
+                stage,
+                watermarks[stage].input_ms,
+                watermarks[stage].output_ms,
+                watermarks[stage].status,
+                _lag_ms(watermarks[stage].output_ms, newest_ms),
+                held[stage],
+            )
+            for stage in self.stages
+        ]
+        parts = [self._part(line.output_ms) for line in lines]
+        return Moment(lines, sum(parts) / len(parts))
+
+    def _newest_ms(self, watermarks: Mapping[str, StageWatermark]) -> int | None:
+        outputs = [watermarks[source].output_ms for source in self.sources]
+        known = [output for output in outputs if output is not None]
+        if not known:
+            return None
+        return min(max(known), self.end_ms - self.bound_ms) + self.bound_ms
+
+    def _part(self, output_ms: int | None) -> float:
+        if output_ms is None:
+            return 0.0
+        part = (output_ms - self.start_ms) / (self.end_ms - self.start_ms)
+        # A watermark at the end of the days is not yet the end: sessions are still open.
+        return 1.0 if output_ms == MAX_MS else min(max(part, 0.0), 0.99)
+
+
+def _lag_ms(output_ms: int | None, newest_ms: int | None) -> int | None:
+    if output_ms is None or newest_ms is None:
+        return None
+    return max(newest_ms - output_ms, 0)
+
+
+def _holder(client: Client, job: str, stage: str, watermark: StageWatermark) -> str:
+    """Name the range that promised least: the stage waits for it."""
+    if watermark.final:
+        return ""
+    lowest = client.lowest_range(job, stage)
+    return str(lowest["range"]) if lowest else ""
+
+
+class View(Protocol):
+    """Where moments are shown."""
+
+    def show(self, moment: Moment) -> None:
+        """Show the newest."""
+        ...
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class LiveView:
+    """A table that stays in its place on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+
+    def show(self, moment: Moment) -> None:
+        """See `View`."""
+        self._live.update(Group(_table(moment), ProgressBar(total=1.0, completed=moment.done)))
+
+    def __enter__(self) -> View:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+class PlainView:
+    """A line each tenth of the way, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._tenth = -1
+
+    def show(self, moment: Moment) -> None:
+        """See `View`."""
+        tenth = int(moment.done * 10)
+        if tenth > self._tenth:
+            self._tenth = tenth
+            where = ", ".join(f"{line.stage} {instant(line.output_ms)}" for line in moment.lines)
+            self._console.print(f"{tenth * 10:3d} %  {where}", highlight=False)
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class NoView:
+    """Nowhere."""
+
+    def show(self, moment: Moment) -> None:
+        """See `View`."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+def _table(moment: Moment) -> Table:
+    table = Table(expand=True)
+    for title in ("stage", "input watermark", "output watermark", "status", "lag", "held by"):
+        table.add_column(title, no_wrap=True)
+    for line in moment.lines:
+        style = {"final": "green", "unknown": "dim"}.get(line.status, "")
+        table.add_row(
+            line.stage,
+            instant(line.input_ms),
+            instant(line.output_ms),
+            Text(line.status, style=style),
+            span(line.lag_ms),
+            line.held_by,
+        )
+    return table
+
+
+def instant(time_ms: int | None) -> str:
+    """Write a watermark for people.
+
+    >>> instant(None), instant(1_357_041_600_000), instant(MAX_MS)
+    ('-', '2013-01-01 12:00', 'end of time')
+    """
+    if time_ms is None:
+        return "-"
+    if time_ms == MAX_MS:
+        return "end of time"
+    return f"{_EPOCH + timedelta(milliseconds=time_ms):%Y-%m-%d %H:%M}"
+
+
+def span(duration_ms: int | None) -> str:
+    """Write a duration for people.
+
+    >>> span(None), span(43_260_000), span(266_400_000)
+    ('-', '12:01 h', '3 d 02 h')
+    """
+    if duration_ms is None:
+        return "-"
+    days, rest = divmod(duration_ms // 60_000, 24 * 60)
+    hours, minutes = divmod(rest, 60)
+    return f"{days} d {hours:02d} h" if days else f"{hours}:{minutes:02d} h"
