@@ -88,7 +88,7 @@ class StageWatermark:
 class Pipeline:
     """A checked graph. Raises `InvalidPipelineError`, naming the stage, if it is none.
 
-    >>> Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(2))}).order
+    >>> Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",))}).order
     ('s', 'k')
     >>> Pipeline({"a": Stage(("b",)), "b": Stage(("a",))})
     Traceback (most recent call last):
