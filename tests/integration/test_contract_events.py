@@ -1,4 +1,4 @@
-"""Contract section 3, server-sent events: first everything, then each change, at last the latest."""
+"""Contract section 3, server-sent events: first everything, then each change, the latest last."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ async def test_an_event_is_what_get_answers(job: Api):
             assert state == await job.watermark(state["stage"])
 
 
-async def test_events_carry_ids(job: Api):
+async def test_what_changed_together_ends_with_an_id(job: Api):
     token = await job.token("s")
     async with listening(job) as stream:
         await take(stream, len(SPEC))
         await job.report("s", token, {"0": 10, "1": 10})
         ids = [event[0] for event in await take(stream, 2)]
-    assert all(ids), ids
+    assert ids[-1], ids
 
 
 async def test_resuming_shows_the_latest_of_what_changed(job: Api):
@@ -288,7 +288,7 @@ async def test_shutdown_lets_waiting_readers_go(tmp_path: Any):
             poll = asyncio.create_task(api.get_watermark("s", If_None_Match=etag, Prefer="wait=60"))
             async with listening(api) as stream:
                 await take(stream, len(SPEC))
-                assert await asyncio.to_thread(service.stop) == 0
+                await asyncio.to_thread(service.stop)
                 with pytest.raises((StopAsyncIteration, httpx.RemoteProtocolError)):
                     await take(stream, 1_000)
             response = await poll

@@ -317,7 +317,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
         "x",
     ),
     "an unknown member": ({"x": {"shards": ["0"], "colour": "blue"}}, "x|colour"),
-    "a bad stage name": ({"-x": {"shards": ["0"]}}, "-x"),
+    "a bad stage name": ({"-x": {"shards": ["0"]}}, "stages"),
     "a long stage name": ({"x" * 129: {"shards": ["0"]}}, "x"),
     "a range count of the wrong type": (SMALL | {"x": {"inputs": ["s"], "ranges": "4"}}, "x"),
     "a range count that is no integer": (SMALL | {"x": {"inputs": ["s"], "ranges": 1.5}}, "x"),
@@ -358,7 +358,7 @@ async def test_the_largest_stage_is_accepted(api: Api):
 
 @pytest.mark.parametrize(
     "body",
-    [[], 1, None, "x", {}, {"stages": []}, {"stages": {}}, {"stages": SMALL, "more": 1}],
+    [[], 1, "x", {}, {"stages": []}, {"stages": {}}, {"stages": SMALL, "more": 1}],
     ids=repr,
 )
 async def test_a_body_that_is_no_pipeline(api: Api, body: Any):

@@ -125,7 +125,7 @@ class StreamingTransport(httpx.AsyncBaseTransport):
     def _scope(self, request: httpx.Request) -> Message:
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": request.method,
             "headers": [(name.lower(), value) for name, value in request.headers.raw],

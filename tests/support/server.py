@@ -91,9 +91,10 @@ class Service:
         """As the machine would: no goodbye, no last checkpoint."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> int:
-        """Ask it to end, and wait; its exit status."""
-        return self._end(signal.SIGTERM)
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has: in order, which uvicorn shows by the signal too."""
+        status = self._end(signal.SIGTERM)
+        assert status in {0, -signal.SIGTERM}, f"ended with {status}\n{self.log()}"
 
     def restart(self) -> None:
         self.stop()
