@@ -17,6 +17,7 @@ import numpy as np
 
 from service.clock import Clock
 from service.errors import (
+    LeaseConflictError,
     PreconditionFailedError,
     PreconditionRequiredError,
     ProblemError,
@@ -290,7 +291,11 @@ class Aggregator:
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`."""
         await self._settle(job)
-        grant = await self._live.claim(job, stage, claim)
+        try:
+            grant = await self._live.claim(job, stage, claim)
+        except LeaseConflictError as error:
+            self._metrics.ranges_denied.inc(len(error.denied))
+            raise
         self._metrics.leases_granted.inc()
         if grant.denied:
             self._metrics.ranges_denied.inc(len(grant.denied))

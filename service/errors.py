@@ -6,6 +6,7 @@ the same classes make the error part of the OpenAPI. A refused request changes n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -114,6 +115,11 @@ class LeaseConflictError(ProblemError):
 
     slug = "lease-conflict"
     status = 409
+
+    def __init__(self, detail: str, denied: Sequence[object]) -> None:
+        super().__init__(detail, denied=denied)
+        self.denied = denied
+        """What was asked for, each with its reason."""
 
 
 class LeaseLostError(ProblemError):

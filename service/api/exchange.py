@@ -88,14 +88,23 @@ def decode(
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise refusal(_explain(decoder.type, body, str(error))) from None
+        said = str(error)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedJsonError(f"the body is not JSON: {error}") from None
+        raise _malformed(error) from None
+    try:
+        # The first thing that does not fit ended the decoding: what follows may be no JSON at all.
+        members: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _malformed(error) from None
+    raise refusal(_explain(decoder.type, members, said))
 
 
-def _explain(kind: type, body: bytes, said: str) -> str:
+def _malformed(error: Exception) -> MalformedJsonError:
+    return MalformedJsonError(f"the body is not JSON: {error}")
+
+
+def _explain(kind: type, members: object, said: str) -> str:
     """Find the entry that does not fit: in a mapping, msgspec writes `[...]` for its key."""
-    members: Any = msgspec.json.decode(body)
     if "[...]" not in said or not isinstance(members, dict):
         return said
     for field in msgspec.structs.fields(kind):

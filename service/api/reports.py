@@ -135,8 +135,9 @@ def _shard_promise(range_name: str, word: ShardReport) -> int:
             f"ranges.{range_name}.watermark is missing: say a time, null, idle or final"
         )
     _check_times(f"ranges.{range_name}.holds", word.holds)
+    if isinstance(word.watermark, int):
+        _check_times(f"ranges.{range_name}", {"watermark": word.watermark})
     watermark = MIN if word.watermark is UNSET else from_wire(word.watermark)
-    _check_times(f"ranges.{range_name}", {"watermark": watermark})
     return source_promise(watermark, word.holds.values(), final=word.final)
 
 
@@ -150,7 +151,8 @@ def _read_keyed(body: bytes) -> Report:
             " observed (null: none yet); only with an epoch may it come with the commit"
         )
     observed = MAX if said.input_watermark is UNSET else from_wire(said.input_watermark)
-    _check_times("the report", {"input_watermark": observed})
+    if isinstance(said.input_watermark, int):
+        _check_times("the report", {"input_watermark": said.input_watermark})
     holds = [word.holds for word in said.ranges.values()]
     _check_holds(said.ranges, holds)
     return Report(
@@ -182,12 +184,12 @@ def _check_size(ranges: Mapping[str, object]) -> None:
 
 
 def _check_times(where: str, times: Mapping[str, int]) -> None:
-    """Refuse a time that is none. MIN stands for `null`, which was allowed where it can be here."""
+    """Refuse a time that is none."""
     values = times.values()
     if not values or (min(values) >= EARLIEST and max(values) <= LATEST):
         return
     for member, value in times.items():
-        if value != MIN and not is_timestamp(value):
+        if not is_timestamp(value):
             raise InvalidReportError(
                 f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
                 f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
@@ -228,18 +230,16 @@ async def commit(request: Request) -> Response:
 def _observed(stage: str, kind: Stage, word: StageCommitBody) -> int | None:
     if word.input_watermark is UNSET:
         return None
-    observed = from_wire(word.input_watermark)
-    if kind.is_source and observed != MIN:
+    observed = word.input_watermark
+    if observed is None:
+        return None if kind.is_source else MIN
+    if kind.is_source:
         raise InvalidRequestError(
             f"stages.{stage}.input_watermark is {observed}: a source has no input"
         )
-    _check_commit_time(stage, observed)
-    return None if kind.is_source else observed
-
-
-def _check_commit_time(stage: str, observed: int) -> None:
-    if observed != MIN and not is_timestamp(observed):
+    if not is_timestamp(observed):
         raise InvalidRequestError(
             f"stages.{stage}.input_watermark is {observed}: it must be milliseconds since the Unix"
             f" epoch within the years 0001 to 9999, or {MAX}"
         )
+    return observed

@@ -33,13 +33,13 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return Pipeline(stages)
 
 
-def agreements_of(draw: st.DrawFn, pipeline: Pipeline) -> dict[str, Agreement]:
+def agreements_of(data: st.DataObject, pipeline: Pipeline) -> dict[str, Agreement]:
     found: dict[str, Agreement] = {}
     for name, stage in pipeline.stages.items():
         if stage.is_source:
-            found[name] = agreement(draw(st.lists(members, min_size=1, max_size=3)))
+            found[name] = agreement(data.draw(st.lists(members, min_size=1, max_size=3)))
         elif stage.layout is not None:
-            found[name] = Agreement(draw(times))
+            found[name] = Agreement(data.draw(times))
     return found
 
 
@@ -54,7 +54,7 @@ def test_invariant_1_monotone(data: st.DataObject) -> None:
     pipeline = data.draw(pipelines())
     published = dict.fromkeys(pipeline.stages, StageWatermark())
     for _ in range(data.draw(st.integers(1, 6))):
-        agreements = agreements_of(data.draw, pipeline)
+        agreements = agreements_of(data, pipeline)
         after = advance(pipeline, published, agreements)
         for name, was in published.items():
             assert after[name].input >= was.input
@@ -67,7 +67,7 @@ def test_invariant_1_any_order_of_rounds_ends_at_the_same_watermarks(data: st.Da
     """A semilattice: replicas that see advances one by one or all at once agree in the end."""
     pipeline = data.draw(pipelines())
     start = dict.fromkeys(pipeline.stages, StageWatermark())
-    agreements = agreements_of(data.draw, pipeline)
+    agreements = agreements_of(data, pipeline)
     at_once = advance(pipeline, start, agreements)
     one_by_one = dict(start)
     for name in data.draw(st.permutations(sorted(pipeline.stages))):
@@ -120,7 +120,7 @@ def test_invariant_4_no_input_is_ahead_of_an_upstream_that_is_waited_for(
     published = dict.fromkeys(pipeline.stages, StageWatermark())
     for _ in range(data.draw(st.integers(1, 4))):
         before = published
-        published = advance(pipeline, published, agreements_of(data.draw, pipeline))
+        published = advance(pipeline, published, agreements_of(data, pipeline))
         for name, stage in pipeline.stages.items():
             if stage.is_source or published[name].input == before[name].input:
                 continue

@@ -42,7 +42,7 @@ class Core:
         members = self.members[stage]
         for name, word in ranges.items():
             before = members[name]
-            said = {"watermark": word} if isinstance(word, int | str) else word
+            said: dict[str, Any] = {"watermark": word} if isinstance(word, int | str) else word
             holds = [time(hold) for hold in said.get("holds", {}).values()]
             if self.pipeline.stages[stage].is_source:
                 watermark = time(said.get("watermark"))
