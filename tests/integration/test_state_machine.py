@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ T = TypeVar("T")
 UNEVEN = (*tile_ids(4)[:1], "40000000-50000000", "50000000-100000000")
 SHARDS = st.sampled_from([("0", "1"), ("0", "1", "2"), ("0",), ("0", "2")])
 TILES = st.sampled_from([tile_ids(2), tile_ids(1), tile_ids(4), UNEVEN])
+PUBLISHED = ("input_watermark", "output_watermark", "status")
+SOON_S = 10
 NOT_A_RANGE = "nope"
 Problems = set[tuple[int, str]]
 
@@ -134,11 +137,31 @@ class Tidegauge(RuleBasedStateMachine):
         return self.gauge.clock.steady_ms()
 
     def settle(self, step: str) -> None:
-        """End a step: work out what must be, and look at what is."""
+        """End a step: work out what must be, and look at what is.
+
+        A report or commit is answered once what it did is visible; what else changes a status
+        (a release, say) is answered at once, and seen soon after.
+        """
         self.step = step
         self.model.settle(self.now)
         self.apart.settle(self.now)
-        self.before, self.seen = self.seen, self.do(self.api.snapshot())
+        self.before = self.seen
+        self.look()
+        end = time.monotonic() + SOON_S
+        while step not in {"report", "commit"} and not self.arrived() and time.monotonic() < end:
+            self.look()
+
+    def look(self) -> None:
+        """See where the job is; not below where it was at the look before."""
+        was, self.seen = self.seen, self.do(self.api.snapshot())
+        self.rises(was, self.seen)
+
+    def arrived(self) -> bool:
+        return all(
+            (seen["input_watermark"], seen["output_watermark"], seen["status"])
+            == (stage.input, stage.output, stage.status)
+            for stage, seen in ((s, self.seen[name]) for name, s in self.model.stages.items())
+        )
 
     def refused(self, response: httpx.Response, problems: Problems) -> None:
         body = problem(response, response.status_code)
@@ -543,13 +566,13 @@ class Tidegauge(RuleBasedStateMachine):
                 assert largest(promise, had) == had, "loss_costs_time_never_truth"
                 stage.ranges[key].promise = promise
 
-    @rule(time=st.integers(0, 50))
-    def move_the_other_job(self, time: int) -> None:
+    @rule(value=st.integers(0, 50))
+    def move_the_other_job(self, value: int) -> None:
         token = self.do(self.other.token("s"))
         lease = Lease(token, "worker", (0, 0, 0), None, 10_000, self.now + 10_000)
         self.apart.grant("s", ["0"], lease)
-        self.do(self.other.report("s", token, {"0": time}))
-        self.apart.report("s", {"0": Word(token, watermark=time)}, None)
+        self.do(self.other.report("s", token, {"0": value}))
+        self.apart.report("s", {"0": Word(token, watermark=value)}, None)
         self.settle("other")
 
     @rule(stage=st.sampled_from([*REPORTING, "u"]))
@@ -564,28 +587,30 @@ class Tidegauge(RuleBasedStateMachine):
 
     def same_promises(self, stage: str) -> None:
         wanted = {key: item.promise for key, item in self.model.stages[stage].ranges.items()}
-        assert self.do(self.api.promises(stage)) == wanted
+        shown = self.do(self.api.promises(stage))
+        assert shown == wanted, f"{stage}: {shown}, not {wanted}"
 
     # -- section 2 ---------------------------------------------------------------------------
 
-    @invariant()
-    def monotone(self) -> None:
-        """1. Within a generation nothing published goes down, and versions only rise."""
-        for name, was in self.before.items():
-            seen = self.seen[name]
+    def rises(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """Within a generation nothing goes down; the version rises if and only if there is why."""
+        for name, was in before.items():
+            seen = after[name]
             if seen["generation"] != was["generation"]:
                 assert seen["generation"] > was["generation"]
                 continue
-            for member in ("input_watermark", "output_watermark"):
-                assert largest(seen[member], was[member]) == seen[member]
-            changed = any(
-                seen[member] != was[member]
-                for member in ("input_watermark", "output_watermark", "status")
-            )
+            for member in PUBLISHED[:2]:
+                assert largest(seen[member], was[member]) == seen[member], (name, was, seen)
+            changed = any(seen[member] != was[member] for member in PUBLISHED)
             if self.step in {"graceful", "crash"}:
                 assert seen["version"] >= was["version"] + changed
             else:
-                assert (seen["version"] > was["version"]) == changed
+                assert (seen["version"] > was["version"]) == changed, (name, was, seen)
+
+    @invariant()
+    def monotone(self) -> None:
+        """1. Nothing that is published goes down from step to step, as from look to look."""
+        self.rises(self.before, self.seen)
 
     @invariant()
     def complete(self) -> None:
@@ -623,17 +648,18 @@ class Tidegauge(RuleBasedStateMachine):
         """And nothing is behind it: what may be published is, by the time of the answer."""
         for name, stage in self.model.stages.items():
             seen = self.seen[name]
-            assert seen["input_watermark"] == stage.input
-            assert seen["output_watermark"] == stage.output
-            assert seen["status"] == stage.status
             items = stage.ranges.values()
-            assert seen["ranges"] == {
+            shown = (seen["input_watermark"], seen["output_watermark"], seen["status"])
+            wanted = (stage.input, stage.output, stage.status)
+            assert shown == wanted, f"{name} after {self.step}: {shown}, not {wanted}"
+            counts = {
                 "total": len(stage.ranges),
                 "reported": sum(r.promise is not None for r in items),
                 "idle": sum(r.waits_for_nothing for r in items),
                 "final": sum(r.final for r in items),
                 "leased": sum(r.lease is not None for r in items),
             }
+            assert seen["ranges"] == counts, f"{name} after {self.step}: {seen}, not {counts}"
 
     @invariant()
     def durable_before_visible(self) -> None:

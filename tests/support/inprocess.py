@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
-from service.app import create_app
 
+from service.app import create_app
 from service.settings import Settings
 from tests.support.api import Api
 from tests.support.asgi import App, StreamingTransport, running
