@@ -20,6 +20,9 @@ from tests.support.server import Service
 
 KILLS = 20
 DEADLINE_S = 60
+RETRY_S = 0.1
+"""Between two tries while the service is down: it needs the processor to come up again."""
+PAUSE_S = 0.002
 KEYED = tile_ids(4)
 STAGES: dict[str, Any] = {
     "web": {"shards": ["0", "1"]},
@@ -97,14 +100,14 @@ class Load:
             try:
                 response = client.request(method, ROOT + path, **more)
             except httpx.TransportError:
-                if until.wait(0.01):
+                if until.wait(RETRY_S):
                     return None
                 continue
             if response.status_code >= 500 and response.status_code != 503:
                 self.oracle.fault(f"{method} {path}: {response.status_code} {response.text}")
             if response.status_code != 503:
                 return response
-            if until.wait(0.01):
+            if until.wait(RETRY_S):
                 return None
 
     def claim(self, client: httpx.Client, stage: str, ranges: list[str], **members: Any) -> str:
@@ -158,7 +161,7 @@ class Load:
         chance = random.Random(shard)
         token = self.claim(client, "web", [shard])
         value = 0
-        while not self.stop_working.is_set():
+        while not self.stop_working.wait(PAUSE_S):
             value += chance.randint(1, 50)
             self.oracle.promise("web", shard, value)
             token = self.deliver(client, "web", [shard], token, {"ranges": {shard: value}})
@@ -167,7 +170,7 @@ class Load:
         """Ranges of `keyed`: look at the input, then promise at most that."""
         chance = random.Random(keys[0])
         token = self.claim(client, "keyed", list(keys))
-        while not self.stop_working.is_set():
+        while not self.stop_working.wait(PAUSE_S):
             response = self.ask(client, "GET", "/stages/keyed/watermark", self.stop_working)
             observed = None if response is None else response.json()["input_watermark"]
             if observed is None:
@@ -208,7 +211,7 @@ class Load:
 
     def zombie(self, client: httpx.Client) -> None:
         """Reports far ahead under leases that are lost: one that counted would be seen."""
-        while not self.stop_reading.wait(0.005):
+        while not self.stop_reading.wait(RETRY_S):
             with self._lock:
                 known = list(self.lost)
             for stage, name, token in known[-5:]:
@@ -226,7 +229,7 @@ class Load:
     # -- readers -----------------------------------------------------------------------------
 
     def plain(self, client: httpx.Client, stage: str) -> None:
-        while not self.stop_reading.is_set():
+        while not self.stop_reading.wait(PAUSE_S):
             floor = self.oracle.ask()
             response = self.ask(client, "GET", f"/stages/{stage}/watermark", self.stop_reading)
             if response is not None:
@@ -235,7 +238,7 @@ class Load:
 
     def poll(self, client: httpx.Client, stage: str) -> None:
         headers = {"Prefer": "wait=2"}
-        while not self.stop_reading.is_set():
+        while not self.stop_reading.wait(PAUSE_S):
             floor = self.oracle.ask()
             response = self.ask(
                 client, "GET", f"/stages/{stage}/watermark", self.stop_reading, headers=headers
@@ -246,7 +249,7 @@ class Load:
                 self.oracle.answered(f"poll {stage}", floor, {stage: response.json()})
 
     def snapshot(self, client: httpx.Client) -> None:
-        while not self.stop_reading.is_set():
+        while not self.stop_reading.wait(PAUSE_S):
             floor = self.oracle.ask()
             response = self.ask(client, "GET", "/watermarks", self.stop_reading)
             if response is not None:
@@ -259,7 +262,7 @@ class Load:
         """Server-sent events. What a stream shows may be older than what others were shown since
         it was opened, but not than what they were shown before."""
         headers: dict[str, str] = {}
-        while not self.stop_reading.wait(0.01):
+        while not self.stop_reading.wait(RETRY_S):
             floor = self.oracle.ask()
             try:
                 with client.stream("GET", f"{ROOT}/events", headers=headers) as response:
