@@ -1,0 +1,52 @@
+"""Fixtures: one real Spark for all tests, a real service for each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.flow import RANGES, Flow
+from tests.support.server import ROOT, Service
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(ROOT)  # workers unpickle what the tests define
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", RANGES)
+        .config("spark.sql.streaming.pollingDelay", "20ms")
+        .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
+        .config("spark.local.dir", str(folder))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    with Service(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def flow(spark: SparkSession, service: Service, tmp_path: Path) -> Flow:
+    return Flow(spark, service.url, tmp_path)

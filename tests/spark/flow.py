@@ -1,0 +1,178 @@
+"""A small pipeline to test with: readings of two sensors, counted by key in windows of ten seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
+from spark_agent.client import Client, StageWatermark
+
+JOB = "readings"
+SOURCE = "sensors"
+COUNTS = "counts"
+RANGES = 2
+SHARDS = ["left", "right"]
+SPEC = {SOURCE: {"shards": SHARDS}, COUNTS: {"inputs": [SOURCE], "ranges": RANGES}}
+BOUND = BoundedOutOfOrderness("5 s")
+
+WINDOW_S = 10
+START_S = 1_700_000_000
+START_MS = START_S * 1_000
+DEADLINE_S = 120
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row: which sensor wrote it, which key it is of, and when it was, in seconds from START_S."""
+
+    sensor: str
+    key: str
+    second: int
+
+
+T = TypeVar("T")
+
+Windows = Counter[tuple[str, int]]
+"""Rows by key and start of the window, in seconds from START_S."""
+
+
+def windows(readings: Iterable[Reading]) -> Windows:
+    """What a batch job makes of them."""
+    return Counter((r.key, r.second // WINDOW_S * WINDOW_S) for r in readings)
+
+
+def steady(seconds: Iterable[int]) -> list[Reading]:
+    """Each sensor reads each key once a second, the right one three seconds late."""
+    return [
+        Reading(sensor, key, max(second - late, 0))
+        for second in seconds
+        for sensor, late in (("left", 0), ("right", 3))
+        for key in ("a", "b", "c")
+    ]
+
+
+def until(what: Callable[[], T | None], why: str, deadline_s: float = DEADLINE_S) -> T:
+    """Wait for a condition, and return what it found."""
+    end = time.monotonic() + deadline_s
+    while not (found := what()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s} s: {why}")
+        time.sleep(0.02)
+    return found
+
+
+class Flow:
+    """Files in, one query, files out."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self.spark = spark
+        self.url = url
+        self.client = Client(url)
+        self.inbox = folder / "inbox"
+        self.output = folder / "output"
+        self.checkpoint = folder / "checkpoint"
+        self.inbox.mkdir()
+        self.output.mkdir()
+        self._files = 0
+
+    def write(self, readings: Iterable[Reading]) -> None:
+        """Put one more file into the inbox, at once and as a whole."""
+        lines = [
+            json.dumps({"sensor": r.sensor, "key": r.key, "at": _iso(r.second)}) for r in readings
+        ]
+        hidden = self.inbox / f".{self._files:04d}"
+        hidden.write_text("\n".join(lines))
+        os.utime(hidden, (START_S + self._files, START_S + self._files))
+        hidden.rename(self.inbox / f"{self._files:04d}.json")
+        self._files += 1
+
+    def pipeline(self, **options: object) -> Pipeline:
+        return Pipeline(self.url, JOB, SPEC, spark=self.spark, poll="50 ms", **options)  # type: ignore[arg-type]
+
+    def readings(self) -> DataFrame:
+        """One file a batch."""
+        return (
+            self.spark.readStream.schema("sensor string, key string, at timestamp")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.inbox))
+        )
+
+    def source(self, pipeline: Pipeline, strategy: Strategy = BOUND) -> DataFrame:
+        return pipeline.source(
+            self.readings(), stage=SOURCE, shard="sensor", event_time="at", strategy=strategy
+        )
+
+    def counts(self, pipeline: Pipeline, strategy: Strategy = BOUND) -> DataFrame:
+        windowed = pipeline.watermarked(
+            self.source(pipeline, strategy), stage=COUNTS, event_time="at"
+        )
+        counted = (
+            windowed.groupBy(F.window("at", f"{WINDOW_S} seconds"), "key")
+            .agg(F.count("*").alias("rows"))
+            .select("key", F.unix_seconds("window.start").alias("start"), "rows")
+        )
+        return pipeline.report(counted, stage=COUNTS)
+
+    def start(
+        self,
+        pipeline: Pipeline,
+        frame: DataFrame,
+        *,
+        bounded: bool | None = None,
+        available_now: bool = False,
+    ) -> StreamingQuery:
+        writer = (
+            frame.writeStream.format("json")
+            .option("path", str(self.output))
+            .option("checkpointLocation", str(self.checkpoint))
+        )
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        return pipeline.start(writer, bounded=bounded)
+
+    def counted(self) -> Windows:
+        """What came out; a window that came out twice is an error."""
+        found: Windows = Counter()
+        rows = self.spark.read.schema("key string, start long, rows long").json(str(self.output))
+        for row in rows.collect():
+            window = (row["key"], row["start"] - START_S)
+            assert window not in found, f"{window} came out twice"
+            found[window] = row["rows"]
+        return found
+
+    def watermark(self, stage: str) -> StageWatermark:
+        found = self.client.watermark(JOB, stage)
+        assert found is not None
+        return found
+
+    def output_of(self, stage: str) -> int:
+        """A stage's output watermark in ms; before all time if there is none."""
+        output_ms = self.watermark(stage).output_ms
+        return -1 if output_ms is None else output_ms
+
+
+def ended(query: StreamingQuery) -> None:
+    """Wait for a query to end by itself, and well."""
+    assert query.awaitTermination(DEADLINE_S), f"still running: {query.lastProgress}"
+    assert query.exception() is None
+
+
+def batches(query: StreamingQuery) -> int:
+    """How many batches this start of the query has done."""
+    return len(query.recentProgress)
+
+
+def _iso(second: int) -> str:
+    return datetime.fromtimestamp(START_S + second, UTC).isoformat()

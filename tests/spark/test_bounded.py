@@ -1,0 +1,75 @@
+"""A query that ends brings its last windows out, which plain Spark never does."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_agent.client import MAX_MS
+from tests.spark.flow import (
+    COUNTS,
+    SOURCE,
+    START_MS,
+    Flow,
+    Reading,
+    batches,
+    ended,
+    steady,
+    until,
+    windows,
+)
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_last_windows_come_out_of_an_available_now_query(flow: Flow) -> None:
+    readings = steady(range(30))
+    flow.write(readings[:90])
+    flow.write(readings[90:])
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), available_now=True)
+        ended(query)
+        assert pipeline.counts.total() == 0
+    assert flow.counted() == windows(readings)
+    assert flow.watermark(SOURCE).output_ms == MAX_MS
+    assert flow.watermark(COUNTS).final
+
+
+def test_available_now_leaves_the_source_open_if_told_so(flow: Flow) -> None:
+    readings = steady(range(30))
+    flow.write(readings)
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), available_now=True, bounded=False))
+        # Seen by the left sensor: second 29; by the right one: 26. Five seconds may be missing.
+        until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
+    more = steady(range(30, 40))
+    flow.write(more)
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), bounded=True))
+    assert flow.counted() == windows(readings + more)
+
+
+def test_a_query_that_is_stopped_leaves_its_sources_open(flow: Flow) -> None:
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=False)
+        until(lambda: batches(query) >= 1, "a batch")
+    assert not query.isActive
+    assert flow.watermark(SOURCE).status != "final"
+
+
+def test_late_rows_are_dropped_by_the_authoritative_watermark(flow: Flow) -> None:
+    flow.write(steady(range(30)))
+    late = Reading("left", "a", 3)
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "windows to 20 s have closed")
+        flow.write([late, *steady(range(30, 32))])
+        done = batches(query)
+        until(lambda: batches(query) > done, "the late row has been read")
+        query.stop()
+        dropped = sum(
+            p["stateOperators"][0]["numRowsDroppedByWatermark"] for p in query.recentProgress
+        )
+    assert dropped == 1
+    on_time = windows(steady(range(30)))
+    assert flow.counted() == {w: n for w, n in on_time.items() if w[1] < 20}
