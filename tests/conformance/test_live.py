@@ -1,0 +1,540 @@
+"""What every live store does. See `service.live.port`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from service.errors import (
+    EpochsWaitingError,
+    InputAheadError,
+    InvalidRequestError,
+    LeaseConflictError,
+    LeaseLostError,
+    StaleEpochError,
+    StaleRunError,
+    UnknownJobError,
+    UnknownStageError,
+)
+from service.frontier.agreement import FINAL, IDLE, STAND_STILL, Agreement
+from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.ranges import KeyLayout, Layout, ShardLayout
+from service.frontier.timestamps import MAX, MIN
+from service.live.port import (
+    MAX_WAITING_EPOCHS,
+    Claim,
+    Commit,
+    Grant,
+    Holds,
+    LiveStore,
+    Rank,
+    Report,
+    Reported,
+    StageCommit,
+)
+from service.state import InstalledJob, InstalledStage, StageProgress, StageView
+from tests.support.clock import FakeClock
+
+SHARDS = ShardLayout.of(["a", "b"])
+KEYS = KeyLayout.tile(2)
+LEFT, RIGHT = KEYS.names
+NO_RANK = Rank()
+
+
+def pipeline(shards: Layout = SHARDS, keys: Layout = KEYS) -> Pipeline:
+    return Pipeline({"s": Stage((), shards), "k": Stage(("s",), keys), "u": Stage(("k",))})
+
+
+def installed(
+    flow: Pipeline,
+    *,
+    generation: int = 1,
+    layout_version: int = 1,
+    views: Mapping[str, StageView] | None = None,
+    promises: Mapping[str, list[int]] | None = None,
+    progress: StageProgress | None = None,
+) -> InstalledJob:
+    return InstalledJob(
+        "j",
+        flow,
+        generation,
+        layout_version,
+        0,
+        {
+            name: InstalledStage(
+                (views or {}).get(name, StageView(StageWatermark(), 0, 0, 0)),
+                progress or StageProgress(),
+                layout_version,
+                (promises or {}).get(name),
+            )
+            for name in flow.stages
+        },
+    )
+
+
+class Worker:
+    """Speaks to a live store as the use cases do."""
+
+    def __init__(self, live: LiveStore, runner: asyncio.Runner) -> None:
+        self.live = live
+        self.run = runner.run
+
+    def claim(
+        self,
+        ranges: Iterable[str] | None,
+        *,
+        stage: str = "s",
+        holder: str = "x",
+        rank: Rank = NO_RANK,
+        ttl_ms: int = 10_000,
+    ) -> Grant:
+        names = None if ranges is None else list(ranges)
+        return self.run(self.live.claim("j", stage, Claim(names, holder, ttl_ms, rank)))
+
+    def report(
+        self,
+        token: str,
+        promises: Mapping[str, int],
+        *,
+        stage: str = "s",
+        epoch: int | None = None,
+        observed: int | None = None,
+        capped_at_commit: bool = False,
+        idle: Iterable[str] = (),
+        holds: Mapping[str, Holds] | None = None,
+    ) -> Reported:
+        asleep = set(idle)
+        names = list(promises)
+        report = Report(
+            token,
+            names,
+            list(promises.values()),
+            [name in asleep for name in names] if asleep else None,
+            None if holds is None else [holds.get(name) for name in names],
+            epoch,
+            observed,
+            capped_at_commit,
+        )
+        return self.run(self.live.report("j", stage, report))
+
+    def commit(self, epoch: int, run: int = 0, **observed: int | None) -> Mapping[str, int]:
+        stages = {stage: StageCommit(value) for stage, value in observed.items()}
+        return self.run(self.live.commit("j", Commit(run, epoch, stages))).applied
+
+    def agreement(self, stage: str = "s") -> Agreement:
+        return self.run(self.live.agreements("j", frozenset([stage])))[stage]
+
+    def publish(self, version: int = 1, generation: int = 1, **watermarks: StageWatermark) -> None:
+        views = {n: StageView(w, version, version, version) for n, w in watermarks.items()}
+        self.run(self.live.publish("j", generation, views))
+
+    def lost(self, token: str) -> str | None:
+        renewed, lost = self.run(self.live.renew("j", [token]))
+        assert len(renewed) + len(lost) == 1
+        return lost[0].reason if lost else None
+
+
+@pytest.fixture
+def worker(live: LiveStore, runner: asyncio.Runner) -> Worker:
+    runner.run(live.install(installed(pipeline())))
+    return Worker(live, runner)
+
+
+def test_what_is_unknown_is_said_to_be(worker: Worker) -> None:
+    with pytest.raises(UnknownJobError):
+        worker.run(worker.live.job("other"))
+    with pytest.raises(UnknownStageError):
+        worker.run(worker.live.stage("j", "other"))
+    with pytest.raises(InvalidRequestError, match="passthrough"):
+        worker.claim(None, stage="u")
+
+
+# ---- leases
+
+
+def test_fences_rise_and_tokens_differ(worker: Worker) -> None:
+    grants = [worker.claim(["a"]) for _ in range(5)]
+    fences = [grant.fence for grant in grants]
+    assert fences == sorted(set(fences))
+    assert len({grant.token for grant in grants}) == 5
+
+
+def test_a_held_range_is_denied_and_the_rest_granted(worker: Worker) -> None:
+    worker.claim(["a"], holder="x")
+    grant = worker.claim(None, holder="y")
+    assert list(grant.granted) == ["b"]
+    assert [(d.range, d.reason, d.holder) for d in grant.denied] == [("a", "held", "x")]
+    with pytest.raises(LeaseConflictError):
+        worker.claim(["a", "nope"], holder="y")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "granted"),
+    [
+        (Rank(), Rank(), False),
+        (Rank(0, 5, 0), Rank(0, 5, 1), True),
+        (Rank(0, 5, 3), Rank(0, 6, 0), True),
+        (Rank(0, 6, 0), Rank(0, 5, 9), False),
+    ],
+)
+def test_a_greater_rank_takes_over(
+    worker: Worker, first: Rank, second: Rank, granted: bool
+) -> None:
+    before = worker.claim(["a"], rank=first)
+    if granted:
+        worker.claim(["a"], holder="y", rank=second)
+        assert worker.lost(before.token) == "superseded"
+    else:
+        with pytest.raises(LeaseConflictError):
+            worker.claim(["a"], holder="y", rank=second)
+        assert worker.lost(before.token) is None
+
+
+def test_the_same_holder_is_granted_anew(worker: Worker) -> None:
+    before = worker.claim(None)
+    after = worker.claim(["a"])
+    assert worker.report(before.token, {"b": 1}).accepted == 1
+    with pytest.raises(LeaseLostError):
+        worker.report(before.token, {"a": 1})
+    assert worker.report(after.token, {"a": 1}).accepted == 1
+
+
+def test_a_lease_ends_at_its_deadline_and_is_never_renewed(
+    worker: Worker, clock: FakeClock
+) -> None:
+    grant = worker.claim(None, ttl_ms=1_000)
+    clock.advance(999)
+    assert worker.lost(grant.token) is None
+    clock.advance(1_000)
+    assert worker.lost(grant.token) == "expired"
+    with pytest.raises(LeaseLostError) as lost:
+        worker.report(grant.token, {"a": 1})
+    assert lost.value.members["reason"] == "expired"
+    assert worker.run(worker.live.expire()) == {"j": {"s": 1}}
+    assert worker.run(worker.live.expire()) == {}
+    assert worker.lost(grant.token) == "expired"
+
+
+def test_a_report_renews_its_lease(worker: Worker, clock: FakeClock) -> None:
+    grant = worker.claim(None, ttl_ms=1_000)
+    for value in range(5):
+        clock.advance(900)
+        assert worker.report(grant.token, {"a": value}).expires_in_ms == 1_000
+
+
+def test_a_released_lease_is_over(worker: Worker) -> None:
+    grant = worker.claim(None)
+    assert worker.run(worker.live.release("j", [grant.token, grant.token, "no-such-token"])) == 1
+    assert worker.lost(grant.token) == "released"
+    assert worker.lost("no-such-token") == "unknown"
+    worker.claim(None, holder="y")
+
+
+def test_a_new_run_voids_what_older_ones_hold(worker: Worker) -> None:
+    old = worker.claim(None)
+    other = worker.claim(None, stage="k")
+    worker.report(old.token, {"a": 5, "b": 5}, epoch=1)
+    worker.run(worker.live.open_run("j", ["s"], 3))
+    with pytest.raises(StaleRunError):
+        worker.report(old.token, {"a": 6})
+    for run in (0, 2, 4):
+        with pytest.raises(StaleRunError):
+            worker.claim(None, holder="y", rank=Rank(run))
+        with pytest.raises(StaleRunError):
+            worker.commit(1, run=run, s=None)
+    new = worker.claim(None, holder="y", rank=Rank(3))
+    assert new.fence > old.fence
+    assert worker.commit(1, run=3, s=None) == {"s": 0}
+    assert worker.lost(other.token) is None
+    worker.run(worker.live.open_run("j", ["s"], 2))
+    assert worker.lost(new.token) is None
+
+
+# ---- reports
+
+
+def test_a_stage_agrees_once_every_range_has_spoken(worker: Worker) -> None:
+    token = worker.claim(None).token
+    assert worker.report(token, {"a": 10}).advances is False
+    assert worker.agreement() == STAND_STILL
+    assert worker.report(token, {"b": 7}).advances is True
+    assert worker.agreement() == Agreement(7)
+
+
+def test_a_promise_never_goes_back(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 10, "b": 10})
+    reported = worker.report(token, {"a": 5, "b": 11})
+    assert list(reported.behind) == ["a"]
+    assert worker.agreement() == Agreement(10)
+
+
+def test_a_lease_lost_in_part_applies_the_rest(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.claim(["a"], holder="y", rank=Rank(0, 1))
+    reported = worker.report(token, {"a": 9, "b": 9, "zz": 9})
+    assert reported.accepted == 1
+    assert sorted(reported.rejected) == [("a", "superseded"), ("zz", "unknown")]
+    assert list(worker.run(worker.live.promises("j", "s"))) == [MIN, 9]
+
+
+def test_an_expired_lease_holds_its_range_at_its_last_promise(
+    worker: Worker, clock: FakeClock
+) -> None:
+    token = worker.claim(["a"], ttl_ms=1_000).token
+    worker.report(token, {"a": 10})
+    other = worker.claim(["b"], holder="y", ttl_ms=60_000).token
+    clock.advance(5_000)
+    worker.run(worker.live.expire())
+    worker.report(other, {"b": 50})
+    assert worker.agreement() == Agreement(10)
+
+
+def test_idle_leaves_the_minimum_until_it_reports_or_its_lease_ends(
+    worker: Worker, clock: FakeClock
+) -> None:
+    token = worker.claim(["a"], ttl_ms=1_000).token
+    other = worker.claim(["b"], holder="y", ttl_ms=60_000).token
+    worker.report(token, {"a": 10})
+    worker.report(other, {"b": 50})
+    worker.report(token, {"a": MIN}, idle=["a"])
+    assert worker.agreement() == Agreement(50)
+    worker.report(token, {"a": 20})
+    assert worker.agreement() == Agreement(20)
+    worker.report(token, {"a": MIN}, idle=["a"])
+    clock.advance(1_000)
+    worker.run(worker.live.expire())
+    assert worker.agreement() == Agreement(20)
+
+
+def test_idle_lapses_when_the_lease_is_taken_over_or_released(worker: Worker) -> None:
+    for lose in ("takeover", "release"):
+        token = worker.claim(None, rank=Rank(0, 1)).token
+        worker.report(token, {"a": MIN, "b": MIN}, idle=["a", "b"])
+        assert worker.agreement() == IDLE
+        if lose == "takeover":
+            token = worker.claim(None, holder="y", rank=Rank(0, 2)).token
+        worker.run(worker.live.release("j", [token]))
+        assert worker.agreement() == STAND_STILL
+
+
+def test_final_and_idle_do_not_jump_to_the_end(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": MAX, "b": MIN}, idle=["b"])
+    assert worker.agreement() == IDLE
+    worker.report(token, {"b": MAX})
+    assert worker.agreement() == FINAL
+
+
+def test_nobody_observes_what_was_not_published(worker: Worker) -> None:
+    token = worker.claim(None, stage="k").token
+    worker.publish(k=StageWatermark(10, MIN))
+    with pytest.raises(InputAheadError):
+        worker.report(token, {LEFT: 11}, stage="k", observed=11)
+    assert worker.report(token, {LEFT: 10}, stage="k", observed=10).accepted == 1
+
+
+def test_holds_are_shown_as_said_last(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5}, holds={"a": {"state": 5}})
+    shown = worker.run(worker.live.ranges("j", "s", limit=10, order="range"))
+    assert [dict(view.holds) for view in shown] == [{"state": 5}, {}]
+    worker.report(token, {"a": 6})
+    shown = worker.run(worker.live.ranges("j", "s", limit=1, order="range"))
+    assert dict(shown[0].holds) == {}
+    assert (shown[0].promise, shown[0].holder) == (6, "x")
+
+
+def test_ranges_that_hold_the_stage_back_come_first(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 9, "b": 3})
+    shown = worker.run(worker.live.ranges("j", "s", limit=5, order="promise"))
+    assert [view.name for view in shown] == ["b", "a"]
+
+
+def test_many_ranges_at_once_are_the_same_as_one_by_one(
+    live: LiveStore, runner: asyncio.Runner
+) -> None:
+    shards = ShardLayout.of(f"n{i}" for i in range(500))
+    worker = Worker(live, runner)
+    runner.run(live.install(installed(pipeline(shards))))
+    token = worker.claim(None).token
+    worker.report(token, {name: 100 + i for i, name in enumerate(shards.names)})
+    assert worker.agreement() == Agreement(100)
+    reported = worker.report(
+        token, {name: 50 + 2 * i for i, name in enumerate(shards.names)}, idle=["n0"]
+    )
+    assert len(reported.behind) == 50
+    _, _, census = runner.run(live.stage("j", "s"))
+    assert (census.total, census.reported, census.idle, census.leased) == (500, 500, 1, 500)
+    worker.report(token, dict.fromkeys(shards.names, MAX))
+    assert worker.agreement() == FINAL
+    _, _, census = runner.run(live.stage("j", "s"))
+    assert (census.idle, census.final) == (0, 500)
+
+
+# ---- epochs
+
+
+def test_a_report_of_an_epoch_waits_for_its_commit(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 10, "b": 20}, epoch=4)
+    assert worker.agreement() == STAND_STILL
+    assert worker.commit(4, s=None) == {"s": 2}
+    assert worker.agreement() == Agreement(10)
+    assert worker.commit(4, s=None) == {"s": 0}
+    with pytest.raises(StaleEpochError):
+        worker.commit(3, s=None)
+    with pytest.raises(StaleEpochError):
+        worker.report(token, {"a": 30}, epoch=4)
+
+
+def test_the_smallest_promise_of_an_epoch_counts(worker: Worker) -> None:
+    first = worker.claim(None, rank=Rank(0, 1, 0)).token
+    worker.report(first, {"a": 10, "b": 30}, epoch=1)
+    second = worker.claim(None, holder="y", rank=Rank(0, 1, 1)).token
+    worker.report(second, {"a": 20, "b": 20}, epoch=1)
+    worker.commit(1, s=None)
+    assert list(worker.run(worker.live.promises("j", "s"))) == [10, 20]
+
+
+def test_idle_in_an_epoch_counts_only_under_a_current_lease(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": MIN, "b": 5}, epoch=1, idle=["a"])
+    worker.commit(1, s=None)
+    assert worker.agreement() == Agreement(5)
+    worker.report(token, {"a": MIN, "b": 6}, epoch=2, idle=["a"])
+    worker.claim(["a"], holder="y", rank=Rank(0, 3))
+    worker.commit(2, s=None)
+    assert worker.agreement() == STAND_STILL
+
+
+def test_the_commit_brings_the_input_that_caps_the_promises(worker: Worker) -> None:
+    token = worker.claim(None, stage="k").token
+    worker.publish(k=StageWatermark(100, MIN))
+    worker.report(token, {LEFT: MAX, RIGHT: 70}, stage="k", epoch=1, capped_at_commit=True)
+    with pytest.raises(InvalidRequestError, match="input_watermark"):
+        worker.commit(1, k=None)
+    with pytest.raises(InputAheadError):
+        worker.commit(1, k=101)
+    assert worker.commit(1, k=90) == {"k": 2}
+    assert list(worker.run(worker.live.promises("j", "k"))) == [90, 70]
+
+
+def test_a_refused_commit_applies_nothing_to_any_stage(worker: Worker) -> None:
+    source, keyed = worker.claim(None).token, worker.claim(None, stage="k").token
+    worker.report(source, {"a": 1, "b": 1}, epoch=1)
+    worker.report(keyed, {LEFT: MAX, RIGHT: MAX}, stage="k", epoch=1, capped_at_commit=True)
+    with pytest.raises(InputAheadError):
+        worker.commit(1, s=None, k=5)
+    assert worker.agreement() == STAND_STILL
+    assert worker.commit(1, s=None, k=MIN) == {"s": 2, "k": 2}
+
+
+def test_epochs_that_wait_are_bounded(worker: Worker) -> None:
+    token = worker.claim(None).token
+    for epoch in range(MAX_WAITING_EPOCHS):
+        worker.report(token, {"a": 1}, epoch=epoch)
+    with pytest.raises(EpochsWaitingError):
+        worker.report(token, {"a": 1}, epoch=MAX_WAITING_EPOCHS)
+    worker.commit(5, s=None)
+    worker.report(token, {"a": 1}, epoch=MAX_WAITING_EPOCHS)
+
+
+# ---- layouts, generations, incarnations
+
+
+def test_a_layout_change_keeps_what_is_unchanged(worker: Worker) -> None:
+    token = worker.claim(None).token
+    keyed = worker.claim(None, stage="k").token
+    worker.report(token, {"a": 10, "b": 20})
+    worker.publish(k=StageWatermark(10, MIN))
+    worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10)
+    worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10, epoch=1)
+    finer = KeyLayout((0, 2**30, 2**31, 2**32))
+    change = installed(pipeline(ShardLayout.of(["b", "c"]), finer), layout_version=2)
+    worker.run(worker.live.install(change))
+    assert list(worker.run(worker.live.promises("j", "s"))) == [20, MIN]
+    assert list(worker.run(worker.live.promises("j", "k"))) == [10, 10, 10]
+    assert worker.agreement() == STAND_STILL
+    assert worker.report(token, {"b": 21, "a": 5}).accepted == 1
+    reported = worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10)
+    assert reported.accepted == 1
+    assert [name for name, _ in reported.rejected] == [LEFT]
+    assert worker.commit(1, k=10) == {"k": 1}
+
+
+def test_an_older_layout_changes_nothing(worker: Worker) -> None:
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("abc")), layout_version=3)))
+    worker.run(worker.live.install(installed(pipeline(), layout_version=2)))
+    assert len(worker.run(worker.live.promises("j", "s"))) == 3
+
+
+def test_a_reset_starts_over(worker: Worker) -> None:
+    grant = worker.claim(None)
+    worker.report(grant.token, {"a": 10, "b": 10})
+    worker.publish(s=StageWatermark(MIN, 10), version=4)
+    worker.run(worker.live.install(installed(pipeline(), generation=2)))
+    assert worker.lost(grant.token) == "superseded"
+    assert worker.agreement() == STAND_STILL
+    view, stage, census = worker.run(worker.live.stage("j", "s"))
+    assert (view.generation, stage.watermark.output, census.leased) == (2, MIN, 0)
+    worker.publish(s=StageWatermark(MIN, 11), version=5, generation=1)
+    assert worker.run(worker.live.stage("j", "s"))[1].watermark.output == MIN
+    assert worker.claim(None).fence > grant.fence
+
+
+def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
+    fence = worker.claim(None).fence
+    worker.run(worker.live.open(2))
+    worker.run(worker.live.remove("j"))
+    view = StageView(StageWatermark(MIN, 5), 7, 7, 7)
+    back = installed(
+        pipeline(), views={"s": view}, promises={"s": [5, 9]}, progress=StageProgress(3, 12)
+    )
+    worker.run(worker.live.install(back))
+    assert worker.agreement() == Agreement(5)
+    assert worker.run(worker.live.stage("j", "s"))[1] == view
+    grant = worker.claim(None, rank=Rank(3))
+    assert grant.fence > fence
+    with pytest.raises(StaleEpochError):
+        worker.report(grant.token, {"a": 6}, epoch=12)
+
+
+# ---- publishing, reading, saving
+
+
+def test_an_older_version_is_not_published(worker: Worker) -> None:
+    worker.publish(s=StageWatermark(MIN, 9), version=2)
+    worker.publish(s=StageWatermark(MIN, 8), version=1)
+    assert worker.run(worker.live.stage("j", "s"))[1].watermark.output == 9
+
+
+def test_a_watch_wakes_at_each_change(worker: Worker) -> None:
+    async def scenario() -> None:
+        with worker.live.watch("j", "s") as one, worker.live.watch("j") as all_of_them:
+            await worker.live.publish("j", 1, {"k": StageView(StageWatermark(5, MIN), 1, 1, 1)})
+            await asyncio.wait_for(all_of_them.wait(), 5)
+            one.rearm()
+            await worker.live.publish("j", 1, {"s": StageView(StageWatermark(MIN, 5), 1, 2, 1)})
+            await asyncio.wait_for(one.wait(), 5)
+            for watch in (one, all_of_them):
+                watch.rearm()
+            await worker.live.remove("j")
+            await asyncio.wait_for(one.wait(), 5)
+            await asyncio.wait_for(all_of_them.wait(), 5)
+
+    worker.run(scenario())
+
+
+def test_changed_promises_are_saved_once(worker: Worker) -> None:
+    worker.run(worker.live.unsaved())
+    token = worker.claim(None).token
+    worker.report(token, {"a": 1, "b": 2})
+    [chunk] = worker.run(worker.live.unsaved("j"))
+    assert (chunk.stage, chunk.chunk, len(chunk.promises)) == ("s", 0, 16)
+    assert list(worker.run(worker.live.unsaved())) == []
+    worker.run(worker.live.mark_unsaved([chunk]))
+    assert list(worker.run(worker.live.unsaved())) == [chunk]
