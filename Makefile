@@ -1,0 +1,55 @@
+# `make demo` and `make test` do all set-up by themselves, with plain Python 3.11+ (and Java 17+ for Spark).
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
+
+.PHONY: setup demo test lint format bench lock clean
+
+setup: $(VENV)/.ready
+
+# uv where it is there, pip where it is not: the same locked packages either way.
+$(VENV)/.ready: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say PYTHON=…" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than Python 3.11: install that, or say PYTHON=…" >&2; exit 2; }
+	@if command -v uv >/dev/null; then \
+	  echo "setting up $(VENV) with uv"; \
+	  uv venv --quiet --allow-existing --python "$(PYTHON)" $(VENV) && \
+	  uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock && \
+	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .; \
+	else \
+	  echo "setting up $(VENV) with pip; this takes a minute"; \
+	  "$(PYTHON)" -m venv $(VENV) && \
+	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock && \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
+	fi
+	@touch $@
+
+demo: setup
+	@$(BIN)/tidegauge demo $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+# Needs uv. Upgrades with ARGS=--upgrade.
+lock:
+	uv pip compile --quiet pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
