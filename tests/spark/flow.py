@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
-from spark_agent.client import Client, StageWatermark
+from spark_agent.client import Client, StageWatermark, UnknownJob
+from spark_agent.plan import parse_watermark_ms
 
 JOB = "readings"
 SOURCE = "sensors"
@@ -157,9 +159,23 @@ class Flow:
         assert found is not None
         return found
 
+    def leased(self, stage: str) -> int:
+        """How many ranges of a stage are held by somebody."""
+        with urllib.request.urlopen(f"{self.url}/v1/jobs/{JOB}/stages/{stage}/watermark") as answer:
+            return json.load(answer)["ranges"]["leased"]
+
+    def delete_job(self) -> None:
+        """Make the service forget."""
+        request = urllib.request.Request(f"{self.url}/v1/jobs/{JOB}", method="DELETE")
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 204
+
     def output_of(self, stage: str) -> int:
         """A stage's output watermark in ms; before all time if there is none."""
-        output_ms = self.watermark(stage).output_ms
+        try:
+            output_ms = self.watermark(stage).output_ms
+        except UnknownJob:
+            return -1
         return -1 if output_ms is None else output_ms
 
 
@@ -172,6 +188,14 @@ def ended(query: StreamingQuery) -> None:
 def batches(query: StreamingQuery) -> int:
     """How many batches this start of the query has done."""
     return len(query.recentProgress)
+
+
+def spark_watermark(query: StreamingQuery) -> int:
+    """Spark's own watermark in ms, in the newest batch; before all time if there is none."""
+    progress = query.lastProgress
+    text = progress["eventTime"].get("watermark") if progress else None
+    found = parse_watermark_ms(text)
+    return -1 if found is None else found
 
 
 def _iso(second: int) -> str:

@@ -1,0 +1,121 @@
+"""What cannot work is refused on the driver, before anything starts, with what would be right."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+
+from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent.client import PreconditionRequired
+from tests.spark.flow import BOUND, COUNTS, JOB, SOURCE, SPEC, Flow, steady, windows
+from tests.support.server import Service
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def alone(spark: SparkSession, tmp_path: Path) -> Flow:
+    """A flow without a service."""
+    return Flow(spark, "http://127.0.0.1:1", tmp_path)
+
+
+@pytest.fixture
+def pipeline(alone: Flow) -> Iterator[Pipeline]:
+    with alone.pipeline(patience="100 ms") as pipeline:
+        yield pipeline
+
+
+def test_a_stage_that_is_not_there(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match=r"'sensor' is not in .* it has counts, sensors"):
+        pipeline.source(
+            alone.readings(), stage="sensor", shard="sensor", event_time="at", strategy=BOUND
+        )
+
+
+def test_a_stage_of_another_kind(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match=r"'sensors' is a source .*, not a keyed stage"):
+        pipeline.watermarked(alone.readings(), stage=SOURCE, event_time="at")
+
+
+def test_a_column_that_is_not_there(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match="no column 'time'; there are sensor, key, at"):
+        pipeline.watermarked(alone.readings(), stage=COUNTS, event_time="time")
+
+
+def test_an_event_time_that_is_none(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match="event time 'key' is of type string; it must be a time"):
+        pipeline.watermarked(alone.readings(), stage=COUNTS, event_time="key")
+
+
+def test_a_watermark_of_its_own(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match="withWatermark of its own"):
+        pipeline.watermarked(
+            alone.readings().withWatermark("at", "1 second"), stage=COUNTS, event_time="at"
+        )
+
+
+def test_ranges_that_are_not_spark_s_partitions(alone: Flow, pipeline: Pipeline) -> None:
+    alone.spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        with pytest.raises(ValueError, match=r"has 2 ranges, .* 3 partitions.*\"ranges\": 3"):
+            alone.counts(pipeline)
+    finally:
+        alone.spark.conf.set("spark.sql.shuffle.partitions", "2")
+
+
+def test_a_query_through_no_stage(alone: Flow, pipeline: Pipeline) -> None:
+    with pytest.raises(ValueError, match="goes through no stage"):
+        alone.start(pipeline, alone.readings())
+
+
+def test_a_stage_that_is_never_reported(alone: Flow, pipeline: Pipeline) -> None:
+    frame = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
+    with pytest.raises(ValueError, match=r"'counts' misses report\(\)"):
+        alone.start(pipeline, frame)
+
+
+def test_a_union_behind_the_report(alone: Flow, pipeline: Pipeline) -> None:
+    counts = alone.counts(pipeline)
+    frame = counts.union(counts.where(F.col("rows") > 1))
+    with pytest.raises(ValueError, match=r"'counts': its rows are unioned"):
+        alone.start(pipeline, frame)
+
+
+def test_a_bound_that_is_none() -> None:
+    with pytest.raises(ValueError, match="bound 'later' is no duration: write it like '12 hours'"):
+        BoundedOutOfOrderness("later")
+
+
+def test_workers_of_another_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "python-of-another-world")
+    with pytest.raises(RuntimeError, match=r"'python-of-another-world'.*set .* PYSPARK_PYTHON"):
+        Pipeline("http://127.0.0.1:1", JOB, SPEC, spark=spark, patience="100 ms")
+
+
+def test_a_job_that_is_declared_otherwise(spark: SparkSession, service: Service) -> None:
+    with Pipeline(service.url, JOB, SPEC, spark=spark):
+        pass
+    other = SPEC | {SOURCE: {"shards": ["left"]}}
+    with pytest.raises(PreconditionRequired):
+        Pipeline(service.url, JOB, other, spark=spark)
+    with Pipeline(service.url, JOB, other, spark=spark, replace=True):
+        pass
+
+
+def test_an_aggregator_that_hangs_holds_no_batch_for_long(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    readings = steady(range(30))
+    with socket.create_server(("127.0.0.1", 0)) as hanging:  # takes connections, answers none
+        flow = Flow(spark, f"http://127.0.0.1:{hanging.getsockname()[1]}", tmp_path)
+        flow.write(readings)
+        with flow.pipeline(patience="200 ms") as pipeline:
+            query = flow.start(pipeline, flow.counts(pipeline), bounded=False)
+            query.processAllAvailable()
+            state = query.recentProgress[0]["stateOperators"][0]
+            assert state["numRowsTotal"] == len(windows(readings))

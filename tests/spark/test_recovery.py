@@ -1,0 +1,217 @@
+"""Whatever dies, the results are complete, and the same as a batch job's."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_agent.client import LeaseLost, RangeReport, Rank, StaleRun, Unavailable
+from spark_agent.keeper import Progressed
+from spark_agent.tally import Count
+from tests.spark.flow import (
+    BOUND,
+    COUNTS,
+    DEADLINE_S,
+    JOB,
+    SHARDS,
+    SOURCE,
+    START_MS,
+    Flow,
+    batches,
+    ended,
+    spark_watermark,
+    steady,
+    until,
+    windows,
+)
+from tests.support.server import Service
+
+pytestmark = pytest.mark.spark
+
+TTL_MS = 60_000
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A strategy whose task stops between its claim and its report, until a file is there."""
+
+    folder: Path
+
+    def promise_ms(self, newest_ms: int) -> int:
+        (self.folder / f"claimed-{os.getpid()}").touch()
+        end = time.monotonic() + DEADLINE_S
+        while not (self.folder / "go").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return BOUND.promise_ms(newest_ms)
+
+
+def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
+    flow: Flow, tmp_path: Path
+) -> None:
+    readings = steady(range(30))
+    flow.write(readings)
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=True)
+        until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
+        [(_, keeper)] = pipeline._started
+        run = keeper._run
+        assert run is not None
+        newer = flow.client.claim(
+            JOB, SOURCE, None, holder="newer-attempt", ttl_ms=TTL_MS, rank=Rank(run, 0, 10**6)
+        )
+        assert set(newer.granted) == set(SHARDS), "a newer attempt outranks the older one"
+        (tmp_path / "go").touch()
+        ended(query)
+        assert pipeline.counts[Count.REPORTS_DROPPED] == len(SHARDS), "both were fenced"
+    assert flow.counted() == windows(readings), "and the query never noticed"
+
+
+def test_the_service_is_killed_and_restarted_in_mid_query(flow: Flow, service: Service) -> None:
+    readings = steady(range(90))
+    for first in range(0, len(readings), 60):
+        flow.write(readings[first : first + 60])
+    with flow.pipeline(patience="300 ms") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=True)
+        until(lambda: flow.output_of(COUNTS) > START_MS, "the first windows are closed")
+        service.kill()
+        done = batches(query)
+        until(lambda: batches(query) >= done + 2, "the query goes on without the service")
+        assert query.isActive
+        service.start()
+        ended(query)
+    assert flow.counted() == windows(readings)
+    assert flow.watermark(COUNTS).final
+
+
+def test_reports_that_waited_in_a_killed_service_are_made_good_for(
+    flow: Flow, service: Service, tmp_path: Path
+) -> None:
+    """The tasks have reported, the service dies before the commit, and no further data comes."""
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=False)
+        until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
+        service.kill()
+        (tmp_path / "go").touch()
+        until(lambda: batches(query) >= 1, "the batch is done without the service")
+        service.start()
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "all ranges have promised")
+
+
+def test_a_query_goes_on_from_its_checkpoint_in_a_new_run(flow: Flow) -> None:
+    readings = steady(range(90))
+    half = len(readings) // 2
+    flow.write(readings[:half])
+    with flow.pipeline() as first:
+        flow.start(first, flow.counts(first), bounded=False)
+        until(lambda: flow.output_of(COUNTS) > START_MS, "the first windows are closed")
+        [(_, keeper)] = first._started
+        old_run = keeper._run
+        assert old_run is not None
+    old = flow.client.claim(
+        JOB, SOURCE, None, holder="old", ttl_ms=TTL_MS, rank=Rank(old_run, 10**6, 0)
+    )
+    before = flow.output_of(COUNTS)
+
+    flow.write(readings[half:])
+    with flow.pipeline() as second:
+        query = flow.start(second, flow.counts(second), bounded=True)
+        with pytest.raises(StaleRun):
+            flow.client.commit(JOB, old_run, 10**6, {SOURCE: None})
+        with pytest.raises(StaleRun):
+            flow.client.claim(
+                JOB, SOURCE, None, holder="old", ttl_ms=TTL_MS, rank=Rank(old_run, 10**6, 0)
+            )
+        with pytest.raises((LeaseLost, StaleRun)):
+            flow.client.report(JOB, SOURCE, old.token, {"left": RangeReport(START_MS + 10**9)})
+        assert flow.output_of(COUNTS) >= before
+        ended(query)
+    assert flow.counted() == windows(readings)
+
+
+def test_an_epoch_that_was_never_committed_is_made_good_for_after_a_restart(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies between Spark's commit and its own, and no further data comes."""
+    flow.write(steady(range(30)))
+    with flow.pipeline() as first:
+        query = flow.start(first, flow.counts(first), bounded=False)
+        until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
+        [(_, keeper)] = first._started
+        monkeypatch.setattr(keeper, "_commit", _lose_contact)
+        until(lambda: spark_watermark(query) == START_MS + 21_000, "Spark has closed its windows")
+        query.stop()
+        keeper._farewell_by_ms = 0  # a driver that dies takes no leave
+        until(lambda: not keeper.alive, "the driver is gone")
+    assert flow.output_of(COUNTS) < START_MS
+    with flow.pipeline() as second:
+        flow.start(second, flow.counts(second), bounded=False)
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
+
+
+def _lose_contact(run: int, done: Progressed) -> None:
+    raise Unavailable(f"run {run}, epoch {done.epoch}")
+
+
+def test_a_new_checkpoint_in_an_old_job_starts_its_epochs_over(flow: Flow, tmp_path: Path) -> None:
+    flow.write(steady(range(30)))
+    with flow.pipeline() as first:
+        flow.start(first, flow.counts(first), bounded=False)
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the first run is through")
+    flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"
+    flow.write(steady(range(30, 60)))
+    with flow.pipeline() as second:
+        ended(flow.start(second, flow.counts(second), bounded=True))
+    assert flow.watermark(COUNTS).final
+
+
+def test_a_service_that_forgot_the_job_is_told_of_it_again(flow: Flow) -> None:
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=False)
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
+        flow.delete_job()
+        flow.write(steady(range(30, 40)))
+        until(lambda: flow.output_of(SOURCE) == START_MS + 31_000, "the source has promised again")
+        assert query.isActive
+
+
+def test_an_aggregator_that_is_away_from_the_start_may_come_later(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    service = Service(folder)
+    flow = Flow(spark, service.url, tmp_path)
+    readings = steady(range(60))
+    flow.write(readings)
+    with flow.pipeline(patience="200 ms") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=True)
+        state = until(lambda: query.recentProgress, "the query runs")[0]["stateOperators"]
+        assert state[0]["numRowsTotal"] == len(windows(readings)), "every row is in its window"
+        assert query.isActive
+        with service:
+            ended(query)
+            assert flow.watermark(COUNTS).final
+    assert flow.counted() == windows(readings)
+
+
+def test_an_aggregator_that_is_away_all_the_time_costs_no_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    flow = Flow(spark, "http://127.0.0.1:1", tmp_path)
+    readings = steady(range(30))
+    flow.write(readings)
+    with flow.pipeline(patience="200 ms") as pipeline:
+        query = flow.start(pipeline, flow.source(pipeline))
+        query.processAllAvailable()
+        assert query.isActive
+    rows = spark.read.json(str(flow.output)).collect()
+    assert sorted((r["sensor"], r["key"]) for r in rows) == sorted(
+        (r.sensor, r.key) for r in readings
+    )
