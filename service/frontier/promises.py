@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from service.frontier.timestamps import MAX
 
@@ -29,15 +29,3 @@ def keyed_promise(observed_input: int, holds: Iterable[int] = ()) -> int:
     (10000, 9000, 10000)
     """
     return min((observed_input, *holds))
-
-
-def keyed_promises(observed_input: int, holds: Iterable[Mapping[str, int]]) -> list[int]:
-    """Apply `keyed_promise` to each range of a report, as fast as can be: there may be thousands.
-
-    >>> keyed_promises(10_000, [{}, {"state": 9_000, "output": 9_500}, {"state": 11_000}])
-    [10000, 9000, 10000]
-    """
-    return [
-        observed_input if not kept or (least := min(kept.values())) > observed_input else least
-        for kept in holds
-    ]

@@ -37,6 +37,7 @@ from service.live.port import (
     MAX_WAITING_EPOCHS,
     Census,
     Claim,
+    Column,
     Commit,
     Committed,
     Denied,
@@ -54,7 +55,7 @@ from service.live.port import (
     StageCommit,
     StageView,
 )
-from service.live.range_table import NOBODY, RangeTable
+from service.live.range_table import NOBODY, RangeTable, as_list
 from service.live.tournament import Int64s
 from service.state import InstalledJob, InstalledStage
 
@@ -702,10 +703,11 @@ def _partly(
             f"the token covers none of these {len(rejected)} ranges of stage {lease.stage!r}",
             reason=rejected[0][1],
         )
+    promises = as_list(report.promises)
     part = replace(
         report,
         ranges=[report.ranges[k] for k in kept],
-        promises=[report.promises[k] for k in kept],
+        promises=[promises[k] for k in kept],
         idle=None if report.idle is None else [report.idle[k] for k in kept],
         holds=None if report.holds is None else [report.holds[k] for k in kept],
     )
@@ -725,14 +727,14 @@ def _wait(
     report: Report,
     epoch: int,
     fence: int,
-    indices: Sequence[int] | Int64s,
+    indices: Column,
 ) -> list[int]:
     """Let what was said wait for the epoch; return the indices of what is behind already."""
     waiting = state.waiting.setdefault(epoch, {})
     behind: list[int] = []
-    numbers: list[int] = np.asarray(indices).tolist()
     idle = report.idle or repeat(False)
-    for index, promise, is_idle in zip(numbers, report.promises, idle, strict=False):
+    said_by = zip(as_list(indices), as_list(report.promises), idle, strict=False)
+    for index, promise, is_idle in said_by:
         said = _Waiting(promise, report.capped_at_commit, is_idle, fence)
         earlier = waiting.get(index)
         waiting[index] = said if earlier is None else earlier.joined(said)

@@ -11,11 +11,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
 from service.state import InstalledJob, PromiseChunk, StageView
 
 Holds = Mapping[str, int]
+
+Column = Sequence[int] | npt.NDArray[np.int64]
+"""Integers, a great many of them as an array: the report path must not touch each one for itself."""
 
 LostReason = Literal["expired", "superseded", "released", "unknown"]
 """Why a token, or a range under it, is no longer current."""
@@ -116,7 +122,7 @@ class Report:
     token: str
     ranges: Sequence[str]
     """No range twice. The columns below go with it."""
-    promises: Sequence[int]
+    promises: Column
     """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
     idle: Sequence[bool] | None = None
     """None: nobody is."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from service.frontier.agreement import Agreement, agree
 from service.frontier.ranges import KeyLayout, Layout, inherit, range_id
 from service.frontier.timestamps import MAX, MIN
-from service.live.port import Holds, RangeView
+from service.live.port import Column, Holds, RangeView
 from service.live.tournament import Int64s, Tournament
 from service.state import CHUNK
 
@@ -24,6 +25,11 @@ BULK = 64
 
 NOBODY = 0
 """In `owner`: no lease."""
+
+
+def as_list(column: Column) -> Sequence[int]:
+    """Return a column as Python's own integers."""
+    return column.tolist() if isinstance(column, np.ndarray) else column
 
 
 class RangeTable:
@@ -105,8 +111,8 @@ class RangeTable:
 
     def say(
         self,
-        indices: Sequence[int] | Int64s,
-        promises: Sequence[int],
+        indices: Column,
+        promises: Column,
         idle: Sequence[bool] | None = None,
     ) -> list[int]:
         """Take a word from each of these ranges, no range twice.
@@ -123,7 +129,7 @@ class RangeTable:
                 if self._say(i, promise, is_idle)
             ]
         at = np.asarray(indices, dtype=np.int64)
-        said = np.array(promises, dtype=np.int64)
+        said = np.asarray(promises, dtype=np.int64)
         is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
         return self._say_many(at, said, is_idle)
 
@@ -152,7 +158,7 @@ class RangeTable:
         raised = now > earlier
         if raised.any():
             self._promise[at] = now
-            self.unsaved.update(np.unique(at[raised] // CHUNK).tolist())
+            self.unsaved.update({0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist()))
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
         self._idle[at] = idle
         self.idle += int(
@@ -182,14 +188,15 @@ class RangeTable:
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
                 self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
 
-    def note(
-        self, indices: Sequence[int] | Int64s, holds: Sequence[Holds | None] | None, at_ms: int
-    ) -> None:
+    def note(self, indices: Column, holds: Sequence[Holds | None] | None, at_ms: int) -> None:
         """Remember when these ranges reported last, and which holds they have now."""
         self.reported_at_ms[indices] = at_ms
         if holds is None and not self.holds:
             return
-        numbers = indices if isinstance(indices, list) else np.asarray(indices).tolist()
+        numbers = as_list(indices)
+        if holds is not None and all(holds):
+            self.holds.update(zip(numbers, cast("Sequence[Holds]", holds), strict=True))
+            return
         for index, said in zip(numbers, holds or repeat(None), strict=False):
             if said:
                 self.holds[index] = said
