@@ -73,8 +73,15 @@ class Job:
             raise RuntimeError(f"{method} {path}: {response.status_code} {response.text[:500]}")
         return response.json()
 
-    def claim(self, stage: str, ranges: Sequence[str] | str = "all", holder: str = "bench") -> str:
-        body = {"ranges": ranges, "holder": holder, "ttl_ms": 600_000}
+    def claim(
+        self,
+        stage: str,
+        ranges: Sequence[str] | str = "all",
+        *,
+        holder: str = "bench",
+        attempt: int = 0,
+    ) -> str:
+        body = {"ranges": ranges, "holder": holder, "ttl_ms": 600_000, "attempt": attempt}
         grant = self._post("POST", f"/stages/{stage}/leases", body, 201)
         if grant["denied"]:
             raise RuntimeError(f"denied: {grant['denied'][:3]}")
@@ -237,9 +244,9 @@ def growth(plan: Plan, server: Service) -> Iterator[Figure]:
         job = keyed_job(server, f"of-{count}", count)
         fill(job, "k", count, lambda _: {"holds": {"state": 1}})
         # Ranges spread over the whole stage, in no order that a cache would like.
-        mine = [tile(count)[i * 7_919 % count] for i in range(min(count, BATCH) - 1)]
-        mine = [name for name in dict.fromkeys(mine) if name != tile(count)[0]]
-        token = job.claim("k", mine)
+        names = tile(count)
+        mine = list(dict.fromkeys(names[i * 7_919 % count] for i in range(1, min(count, BATCH))))
+        token = job.claim("k", mine, attempt=1)
         holds = f'{{"holds":{{"state":{VALUE}}}}}'
         body = f'{{"token":"{token}","input_watermark":{FIRST},"ranges":{{"{RANGE}":{holds}}}}}'
         targets.append(Target(job.reports("k"), "POST", body, tuple(mine), first=2))
