@@ -105,7 +105,13 @@ class StreamingTransport(httpx.AsyncBaseTransport):
 
         task = asyncio.ensure_future(self._run(self._scope(request), receive, outbox))
         stream = _Stream(outbox, task)
-        start = await outbox.get()
+        try:
+            start = await outbox.get()
+        except asyncio.CancelledError:
+            stream.gone.set()
+            task.cancel()
+            await asyncio.wait([task])
+            raise
         if start is None:
             await stream.aclose()
             raise RuntimeError("the application ended without an answer")
