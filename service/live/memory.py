@@ -634,7 +634,7 @@ def _job_view(job: _Job) -> JobView:
 def _census(table: RangeTable | None) -> Census:
     if table is None:
         return Census(0, 0, 0, 0, 0)
-    return Census(len(table), table.spoken, table.idle, table.final, table.leased)
+    return Census(len(table), table.promised, table.idle, table.final, table.leased)
 
 
 def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:

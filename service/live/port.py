@@ -48,6 +48,7 @@ class Census:
 
     total: int
     reported: int
+    """Those that have ever promised."""
     idle: int
     final: int
     leased: int

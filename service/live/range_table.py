@@ -38,7 +38,7 @@ class RangeTable:
     __slots__ = (
         "_idle", "_idle_view", "_owner_view", "_promise", "_promise_view", "_tree",
         "final", "holds", "idle", "index", "layout", "leased", "owner", "reported_at_ms",
-        "spoken", "unsaved",
+        "promised", "unsaved",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
@@ -140,6 +140,7 @@ class RangeTable:
             self._promise_view[index] = promise
             self.unsaved.add(index // CHUNK)
             self.final += promise == MAX
+            self.promised += earlier == MIN
             now = promise
         elif idle == was_idle:
             return MIN < promise < earlier
@@ -147,7 +148,6 @@ class RangeTable:
             now = earlier
         self._idle_view[index] = idle
         self.idle += (idle and now != MAX) - (was_idle and earlier != MAX)
-        self.spoken += (idle or now != MIN) - (was_idle or earlier != MIN)
         self._tree.put(index, MAX if idle else now)
         return MIN < promise < earlier
 
@@ -160,12 +160,10 @@ class RangeTable:
             self._promise[at] = now
             self.unsaved.update({0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist()))
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
+            self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
         self._idle[at] = idle
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
-        )
-        self.spoken += int(
-            np.count_nonzero(idle | (now != MIN)) - np.count_nonzero(was_idle | (earlier != MIN))
         )
         moved = raised | (idle != was_idle)
         if moved.any():
@@ -223,8 +221,8 @@ class RangeTable:
         self.final = int(np.count_nonzero(self._promise == MAX))
         self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
         """How many are idle and not final."""
-        self.spoken = int(np.count_nonzero(self._idle | (self._promise != MIN)))
-        """How many have promised or are idle: the others are holes."""
+        self.promised = int(np.count_nonzero(self._promise != MIN))
+        """How many have ever promised: the others are holes, unless they are idle."""
         self._tree = Tournament(np.where(self._idle, MAX, self._promise))
 
     def chunk(self, number: int) -> bytes:
