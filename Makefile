@@ -8,19 +8,22 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 
 setup: $(VENV)/.ready
 
-# uv where it is there, pip where it is not: the same locked packages either way.
+# uv where it is there, else fetched into the environment itself: it installs in seconds what takes pip
+# minutes. Where there is no uv for the platform, pip does. The same locked packages each way.
+INTO := $(BIN)/python --compile-bytecode
+
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say PYTHON=…" >&2; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than Python 3.11: install that, or say PYTHON=…" >&2; exit 2; }
-	@if command -v uv >/dev/null; then \
-	  echo "setting up $(VENV) with uv"; \
-	  uv venv --quiet --allow-existing --python "$(PYTHON)" $(VENV) && \
-	  uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock && \
-	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .; \
+	@echo "setting up $(VENV); this takes a minute"
+	@"$(PYTHON)" -m venv $(VENV)
+	@uv="$$(command -v uv || true)"; \
+	if [ -z "$$uv" ] && $(BIN)/python -m pip install --quiet uv 2>/dev/null; then uv="$(BIN)/uv"; fi; \
+	if [ -n "$$uv" ]; then \
+	  "$$uv" pip install --quiet --python $(INTO) --require-hashes -r requirements.lock && \
+	  "$$uv" pip install --quiet --python $(INTO) --no-deps --no-build-isolation --editable .; \
 	else \
-	  echo "setting up $(VENV) with pip; this takes a minute"; \
-	  "$(PYTHON)" -m venv $(VENV) && \
 	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock && \
 	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .; \
 	fi

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from service.settings import Settings
 from tests.support.server import Service
 
 ROOT = Path(__file__).parent.parent.parent
@@ -80,7 +81,5 @@ def test_every_make_target_it_names_is_there() -> None:
 
 
 def test_every_setting_it_names_is_there() -> None:
-    from service.settings import Settings
-
     named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", README)}
     assert named == set(Settings.model_fields)

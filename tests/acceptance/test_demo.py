@@ -1,0 +1,99 @@
+"""The main job: one command, from the logs to every window checked; and the one line if it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_agent.client import Client
+
+COMMAND = [sys.executable, "-m", "service.cli", "demo"]
+DEADLINE_S = 400
+
+
+def demo(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *options],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.mark.spark
+def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    done = demo("--days", "14", "--slice-days", "4", "--folder", str(folder), "--keep", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(done.stdout)
+    try:
+        assert outcome["all_equal"]
+        assert outcome["equal_sessions"] == outcome["sessions"] == 5_286
+        assert outcome["equal_weeks"] == outcome["weeks"] == 3
+        assert outcome["late_rows"] == 0
+        kept = Client(outcome["service_url"]).watermarks("nyc-flights")
+        assert {stage: each.final for stage, each in kept.items()} == {
+            "newark": True,
+            "new-york": True,
+            "newark-rotations": True,
+            "new-york-rotations": True,
+            "weekly-average": True,
+        }
+    finally:
+        os.kill(outcome["service_pid"], signal.SIGTERM)
+
+
+@pytest.mark.spark
+def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
+    done = demo("--days", "8", "--slice-days", "1", "--bound", "1h")
+    assert done.returncode == 0, done.stdout + done.stderr
+    late, verdict = done.stdout.splitlines()[-2:]
+    assert "; 0 rows came late" not in late
+    assert late.endswith("rows came late, 0 too late for their session")
+    assert verdict.startswith("every window equals the batch answer: ")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"JAVA_HOME": "", "PATH": ""}, {"JAVA_HOME": "/nowhere"}], ids=["path", "home"]
+)
+def test_no_java(environment: dict[str, str]) -> None:
+    refused(demo(**environment), "Spark needs Java", "install Java 17 or newer")
+
+
+def test_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        refused(demo("--port", str(port)), f"port {port} is not to be had", "--port")
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    refused(demo("--folder", "/proc/tidegauge"), "cannot write to /proc/tidegauge", "--folder")
+
+
+def test_a_folder_with_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    refused(demo("--folder", str(tmp_path)), "is not empty", "--folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_bound_that_is_no_duration() -> None:
+    refused(demo("--bound", "late"), "--bound 'late' is no duration", "'12 hours'")
+
+
+def refused(done: subprocess.CompletedProcess[str], what: str, advice: str) -> None:
+    """One line that says what is wrong and what to do; exit code 2."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tidegauge demo: ")
+    assert what in line
+    assert advice in line
+    assert done.stdout == ""
