@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def compared(plan: Plan, ours: Target, theirs: Target) -> tuple[float, str]:
     rates: list[tuple[float, float]] = []
     for index in range(plan.rounds + 1):
         # Values go on rising over the rounds, so that no report is behind.
-        moved = Target(**{**asdict(ours), "first": ours.first + index * 10_000_000})
+        moved = replace(ours, first=ours.first + index * 10_000_000)
         first, second = (moved, theirs) if index % 2 else (theirs, moved)
         one, two = run(first, plan.seconds).rate, run(second, plan.seconds).rate
         us, them = (one, two) if index % 2 else (two, one)
@@ -256,7 +256,7 @@ def growth(plan: Plan, server: Service) -> Iterator[Figure]:
     for index in range(plan.rounds + 1):
         each: list[float] = []
         for target in (small, large):
-            moved = Target(**{**asdict(target), "first": 2 + index * 10_000_000})
+            moved = replace(target, first=2 + index * 10_000_000)
             before = processor_seconds(server.pid)
             outcome = run(moved, plan.seconds)
             each.append((processor_seconds(server.pid) - before) / outcome.requests)

@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def baseline() -> Iterator[str]:
+def baseline() -> Generator[str]:
     """The server that does nothing; its URL."""
     port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.baseline", str(port)], cwd=ROOT)
@@ -43,7 +43,7 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[Service]:
+def service(folder: Path) -> Generator[Service]:
     """The service on a new ledger."""
     folder.mkdir()
     with Service(folder, options=("--log-level", "warning")) as running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ Event = tuple[str | None, dict[str, Any]]
 
 
 @asynccontextmanager
-async def listening(api: Api, **headers: str) -> AsyncIterator[AsyncIterator[Event]]:
+async def listening(api: Api, **headers: str) -> AsyncGenerator[AsyncIterator[Event]]:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     async with api.client.stream("GET", f"{api.root}/events", headers=names) as response:
         assert response.status_code == 200

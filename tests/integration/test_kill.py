@@ -6,7 +6,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Load:
         return threading.Thread(target=run, daemon=True)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         for thread in (*self._workers, *self._readers):
             thread.start()
         try:
@@ -194,9 +194,10 @@ class Load:
         while not self.stop_working.is_set():
             token = self.claim(client, "batch", ["0", "1"], run=run, epoch=epoch)
             value = epoch * 10
-            body = {"ranges": {"0": value, "1": value + 3}, "epoch": epoch}
+            promises = {"0": value, "1": value + 3}
+            body = {"ranges": promises, "epoch": epoch}
             self.deliver(client, "batch", ["0", "1"], token, body, run=run, epoch=epoch)
-            for shard, promise in body["ranges"].items():
+            for shard, promise in promises.items():
                 self.oracle.promise("batch", shard, promise)
             response = self.ask(
                 client,

@@ -7,7 +7,7 @@ server-sent events need the first and a lifespan that yields state needs the sec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ App = Callable[
 
 
 @asynccontextmanager
-async def running(app: App) -> AsyncIterator[dict[str, Any]]:
+async def running(app: App) -> AsyncGenerator[dict[str, Any]]:
     """Run the application's start-up and shutdown around the block; yields the lifespan's state."""
     state: dict[str, Any] = {}
     inbox: asyncio.Queue[Message] = asyncio.Queue()
