@@ -47,6 +47,7 @@ _FAREWELL_MS: Final = 5_000
 
 _MEANING: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver makes good for them",
+    Count.LATE_ROWS: "rows are older than what their source had promised: does its strategy fit?",
     Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than tolerated",
     Count.UNKNOWN_SHARD_ROWS: "rows are of a shard that the specification does not have",
 }

@@ -96,6 +96,18 @@ class Attempt:
         self._leases: list[Lease] = []
         self.counts: Counter[str] = Counter()
 
+    def promised_ms(self) -> int | None:
+        """Ask what the stage has promised so far: rows before that are late. None: not known."""
+        if self._task.rank is None or self._away():
+            return None
+        place = self._place
+        try:
+            found = shared_client(place.url, place.patience_ms).watermark(place.job, place.stage)
+        except AggregatorError as error:
+            self._note(error, "look", 0)
+            return None
+        return found and found.output_ms
+
     def claim(self, ranges: Sequence[str]) -> None:
         """Claim ranges, and so fence every older attempt at this task from here on."""
         rank, place = self._task.rank, self._place
@@ -203,8 +215,11 @@ class SourceReporter:
             return
         attempt = Attempt(self._place, task)
         newest_ms: dict[str, int] = {}
-        for batch in batches:
-            seen = self._newest_ms(batch, attempt.counts)
+        late_before_ms: int | None = None
+        for number, batch in enumerate(batches):
+            if number == 0:
+                late_before_ms = attempt.promised_ms()
+            seen = self._newest_ms(batch, late_before_ms, attempt.counts)
             attempt.claim([shard for shard in seen if shard not in newest_ms])
             for shard, time_ms in seen.items():
                 newest_ms[shard] = max(time_ms, newest_ms.get(shard, time_ms))
@@ -215,7 +230,9 @@ class SourceReporter:
         attempt.report(promises)
         attempt.tell_driver(promises)
 
-    def _newest_ms(self, batch: Batch, counts: Counter[str]) -> dict[str, int]:
+    def _newest_ms(
+        self, batch: Batch, late_before_ms: int | None, counts: Counter[str]
+    ) -> dict[str, int]:
         # One row dated 9999 would close every window there is: a date so far ahead is an error in
         # the data and must not speak for its shard.
         found = newest(
@@ -223,8 +240,10 @@ class SourceReporter:
             shard=self._shard,
             event_time=self._event_time,
             shards=self._shards,
+            late_before_ms=late_before_ms,
             horizon_ms=self._place.clock.wall_ms() + self._tolerance_ms,
         )
+        counts[Count.LATE_ROWS] += found.late_rows
         counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard_ms

@@ -23,6 +23,9 @@ class Count(StrEnum):
 
     REPORTS_DROPPED = "reports_dropped"
     """Ranges that a task could not report: the aggregator was away, slow, or fenced it."""
+    LATE_ROWS = "late_rows"
+    """Rows older than what their source had promised: its strategy promises too much. Windows that
+    are still open take them in, closed ones do not."""
     FAR_FUTURE_ROWS = "far_future_rows"
     """Rows dated further ahead of the clock than tolerated; they moved nothing."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"

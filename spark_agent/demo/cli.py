@@ -19,7 +19,6 @@ from spark_agent.durations import duration_ms
 
 _EXIT_UNEQUAL: Final = 1
 _EXIT_CANNOT: Final = 2
-_DEFAULT_DAYS: Final = 90
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight, by UTC."""
 _BATCHES: Final = 24
@@ -30,10 +29,13 @@ def demo(
     *,
     days: Annotated[
         int, typer.Option(min=1, max=_WHOLE_YEAR, help="Take the first so many days of 2013.")
-    ] = _DEFAULT_DAYS,
-    full: Annotated[bool, typer.Option("--full", help="Take the whole year.")] = False,
+    ] = _WHOLE_YEAR,
+    full: Annotated[
+        bool, typer.Option("--full", help="Take the whole year, whatever --days says.")
+    ] = False,
     bound: Annotated[
-        str, typer.Option(help="How late a flight may be logged; below 12h some are.")
+        str,
+        typer.Option(help="How late a flight may be logged. Below 12h some are late."),
     ] = "12h",
     slice_days: Annotated[
         int | None,
@@ -68,7 +70,7 @@ def demo(
 
     Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here.
 
-    Examples: `tidegauge demo`, `tidegauge demo --full`, `tidegauge demo --days 14 --bound 4h`,
+    Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`,
     `tidegauge demo --keep --port 8000`.
     """
     try:
@@ -142,7 +144,7 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"{outcome.flights:,} flights of {outcome.days} days in {outcome.seconds:.0f} s; "
-        f"{outcome.late_rows:,} rows were late"
+        f"{outcome.late_rows:,} rows came late, {outcome.dropped_rows:,} too late for their session"
     )
     verdict = "every window equals" if outcome.all_equal else "NOT every window equals"
     console.print(
@@ -150,8 +152,6 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
         f"{outcome.equal_weeks:,} of {outcome.weeks:,} weeks",
         style="bold green" if outcome.all_equal else "bold red",
     )
-    if outcome.late_rows and not outcome.all_equal:
-        console.print("(flights were logged later than --bound says: their sessions were closed)")
     if outcome.service_url:
         console.print(
             f"tidegauge still runs at {outcome.service_url} (process {outcome.service_pid}), "

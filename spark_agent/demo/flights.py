@@ -102,7 +102,9 @@ def _slices(
     """Cut a source's logs, each in the order it was written, into slices of days."""
     table = flights.table[flights.table["source"] == source]
     lines = pd.concat([table, _midnights(flights, source)]).sort_values("landed_at", kind="stable")
-    slices = (lines["landed_at"] - START) // timedelta(days=slice_days)
+    # Midnight belongs to the day that it ends: so each slice ends with a line of every carrier.
+    since = lines["landed_at"] - START - timedelta(milliseconds=1)
+    slices = (since // timedelta(days=slice_days)).clip(lower=0)
     columns = ["log", "departed_at", "landed_at", "tailnum"]
     for (index, carrier), group in lines.groupby([slices, "log"]):
         yield int(index), (str(carrier), group[columns])

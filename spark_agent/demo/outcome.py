@@ -30,7 +30,9 @@ class Outcome:
     days: int
     seconds: float
     late_rows: int
-    """Rows that Spark dropped because their windows were closed."""
+    """Rows that came after their source's watermark had passed them."""
+    dropped_rows: int
+    """Those among them that Spark dropped, because their windows were closed."""
     equal_sessions: int
     sessions: int
     equal_weeks: int

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -33,8 +35,17 @@ from spark_agent.demo.session import java_problem, spark_session
 from spark_agent.demo.view import Journey, LiveView, NoView, PlainView, View
 from spark_agent.pipeline import Pipeline
 from spark_agent.strategies import BoundedOutOfOrderness
+from spark_agent.tally import Count
 
 _LOOK_MS: Final = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Rows that came late, and those that came too late."""
+
+    rows: int
+    dropped: int
 
 
 def run(plan: Plan, place: Path) -> Outcome:
@@ -42,7 +53,7 @@ def run(plan: Plan, place: Path) -> Outcome:
     problem = java_problem()
     if problem is not None:
         raise CannotRunError(problem)
-    clock, console = SystemClock(), Console()
+    clock, console = SystemClock(), Console(highlight=False)
     began_ms = clock.steady_ms()
     try:
         server = start_server(place, plan.port, clock)
@@ -51,7 +62,7 @@ def run(plan: Plan, place: Path) -> Outcome:
     stays = False
     try:
         if not plan.quiet:
-            console.print(f"tidegauge runs at {server.url}; reading the flights", highlight=False)
+            console.print(f"tidegauge runs at {server.url}; reading the flights")
         outcome = _stream(plan, place, server, clock, console)
         stays = plan.keep
     finally:
@@ -72,8 +83,7 @@ def _stream(plan: Plan, place: Path, server: Server, clock: Clock, console: Cons
     if not plan.quiet:
         console.print(
             f"{len(flights.table):,} flights, written up to {flights.longest_delay} after they "
-            f"left; starting Spark",
-            highlight=False,
+            f"left; starting Spark"
         )
     journey = Journey(
         job=JOB,
@@ -83,11 +93,11 @@ def _stream(plan: Plan, place: Path, server: Server, clock: Clock, console: Cons
         end_ms=_ms(flights.end),
         bound_ms=plan.bound_ms,
     )
-    with spark_session(place, RANGES) as spark:
+    with _log_to(place / "agent.log"), spark_session(place, RANGES) as spark:
         view = _view(plan, console)
-        late_rows = _follow(plan, spark, folders, flights, journey, server, view, clock)
+        late = _follow(plan, spark, folders, flights, journey, server, view, clock)
         comparison = compare(streamed_answer(spark, folders), batch_answer(flights))
-    return _outcome(plan, flights, late_rows, comparison)
+    return _outcome(plan, flights, late, comparison)
 
 
 def _follow(
@@ -99,8 +109,8 @@ def _follow(
     server: Server,
     view: View,
     clock: Clock,
-) -> int:
-    """Start the queries and watch until they have ended; return how many rows were late."""
+) -> Late:
+    """Start the queries and watch until they have ended."""
     client = Client(server.url)
     with Pipeline(server.url, JOB, specification(flights), spark=spark) as pipeline, view:
         strategy = BoundedOutOfOrderness(plan.bound_ms)
@@ -111,7 +121,22 @@ def _follow(
             clock.pause(_LOOK_MS)
         _raise_failure(queries)
         _look(journey, client, view)
-    return sum(_late_rows(query) for query in queries)
+    # The counts are complete only now: the pipeline has stopped.
+    return Late(pipeline.counts[Count.LATE_ROWS], sum(_dropped_rows(query) for query in queries))
+
+
+@contextmanager
+def _log_to(path: Path) -> Generator[None]:
+    """Write the agent's warnings to a file: on the screen they would tear the view."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("spark_agent")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _look(journey: Journey, client: Client, view: View) -> None:
@@ -128,7 +153,7 @@ def _raise_failure(queries: Sequence[StreamingQuery]) -> None:
             raise failure
 
 
-def _late_rows(query: StreamingQuery) -> int:
+def _dropped_rows(query: StreamingQuery) -> int:
     return sum(
         int(operator["numRowsDroppedByWatermark"])
         for progress in query.recentProgress
@@ -142,12 +167,13 @@ def _view(plan: Plan, console: Console) -> View:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def _outcome(plan: Plan, flights: Flights, late_rows: int, comparison: Comparison) -> Outcome:
+def _outcome(plan: Plan, flights: Flights, late: Late, comparison: Comparison) -> Outcome:
     return Outcome(
         flights=len(flights.table),
         days=plan.days,
         seconds=0.0,
-        late_rows=late_rows,
+        late_rows=late.rows,
+        dropped_rows=late.dropped,
         equal_sessions=comparison.equal_sessions,
         sessions=comparison.sessions,
         equal_weeks=comparison.equal_weeks,

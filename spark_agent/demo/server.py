@@ -47,10 +47,17 @@ def start_server(folder: Path, port: int | None, clock: Clock) -> Server:
     command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1"]
     command += ["--port", str(number), "--live-url", "memory://"]
     command += ["--ledger-url", f"sqlite+aiosqlite:///{folder / 'tidegauge.db'}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
     with log.open("wb") as out:
         # A session of its own: Ctrl-C must not reach it before Spark's queries are stopped.
         process = subprocess.Popen(  # noqa: S603
-            command, cwd=folder, stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     server = Server(process, f"http://127.0.0.1:{number}", log)
     _wait_until_ready(server, clock)

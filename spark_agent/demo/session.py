@@ -15,6 +15,9 @@ from pyspark.sql import SparkSession
 
 JAVA_WANTED: Final = 17
 
+_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a program that ends before an optimising compiler has paid off."""
+
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -66,13 +69,18 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
         spark = (
             SparkSession.builder.master("local[*]")
             .appName("tidegauge demo")
-            .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={settings}")
+            .config(
+                "spark.driver.extraJavaOptions", f"{_JVM} -Dlog4j2.configurationFile={settings}"
+            )
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.shuffle.partitions", partitions)
+            # Compiling each batch's plan costs more than it saves on batches this small.
+            .config("spark.sql.codegen.wholeStage", "false")
+            .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
             # An idle query looks for work every 10 ms by default, which costs a core here.
             .config("spark.sql.streaming.pollingDelay", "50ms")
             .config("spark.sql.streaming.minBatchesToRetain", 2)

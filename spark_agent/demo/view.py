@@ -144,7 +144,7 @@ class PlainView:
         if tenth > self._tenth:
             self._tenth = tenth
             where = ", ".join(f"{line.stage} {instant(line.output_ms)}" for line in moment.lines)
-            self._console.print(f"{tenth * 10:3d} %  {where}", highlight=False)
+            self._console.print(f"{tenth * 10:3d} %  {where}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> View:
         return self

@@ -54,7 +54,7 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
-    done = demo("--days", "8", "--slice-days", "1", "--bound", "1h")
+    done = demo("--days", "6", "--slice-days", "1", "--bound", "4h")
     assert done.returncode == 0, done.stdout + done.stderr
     late, verdict = done.stdout.splitlines()[-2:]
     assert "; 0 rows came late" not in late

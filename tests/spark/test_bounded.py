@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_agent.client import MAX_MS
+from spark_agent.tally import Count
 from tests.spark.flow import (
     COUNTS,
     SOURCE,
@@ -70,6 +71,7 @@ def test_late_rows_are_dropped_by_the_authoritative_watermark(flow: Flow) -> Non
         dropped = sum(
             p["stateOperators"][0]["numRowsDroppedByWatermark"] for p in query.recentProgress
         )
+        until(lambda: pipeline.counts[Count.LATE_ROWS] == 1, "it was counted at the source too")
     assert dropped == 1
     on_time = windows(steady(range(30)))
     assert flow.counted() == {w: n for w, n in on_time.items() if w[1] < 20}
