@@ -21,7 +21,7 @@ from service.api.counting import CountRequests
 from service.api.problems import install_handlers
 from service.api.routing import mount
 from service.clock import Clock, SystemClock
-from service.errors import StoreRefusedError
+from service.errors import ProblemError, StoreRefusedError
 from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
@@ -46,21 +46,28 @@ def open_ledger(url: str) -> Ledger:
 
 
 def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK) -> FastAPI:
-    """Make the application. Its stores are opened when it starts, and closed when it ends."""
+    """Make the application. Its stores are opened when it starts, and closed when it ends.
+
+    If they cannot be, the start fails and the reason is `app.state.refusal`.
+    """
     settings = settings or Settings()
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        aggregator = Aggregator(
-            open_live_store(settings.live_url, clock),
-            open_ledger(settings.ledger_url),
-            clock=clock,
-            metrics=metrics,
-            checkpoint_interval_ms=settings.checkpoint_interval_ms,
-            retention=Retention(settings.history_fine_ms, settings.history_retention_ms),
-        )
-        await aggregator.open()
+        try:
+            aggregator = Aggregator(
+                open_live_store(settings.live_url, clock),
+                open_ledger(settings.ledger_url),
+                clock=clock,
+                metrics=metrics,
+                checkpoint_interval_ms=settings.checkpoint_interval_ms,
+                retention=Retention(settings.history_fine_ms, settings.history_retention_ms),
+            )
+            await aggregator.open()
+        except ProblemError as error:
+            app.state.refusal = error
+            raise
         app.state.aggregator = aggregator
         app.state.metrics = metrics
         try:

@@ -85,8 +85,9 @@ def serve(
         )
     logging.config.dictConfig(_logging(settings))
     listener = _listen(settings)
+    application = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        application,
         loop="uvloop",
         http="httptools",
         lifespan="on",
@@ -101,10 +102,12 @@ def serve(
     # A report of a thousand ranges makes as many objects, all of which are gone with its answer: with
     # the default threshold the collector would walk through everything for each of them.
     gc.set_threshold(100_000, 20, 100)
-    with contextlib.suppress(KeyboardInterrupt):
+    # It exits by itself when it could not start.
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
         server.run(sockets=[listener])
     if not server.started:
-        raise typer.Exit(2)
+        refusal: ProblemError | None = getattr(application.state, "refusal", None)
+        raise typer.Exit(2) if refusal is None else fail(refusal.detail)
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -151,6 +154,14 @@ def show_version() -> None:
     typer.echo(version("tidegauge"))
 
 
+class _NoTracebackAtStart(logging.Filter):
+    """Drops uvicorn's traceback of a start that was refused: `serve` says in a line what is wrong."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        return "StoreRefusedError" not in record.getMessage()
+
+
 class JsonFormatter(logging.Formatter):
     """A line of JSON for each record."""
 
@@ -176,8 +187,13 @@ def _logging(settings: Settings) -> dict[str, Any]:
             "json": {"()": JsonFormatter},
         },
         "handlers": {
-            "stderr": {"class": "logging.StreamHandler", "formatter": settings.log_format}
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": settings.log_format,
+                "filters": ["no traceback at start"],
+            }
         },
+        "filters": {"no traceback at start": {"()": _NoTracebackAtStart}},
         "root": {"level": settings.log_level.upper(), "handlers": ["stderr"]},
         "loggers": {"alembic": {"level": "WARNING"}, "aiosqlite": {"level": "WARNING"}},
     }

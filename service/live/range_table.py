@@ -36,9 +36,22 @@ class RangeTable:
     """Promises, idleness, owners and holds of a stage's ranges, by their index in the layout."""
 
     __slots__ = (
-        "_idle", "_idle_view", "_owner_view", "_promise", "_promise_view", "_tree",
-        "final", "holds", "idle", "index", "layout", "leased", "owner", "reported_at_ms",
-        "promised", "unsaved",
+        "_idle",
+        "_idle_view",
+        "_owner_view",
+        "_promise",
+        "_promise_view",
+        "_tree",
+        "final",
+        "holds",
+        "idle",
+        "index",
+        "layout",
+        "leased",
+        "owner",
+        "promised",
+        "reported_at_ms",
+        "unsaved",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
