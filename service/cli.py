@@ -96,9 +96,7 @@ def serve(
         timeout_graceful_shutdown=10,
         server_header=False,
     )
-    server = uvicorn.Server(config)
-    address = listener.getsockname()
-    typer.echo(f"tidegauge listens on http://{address[0]}:{address[1]}")
+    server = _Server(config)
     # A report of a thousand ranges makes as many objects, all of which are gone with its answer: with
     # the default threshold the collector would walk through everything for each of them.
     gc.set_threshold(100_000, 20, 100)
@@ -108,6 +106,17 @@ def serve(
     if not server.started:
         refusal: ProblemError | None = getattr(application.state, "refusal", None)
         raise typer.Exit(2) if refusal is None else fail(refusal.detail)
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            typer.echo(f"tidegauge listens on http://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _listen(settings: Settings) -> socket.socket:
