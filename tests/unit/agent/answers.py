@@ -1,0 +1,91 @@
+"""A real HTTP server that gives the answers it was told to give, and keeps what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 200
+    body: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+class Answers:
+    """Gives one answer after the other; the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.asked: list[Asked] = []
+        self._left = list(answers)
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                outer.answer(self)
+
+            do_GET = do_PUT = do_POST = _answer  # noqa: N815  (the base class has it)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        length = int(request.headers.get("Content-Length") or 0)
+        body = json.loads(request.rfile.read(length)) if length else None
+        self.asked.append(Asked(request.command, request.path, dict(request.headers), body))
+        answer = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+        data = b"" if answer.status == 304 else text.encode()
+        request.send_response(answer.status)
+        for name, value in answer.headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class FakeClock:
+    """Time that passes only when somebody pauses."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.now_ms = now_ms
+        self.pauses_ms: list[int] = []
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def steady_ms(self) -> int:
+        return self.now_ms
+
+    def pause(self, pause_ms: int) -> None:
+        self.pauses_ms.append(pause_ms)
+        self.now_ms += pause_ms

@@ -1,0 +1,153 @@
+"""The client against a real server that answers whatever a service, or something before it, may."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from spark_agent.client import (
+    Client,
+    InputAhead,
+    LeaseConflict,
+    LeaseLost,
+    PreconditionRequired,
+    RangeReport,
+    Rank,
+    Refused,
+    StaleEpoch,
+    StaleRun,
+    Unavailable,
+    UnknownJob,
+    shared_client,
+)
+from tests.unit.agent.answers import Answer, Answers, FakeClock
+
+GRANTED = {"token": "t", "fence": 7, "expires_in_ms": 10_000, "granted": ["a"], "denied": []}
+
+
+def client(server: Answers, clock: FakeClock, patience_ms: int = 2_000) -> Client:
+    return Client(server.url, patience_ms=patience_ms, clock=clock, jitter=lambda: 1.0)
+
+
+def problem(status: int, slug: str) -> Answer:
+    body = {"type": f"/problems/{slug}", "title": "No.", "status": status, "detail": "so it is"}
+    return Answer(status, body, {"Content-Type": "application/problem+json"})
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_it_asks_again_what_could_not_be_answered(status: int) -> None:
+    clock = FakeClock()
+    with Answers(Answer(status), Answer(status), Answer(201, {"run": 7})) as server:
+        assert client(server, clock).open_run("j", ["s"], "me") == 7
+    assert len(server.asked) == 3
+    assert clock.pauses_ms == [51, 101], "longer each time"
+
+
+def test_it_takes_a_page_of_a_proxy_for_no_answer() -> None:
+    with Answers(Answer(200, "<html>"), Answer(200, "[]"), Answer(201, {"run": 7})) as server:
+        assert client(server, FakeClock()).open_run("j", ["s"], "me") == 7
+
+
+def test_its_patience_ends() -> None:
+    clock = FakeClock()
+    with Answers(Answer(503)) as server, pytest.raises(Unavailable, match="status 503"):
+        client(server, clock, patience_ms=500).open_run("j", ["s"], "me")
+    assert sum(clock.pauses_ms) <= 500
+
+
+def test_nobody_there() -> None:
+    with Answers(Answer()) as gone:
+        pass
+    with pytest.raises(Unavailable, match="/v1/jobs/j/runs"):
+        client(gone, FakeClock(), patience_ms=100).open_run("j", ["s"], "me")
+
+
+@pytest.mark.parametrize(
+    ("status", "slug", "kind"),
+    [
+        (404, "unknown-job", UnknownJob),
+        (409, "lease-conflict", LeaseConflict),
+        (409, "stale-run", StaleRun),
+        (409, "stale-epoch", StaleEpoch),
+        (409, "input-ahead", InputAhead),
+        (410, "lease-lost", LeaseLost),
+        (428, "precondition-required", PreconditionRequired),
+        (422, "invalid-report", Refused),
+        (418, "unheard-of", Refused),
+    ],
+)
+def test_a_refusal_is_final_and_has_a_type(status: int, slug: str, kind: type[Refused]) -> None:
+    with Answers(problem(status, slug)) as server, pytest.raises(kind) as caught:
+        client(server, FakeClock()).open_run("j", ["s"], "me")
+    assert len(server.asked) == 1
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"{status}: No. so it is"
+    assert caught.value.problem["detail"] == "so it is"
+
+
+def test_a_claim_says_who_and_when() -> None:
+    with Answers(Answer(201, GRANTED)) as server:
+        lease = client(server, FakeClock()).claim(
+            "j", "s", None, holder="me", ttl_ms=5_000, rank=Rank(3, 2, 1)
+        )
+    assert (lease.token, lease.fence, lease.granted, lease.denied) == ("t", 7, ("a",), ())
+    [asked] = server.asked
+    assert (asked.method, asked.path) == ("POST", "/v1/jobs/j/stages/s/leases")
+    assert asked.body == {
+        "ranges": "all",
+        "holder": "me",
+        "ttl_ms": 5_000,
+        "run": 3,
+        "epoch": 2,
+        "attempt": 1,
+    }
+
+
+def test_a_report_beyond_the_limit_goes_in_parts() -> None:
+    ranges = {f"shard-{i}": RangeReport(i) for i in range(10_001)}
+    with Answers(Answer(200, {"accepted": 10_000}), Answer(200, {"accepted": 1})) as server:
+        assert client(server, FakeClock()).report("j", "s", "t", ranges, epoch=4) == 10_001
+    first, second = (asked.body for asked in server.asked)
+    assert len(first["ranges"]) == 10_000
+    assert second == {"token": "t", "epoch": 4, "ranges": {"shard-10000": {"watermark": 10_000}}}
+
+
+def test_a_commit_gives_the_input_only_where_there_is_one() -> None:
+    with Answers(Answer(200, {"applied": {"s": 1, "k": 2}})) as server:
+        applied = client(server, FakeClock()).commit("j", 3, 9, {"s": None, "k": 5})
+    assert applied == {"s": 1, "k": 2}
+    assert server.asked[0].body == {
+        "run": 3,
+        "epoch": 9,
+        "stages": {"s": {}, "k": {"input_watermark": 5}},
+    }
+
+
+def test_replacing_a_pipeline_names_the_one_that_is_replaced() -> None:
+    answers = (problem(428, "precondition-required"), Answer(200, {}, {"ETag": '"1-4"'}), Answer())
+    with Answers(*answers) as server:
+        client(server, FakeClock()).declare("j", {"s": {"shards": ["0"]}}, replace=True)
+    assert [asked.method for asked in server.asked] == ["PUT", "GET", "PUT"]
+    assert server.asked[2].headers["If-Match"] == '"1-4"'
+
+
+def test_a_watermark_that_has_not_changed_is_no_news() -> None:
+    body = {"input_watermark": 5, "output_watermark": None, "status": "unknown"}
+    with Answers(Answer(200, body, {"ETag": '"1-2"'}), Answer(304)) as server:
+        asking = client(server, FakeClock())
+        found = asking.watermark("j", "s")
+        assert found is not None
+        assert (found.input_ms, found.output_ms, found.final) == (5, None, False)
+        assert asking.watermark("j", "s", found.etag) is None
+    assert server.asked[1].headers["If-None-Match"] == '"1-2"'
+
+
+def test_a_process_has_one_client_and_shares_it_with_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = shared_client("http://127.0.0.1:1", 100)
+    assert shared_client("http://127.0.0.1:1", 100) is mine
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    assert shared_client("http://127.0.0.1:1", 100) is not mine, "a forked worker has its own"

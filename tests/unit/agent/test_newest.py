@@ -1,0 +1,65 @@
+"""What a source's rows show, in columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_agent.arrow import Newest, newest
+from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
+
+FAR_MS = 1_000_000
+
+
+def show(rows: list[tuple[str | None, int | None]], late_before_ms: int | None = None) -> Newest:
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array([shard for shard, _ in rows], pa.string()),
+            pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
+        ],
+        names=["log", "at"],
+    )
+    return newest(
+        batch,
+        shard="log",
+        event_time="at",
+        shards=frozenset({"a", "b"}),
+        late_before_ms=late_before_ms,
+        horizon_ms=FAR_MS,
+    )
+
+
+def test_the_newest_of_each_shard_rounded_down() -> None:
+    found = show([("a", 5_999), ("b", -1), ("a", 3_000)])
+    assert found.by_shard_ms == {"a": 5, "b": -1}, (
+        "down, not towards zero: a promise is never early"
+    )
+
+
+def test_rows_without_a_time_say_nothing() -> None:
+    assert show([("a", None), ("b", 7_000)]) == Newest({"b": 7}, 0, 0, 0)
+
+
+def test_rows_of_nobody_known_are_counted() -> None:
+    found = show([("c", 1_000), (None, 1_000), ("a", 1_000)])
+    assert (found.by_shard_ms, found.unknown_shard_rows) == ({"a": 1}, 2)
+
+
+def test_the_far_future_is_counted_and_moves_nothing() -> None:
+    found = show([("a", 1_000), ("a", FAR_MS * 1_000 + 1), ("b", FAR_MS * 1_000)])
+    assert (found.by_shard_ms, found.far_future_rows) == ({"a": 1, "b": FAR_MS}, 1)
+
+
+def test_rows_behind_the_promise_are_late() -> None:
+    rows: list[tuple[str | None, int | None]] = [("a", 1_999), ("b", 2_000), ("a", None)]
+    assert show(rows, late_before_ms=2).late_rows == 1
+    assert show(rows).late_rows == 0
+
+
+def test_no_rows() -> None:
+    assert show([]) == Newest({}, 0, 0, 0)
+
+
+def test_strategies() -> None:
+    assert BoundedOutOfOrderness("2 s").promise_ms(5_000) == 3_000
+    assert BoundedOutOfOrderness("1 day").promise_ms(EARLIEST_MS) == EARLIEST_MS
+    assert Ascending().promise_ms(5_000) == 5_000
