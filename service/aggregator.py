@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -130,6 +130,7 @@ class Aggregator:
         self._publisher = Publisher(live, ledger, clock, metrics)
         self._layout_changes = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
         self._resources = AsyncExitStack()
         self.closing = False
         """Readers that wait are let go."""
@@ -153,7 +154,7 @@ class Aggregator:
             raise
         log.info("incarnation %d is open", incarnation)
         for work in (self._publisher.run, self._sweep, self._checkpoint, self._thin_history):
-            self._tasks.append(asyncio.create_task(work(), name=f"tidegauge {work.__name__}"))
+            self._tasks.append(asyncio.create_task(_unfailing(work), name=work.__name__))
 
     async def let_readers_go(self) -> None:
         """Answer every waiting reader now: the service is about to end."""
@@ -163,9 +164,10 @@ class Aggregator:
     async def close(self) -> None:
         """End the work in the background, publish and checkpoint once more, close the stores."""
         await self.let_readers_go()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Told, not cancelled: a transaction that is cut off may or may not have been taken.
+        self._ended.set()
+        self._publisher.stop()
+        await asyncio.gather(*self._tasks)
         self._tasks.clear()
         try:
             await self._publisher.round()
@@ -197,9 +199,11 @@ class Aggregator:
             stored = await self._stored(job)
             if stored is None:
                 return await self._create(job, spec, pipeline, precondition), True
-            if stored.installed.pipeline == pipeline and precondition.none_matches is None:
+            etag = layout_etag(stored)
+            _check_absent(precondition, etag)
+            if stored.installed.pipeline == pipeline:
                 return stored, False
-            _check_precondition(precondition, layout_etag(stored))
+            _check_current(precondition, etag)
             return await self._replace(stored, spec, pipeline), False
 
     async def _stored(self, job: str) -> StoredJob | None:
@@ -465,14 +469,21 @@ class Aggregator:
             return False
         return True
 
+    async def _still_open(self, after_s: float) -> bool:
+        """Wait; False at once if the service ends."""
+        try:
+            async with asyncio.timeout(after_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return True
+        return False
+
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
+        while await self._still_open(_TICK_S):
             self._note_expired(await self._live.expire())
 
     async def _checkpoint(self) -> None:
-        while True:
-            await asyncio.sleep(self._checkpoint_interval_ms / 1_000)
+        while await self._still_open(self._checkpoint_interval_ms / 1_000):
             try:
                 await self._save_promises()
             except UnavailableError as error:
@@ -487,7 +498,7 @@ class Aggregator:
             raise
 
     async def _thin_history(self) -> None:
-        while True:
+        while await self._still_open(_HISTORY_INTERVAL_MS / 1_000):
             now_ms = self._clock.wall_ms()
             try:
                 await self._ledger.thin_history(
@@ -496,20 +507,32 @@ class Aggregator:
                 )
             except UnavailableError as error:
                 log.warning("the history is thinned later: %s", error.detail)
-            await asyncio.sleep(_HISTORY_INTERVAL_MS / 1_000)
 
 
-def _check_precondition(precondition: Precondition, etag: str) -> None:
+def _check_absent(precondition: Precondition, etag: str) -> None:
     if precondition.none_matches is not None and (
         "*" in precondition.none_matches or etag in precondition.none_matches
     ):
         raise PreconditionFailedError("the job exists already", etag=etag)
+
+
+def _check_current(precondition: Precondition, etag: str) -> None:
     if precondition.matches is None:
         raise PreconditionRequiredError(
             f'the stored pipeline differs: send If-Match with its ETag "{etag}" to replace it'
         )
     if "*" not in precondition.matches and etag not in precondition.matches:
         raise PreconditionFailedError(f'the stored pipeline is at ETag "{etag}" now', etag=etag)
+
+
+async def _unfailing(work: Callable[[], Awaitable[None]]) -> None:
+    """Do work that must not end before the service does: what it did not expect is logged."""
+    while True:
+        try:
+            return await work()
+        except Exception:
+            log.exception("%s failed, and goes on", getattr(work, "__name__", work))
+            await asyncio.sleep(1)
 
 
 async def _woken(watch: Watch) -> bool:

@@ -60,6 +60,7 @@ class Publisher:
         self._touched: dict[str, _Touched] = {}
         self._under_way: dict[str, _Touched] = {}
         self._wake = asyncio.Event()
+        self._stopped = False
 
     def touch(self, job: str, stages: Iterable[str]) -> None:
         """Ask for the next round to look at these stages."""
@@ -86,9 +87,9 @@ class Publisher:
                 await asyncio.shield(pending.done)
 
     async def run(self) -> None:
-        """Do round after round, for ever."""
+        """Do round after round, until `stop`."""
         retry_s = _RETRY_FIRST_S
-        while True:
+        while not self._stopped:
             await self._wake.wait()
             self._wake.clear()
             if await self.round():
@@ -96,6 +97,11 @@ class Publisher:
             else:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)
+
+    def stop(self) -> None:
+        """Let `run` end after the round that is under way."""
+        self._stopped = True
+        self._wake.set()
 
     async def round(self) -> bool:
         """Publish what is touched now. False: the ledger did not take it, and it is still touched."""

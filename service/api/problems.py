@@ -54,8 +54,11 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _problem(_request: Request, error: Exception) -> Response:
-    return problem_response(cast("ProblemError", error))
+async def _problem(request: Request, raised: Exception) -> Response:
+    error = cast(ProblemError, raised)
+    if error.status >= 500:
+        log.warning("%s %s: %s", request.method, request.url.path, error.detail)
+    return problem_response(error)
 
 
 async def _http(request: Request, raised: Exception) -> Response:
