@@ -41,9 +41,10 @@ DRIVER_ATTEMPT: Final = 2**31 - 1
 """The driver's attempt in a claim: above those of all tasks of its epoch, which are done by then.
 It is below those of the next epoch's tasks, since the epoch decides first."""
 
+_LAST_EPOCH: Final = 2**63 - 1
 _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
-_FAREWELL_MS: Final = 5_000
+_FAREWELL_MS: Final = 2_000
 
 _MEANING: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver makes good for them",
@@ -113,7 +114,7 @@ class Keeper:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Progressed | Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._keep, name=f"tidegauge-{assignment.query}", daemon=True
+            target=self._run_thread, name=f"tidegauge-{assignment.query}", daemon=True
         )
         self._uncommitted: Progressed | None = None
         self._epoch = -1
@@ -145,6 +146,13 @@ class Keeper:
     def alive(self) -> bool:
         """Whether it still follows its query."""
         return self._thread.is_alive()
+
+    def _run_thread(self) -> None:
+        try:
+            self._keep()
+        finally:
+            for stage in self._assignment.stages:
+                take(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
 
     def _keep(self) -> None:
         pause_ms = _TICK_MS

@@ -106,6 +106,7 @@ class Pipeline:
         self._accumulator = self._spark.sparkContext.accumulator(self._tallies, TallyParam())
         self._board = _Board()
         self._started: list[tuple[StreamingQuery, Keeper]] = []
+        self._past_counts: Counter[str] = Counter()
         self._spark.dataSource.register(ControlSource)
         self._declare()
         self._spark.streams.addListener(self._board)
@@ -113,7 +114,7 @@ class Pipeline:
     @property
     def counts(self) -> Counter[str]:
         """What should not have happened often, added up over all queries; keys as in `Count`."""
-        total: Counter[str] = Counter()
+        total = Counter(self._past_counts)
         for _, keeper in self._started:
             total.update(keeper.counts)
         return total
@@ -224,6 +225,7 @@ class Pipeline:
             # That trigger settles at the start what it will read, so the watermark that results
             # from reading it would come too late for it. The keeper ends the query instead.
             writer = writer.trigger(processingTime="0 seconds")
+        self._forget_ended()
         sources, keyed = self._executed(plan.passage(plan.frame_of(writer)))
         name, run = self._new_id(), self._first_run([*sources, *keyed])
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
@@ -278,6 +280,13 @@ class Pipeline:
     ) -> None:
         self.stop()
 
+    def _forget_ended(self) -> None:
+        """Keep only the counts of queries that are over: a driver may start them by the thousand."""
+        for query, keeper in list(self._started):
+            if not keeper.alive and not query.isActive:
+                self._past_counts.update(keeper.counts)
+                self._started.remove((query, keeper))
+
     def _declare(self) -> None:
         try:
             self._client.declare(self._job, self._spec, replace=self._replace)
@@ -305,6 +314,11 @@ class Pipeline:
         if not passed.sources and not passed.watermarked:
             raise ValueError(
                 "the query goes through no stage: build it with source() or watermarked()"
+            )
+        for stage in passed.repeated:
+            raise ValueError(
+                f"stage {stage!r} is in this query more than once: Spark would read or compute it "
+                f"once for each, and one would promise for the others; write it to files first"
             )
         for stage in set(passed.watermarked) ^ set(passed.reported):
             missing = "report()" if stage in passed.watermarked else "watermarked()"

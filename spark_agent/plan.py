@@ -32,6 +32,8 @@ class Passage:
     """Through `Pipeline.report`."""
     reported_below_union: tuple[str, ...]
     """Those of `reported` that something was unioned with afterwards."""
+    repeated: tuple[str, ...]
+    """Stages that it went through `source` or `report` of more than once."""
     own_watermarks: int
     """Calls of `withWatermark` that are not the control source's."""
 
@@ -48,7 +50,9 @@ def passage(frame: DataFrame) -> Passage:
     controls = [node for node, _ in nodes if _is_control(node)]
     reported = [(m.removeprefix(RANGES_MARK), u) for m, u in marks if m.startswith(RANGES_MARK)]
     watermarks = [node for node, _ in nodes if node.nodeName() == "EventTimeWatermark"]
+    names = [mark for mark, _ in marks if mark.startswith((SOURCE_MARK, RANGES_MARK))]
     return Passage(
+        repeated=_unique(m.rpartition(".")[2] for m in names if names.count(m) > 1),
         sources=_unique(m.removeprefix(SOURCE_MARK) for m, _ in marks if m.startswith(SOURCE_MARK)),
         watermarked=_unique(str(node.extraOptions().get("stage")) for node in controls),
         reported=_unique(stage for stage, _ in reported),

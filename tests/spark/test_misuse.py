@@ -86,6 +86,13 @@ def test_a_union_behind_the_report(alone: Flow, pipeline: Pipeline) -> None:
         alone.start(pipeline, frame)
 
 
+def test_a_source_that_is_read_twice(alone: Flow, pipeline: Pipeline) -> None:
+    """Two scans have offsets of their own: the promise of one would be early for the other."""
+    once = alone.source(pipeline)
+    with pytest.raises(ValueError, match="'sensors' is in this query more than once"):
+        alone.start(pipeline, once.union(once))
+
+
 def test_a_bound_that_is_none() -> None:
     with pytest.raises(ValueError, match="bound 'later' is no duration: write it like '12 hours'"):
         BoundedOutOfOrderness("later")
