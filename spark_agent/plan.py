@@ -52,7 +52,11 @@ def passage(frame: DataFrame) -> Passage:
     watermarks = [node for node, _ in nodes if node.nodeName() == "EventTimeWatermark"]
     names = [mark for mark, _ in marks if mark.startswith((SOURCE_MARK, RANGES_MARK))]
     return Passage(
-        repeated=_unique(m.rpartition(".")[2] for m in names if names.count(m) > 1),
+        repeated=_unique(
+            mark.removeprefix(SOURCE_MARK).removeprefix(RANGES_MARK)
+            for mark in names
+            if names.count(mark) > 1
+        ),
         sources=_unique(m.removeprefix(SOURCE_MARK) for m, _ in marks if m.startswith(SOURCE_MARK)),
         watermarked=_unique(str(node.extraOptions().get("stage")) for node in controls),
         reported=_unique(stage for stage, _ in reported),
