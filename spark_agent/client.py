@@ -347,12 +347,19 @@ class _TryAgain(Exception):  # noqa: N818
     """An answer that says: not now."""
 
 
+class _Members(dict[str, Any]):
+    """An object of an answer. What the contract has and it has not makes it no answer at all."""
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401
+        raise Unavailable(f"the answer has no member {name!r}: is this tidegauge?")
+
+
 def _json_object(data: bytes) -> Json:
     """Read an answer; one that is no JSON object counts as no answer (a proxy's page, say)."""
     if not data:
         return {}
     try:
-        content = json.loads(data)
+        content = json.loads(data, object_pairs_hook=_Members)
     except ValueError:
         raise _TryAgain("the answer is not JSON") from None
     if not isinstance(content, dict):

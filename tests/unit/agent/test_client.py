@@ -49,6 +49,16 @@ def test_it_takes_a_page_of_a_proxy_for_no_answer() -> None:
         assert client(server, FakeClock()).open_run("j", ["s"], "me") == 7
 
 
+def test_an_answer_that_lacks_what_it_must_have_is_none() -> None:
+    """Else a task would fail for what stands in the service's place."""
+    with Answers(Answer(200, {"message": "welcome"})) as server:
+        asking = client(server, FakeClock())
+        with pytest.raises(Unavailable, match="no member 'token': is this tidegauge"):
+            asking.claim("j", "s", ["a"], holder="me", ttl_ms=5_000, rank=Rank(3, 2, 1))
+        with pytest.raises(Unavailable, match="no member 'input_watermark'"):
+            asking.watermark("j", "s")
+
+
 def test_its_patience_ends() -> None:
     clock = FakeClock()
     with Answers(Answer(503)) as server, pytest.raises(Unavailable, match="status 503"):
