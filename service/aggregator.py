@@ -47,6 +47,7 @@ from service.metrics import Metrics
 from service.publisher import Publisher
 from service.spec import PipelineSpec, encode_spec
 from service.state import StageView
+from service.tasks import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +187,7 @@ class Aggregator:
 
     # ---- pipelines
 
+    @to_its_end
     async def define(
         self, job: str, spec: PipelineSpec, precondition: Precondition
     ) -> tuple[StoredJob, bool]:
@@ -267,12 +269,14 @@ class Aggregator:
         """Return every job."""
         return await self._live.jobs()
 
+    @to_its_end
     async def delete(self, job: str) -> None:
         """Delete a job; its readers are let go. Raises `UnknownJobError`."""
         async with self._layout_changes:
             await self._ledger.delete(job, self._clock.wall_ms())
             await self._live.remove(job)
 
+    @to_its_end
     async def reset(self, job: str) -> StoredJob:
         """Begin a job's next generation. Raises `UnknownJobError`."""
         async with self._layout_changes:
@@ -282,6 +286,7 @@ class Aggregator:
 
     # ---- runs and leases
 
+    @to_its_end
     async def open_run(self, job: str, stages: Sequence[str]) -> int:
         """Open a run for stages; older runs of them are fenced from the answer on."""
         await self._settle(job)
@@ -345,6 +350,7 @@ class Aggregator:
             return reported, reported.view
         return reported, (await self._live.stage(job, stage))[1]
 
+    @to_its_end
     async def commit(
         self, job: str, commit: Commit
     ) -> tuple[Mapping[str, int], Mapping[str, StageState]]:

@@ -50,6 +50,7 @@ from service.state import (
     StageProgress,
     StageView,
 )
+from service.tasks import to_its_end
 
 # ---- statements
 
@@ -198,6 +199,7 @@ class SqlLedger:
             },
         )
 
+    @to_its_end
     async def open(self, at_ms: int) -> int:
         """See the port."""
         self._take_lock()
@@ -206,6 +208,7 @@ class SqlLedger:
             row = (await db.execute(OPEN_INCARNATION, {"opened_at_ms": at_ms})).one()
             return int(row.number)
 
+    @to_its_end
     async def load(self) -> Sequence[StoredJob]:
         """See the port."""
         async with self._transaction() as db:
@@ -214,11 +217,13 @@ class SqlLedger:
                 for row in (await db.execute(FIND_JOBS)).all()
             ]
 
+    @to_its_end
     async def get(self, job: str) -> StoredJob:
         """See the port."""
         async with self._transaction() as db:
             return await self._find(db, job)
 
+    @to_its_end
     async def create(self, layout: NewLayout, at_ms: int) -> StoredJob | None:
         """See the port."""
         async with self._transaction() as db:
@@ -247,6 +252,7 @@ class SqlLedger:
             await self._add_stages(db, layout, 1, at_ms)
             return await self._find(db, layout.job)
 
+    @to_its_end
     async def replace(
         self, layout: NewLayout, generation: int, layout_version: int, at_ms: int
     ) -> StoredJob | None:
@@ -267,6 +273,7 @@ class SqlLedger:
             await self._change_layouts(db, layout, generation, layout_version + 1, at_ms)
             return await self._find(db, layout.job)
 
+    @to_its_end
     async def reset(self, job: str, at_ms: int) -> StoredJob:
         """See the port."""
         async with self._transaction() as db:
@@ -291,6 +298,7 @@ class SqlLedger:
             )
             return await self._find(db, job)
 
+    @to_its_end
     async def delete(self, job: str, at_ms: int) -> None:
         """See the port."""
         async with self._transaction() as db:
@@ -300,6 +308,7 @@ class SqlLedger:
             for table in (stages, promise_chunks, history):
                 await db.execute(delete(table).where(table.c.job == job))
 
+    @to_its_end
     async def open_run(self, job: str, stages: Sequence[str]) -> int:
         """See the port."""
         async with self._transaction() as db:
@@ -313,6 +322,7 @@ class SqlLedger:
             )
             return run
 
+    @to_its_end
     async def record(
         self, records: Sequence[JobRecord], at_ms: int
     ) -> Mapping[str, Mapping[str, StageView]]:
@@ -356,6 +366,7 @@ class SqlLedger:
         await self._save(db, record.chunks)
         return views
 
+    @to_its_end
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
         """See the port."""
         if chunks:
@@ -389,6 +400,7 @@ class SqlLedger:
         if rows:
             await db.execute(self._save_chunks, rows)
 
+    @to_its_end
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
         """See the port."""
         minute = history.c.at_ms // 60_000
@@ -404,6 +416,7 @@ class SqlLedger:
             )
             return old.rowcount + fine.rowcount
 
+    @to_its_end
     async def ping(self) -> None:
         """See the port."""
         async with self._transaction() as db:
