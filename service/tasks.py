@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import wraps
+from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -12,8 +13,8 @@ R = TypeVar("R")
 
 
 def to_its_end(
-    work: Callable[P, Coroutine[Any, Any, R]],
-) -> Callable[P, Coroutine[Any, Any, R]]:
+    work: Callable[P, CoroutineType[Any, Any, R]],
+) -> Callable[P, CoroutineType[Any, Any, R]]:
     """Let work that has begun run to its end, also if whoever asked for it is cancelled.
 
     A client that gives up, or a server that ends, cancels the task of a request wherever it happens to
