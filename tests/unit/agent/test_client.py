@@ -53,7 +53,7 @@ def test_an_answer_that_lacks_what_it_must_have_is_none() -> None:
     """Else a task would fail for what stands in the service's place."""
     with Answers(Answer(200, {"message": "welcome"})) as server:
         asking = client(server, FakeClock())
-        with pytest.raises(Unavailable, match="no member 'token': is this tidegauge"):
+        with pytest.raises(Unavailable, match="no member 'denied': is this tidegauge"):
             asking.claim("j", "s", ["a"], holder="me", ttl_ms=5_000, rank=Rank(3, 2, 1))
         with pytest.raises(Unavailable, match="no member 'input_watermark'"):
             asking.watermark("j", "s")
