@@ -182,7 +182,7 @@ class Tidegauge(RuleBasedStateMachine):
         stage=st.sampled_from(REPORTING),
         some=st.one_of(st.just("all"), st.sets(st.integers(0, 4), min_size=1)),
         holder=st.sampled_from(["x", "y"]),
-        ttl=st.sampled_from([600_000, 5_000, 1_000]),
+        ttl=st.sampled_from([1_000, 600_000, 5_000, 1_000]),
         run=st.sampled_from(["right", "right", "right", "none", "wrong"]),
         epoch=st.integers(0, 3),
         attempt=st.integers(0, 1),
