@@ -18,8 +18,9 @@ from service.aggregator import Aggregator, Retention
 from service.api import leases, operations, pipelines, reports, runs, watermarks
 from service.api.bodies import ANSWERS, REQUESTS
 from service.api.counting import CountRequests
+from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
-from service.api.routing import mount
+from service.api.routing import hot_routes, mount
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
 from service.ledger.port import Ledger
@@ -77,6 +78,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             await aggregator.close()
 
     app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
+    app.add_middleware(FastLane, routes=hot_routes(reports.router, watermarks.router))
     app.add_middleware(CountRequests, metrics=metrics)
     install_handlers(app)
     modules = (reports, watermarks, leases, runs, pipelines, operations)

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from service.aggregator import Aggregator
 from service.api.bodies import ProblemBody
 from service.api.problems import MEDIA_TYPE
+from service.api.routing import HOT
 from service.errors import (
     InvalidRequestError,
     MalformedJsonError,
@@ -141,6 +142,7 @@ def describe(
     parameters: tuple[Mapping[str, Any], ...] = (),
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
+    hot: bool = False,
 ) -> dict[str, Any]:
     """Describe a route for the OpenAPI, from the types that it reads and the errors that it raises."""
     shown: dict[str, Any] = {"description": (gives.__doc__ or "").strip() if gives else "Done"}
@@ -178,6 +180,8 @@ def describe(
         ]
         + [dict(parameter) for parameter in parameters]
     }
+    if hot:
+        extra[HOT] = True
     if body:
         schemas = [_reference(kind)["schema"] for kind in body]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

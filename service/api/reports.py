@@ -57,6 +57,7 @@ _BULK = 64
 @router.post(
     "/v1/jobs/{job}/stages/{stage}/reports",
     **describe(
+        hot=True,
         path=("job", "stage"),
         body=(SourceReport, KeyedReport),
         gives=ReportedBody,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import request_response
+
+HOT: Final = "x-hot"
+"""In a route's documentation: it is called at the rate at which a pipeline runs."""
 
 
 class DirectRoute(APIRoute):
@@ -25,6 +28,12 @@ class DirectRoute(APIRoute):
 def router(tag: str) -> APIRouter:
     """Make a resource's router."""
     return APIRouter(tags=[tag], route_class=DirectRoute)
+
+
+def hot_routes(*routers: APIRouter) -> list[DirectRoute]:
+    """Return those routes that are marked as hot."""
+    routes = [route for one in routers for route in one.routes]
+    return [r for r in routes if isinstance(r, DirectRoute) and HOT in (r.openapi_extra or {})]
 
 
 def mount(app: FastAPI, *routers: APIRouter) -> None:

@@ -43,6 +43,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 @router.get(
     "/v1/jobs/{job}/stages/{stage}/watermark",
     **describe(
+        hot=True,
         path=("job", "stage"),
         gives=WatermarkBody,
         also={304: "It has not changed"},

@@ -55,7 +55,7 @@ from service.live.port import (
     StageCommit,
     StageView,
 )
-from service.live.range_table import NOBODY, RangeTable, as_list
+from service.live.range_table import NOBODY, Looked, RangeTable, as_list
 from service.live.tournament import Int64s
 from service.state import InstalledJob, InstalledStage
 
@@ -84,6 +84,7 @@ class _Lease:
     """What it was granted; it may have been taken over since, so ask the table who owns it."""
     held: int
     ended: LostReason | None = None
+    looked: Looked | None = None
 
     def lost(self, now_ms: int) -> LostReason | None:
         """Why it is no longer current, or None. At its deadline it is not."""
@@ -410,6 +411,7 @@ class MemoryLiveStore:
         """Let go of a lease that owns nothing any more; its reason is remembered for a while."""
         lease.ended = reason
         lease.members = _NONE
+        lease.looked = None
         del job.by_fence[lease.fence]
         job.ended.append(lease.token)
         if len(job.ended) > REMEMBERED:
@@ -439,10 +441,13 @@ class MemoryLiveStore:
         _check_epoch(stage, state, report.epoch)
         _check_observed(stage, state, report.observed_input)
         rejected: list[tuple[str, LostReason]] = []
-        indices = table.covered(lease.fence, report.ranges)
-        if indices is None:
+        looked = table.covered(lease.fence, report.ranges, lease.looked)
+        if looked is None:
             report, rejected = _partly(report, lease, table)
-            indices = [table.index[name] for name in report.ranges]
+            indices: Column = [table.index[name] for name in report.ranges]
+        else:
+            lease.looked = looked
+            indices = looked.indices
         lease.deadline_ms = now_ms + lease.ttl_ms
         table.note(indices, report.holds, self._clock.wall_ms())
         if report.epoch is None:

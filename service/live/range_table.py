@@ -7,6 +7,7 @@ look at the others, so their minimum is kept in a tournament tree.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import cast
 
@@ -30,6 +31,15 @@ NOBODY = 0
 def as_list(column: Column) -> Sequence[int]:
     """Return a column as Python's own integers."""
     return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Ranges that were looked up in a table."""
+
+    table: RangeTable
+    names: Sequence[str]
+    indices: Column
 
 
 class RangeTable:
@@ -105,17 +115,26 @@ class RangeTable:
         """Those of the indices `among` that this lease is still on."""
         return among[self.owner[among] == fence]
 
-    def covered(self, fence: int, names: Sequence[str]) -> list[int] | Int64s | None:
-        """Look ranges up that this lease is on; None: there is one that it is not on."""
-        try:
-            indices = list(map(self.index.__getitem__, names))
-        except KeyError:
-            return None
-        if len(indices) < BULK:
-            owner = self._owner_view
-            return indices if all(owner[i] == fence for i in indices) else None
-        at = np.array(indices, dtype=np.int64)
-        return at if bool((self.owner[at] == fence).all()) else None
+    def covered(self, fence: int, names: Sequence[str], last: Looked | None) -> Looked | None:
+        """Look ranges up that this lease is on; None: there is one that it is not on.
+
+        `last` is what was looked up for the lease before: a worker mostly reports for the same ranges
+        in the same order, and to see that it does is cheaper than to look them up.
+        """
+        if last is not None and last.table is self and last.names == names:
+            indices = last.indices
+        else:
+            try:
+                indices = list(map(self.index.__getitem__, names))
+            except KeyError:
+                return None
+            if len(indices) >= BULK:
+                indices = np.array(indices, dtype=np.int64)
+            last = Looked(self, names, indices)
+        owner = self._owner_view
+        if isinstance(indices, np.ndarray):
+            return last if bool((self.owner[indices] == fence).all()) else None
+        return last if all(owner[i] == fence for i in indices) else None
 
     def is_on(self, fence: int, name: str) -> bool:
         """Tell whether this lease is on a range of this name."""
@@ -143,6 +162,8 @@ class RangeTable:
             ]
         at = np.asarray(indices, dtype=np.int64)
         said = np.asarray(promises, dtype=np.int64)
+        if idle is None and not self.idle:
+            return self._raise_many(at, said)
         is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
         return self._say_many(at, said, is_idle)
 
@@ -164,6 +185,30 @@ class RangeTable:
         self._tree.put(index, MAX if idle else now)
         return MIN < promise < earlier
 
+    def _raise_many(self, at: Int64s, said: Int64s) -> list[int]:
+        """Join promises where nobody is idle, before or after: nothing else can have changed."""
+        earlier = self._promise[at]
+        now = np.maximum(earlier, said)
+        raised = now != earlier
+        if raised.any():
+            self._promise[at] = now
+            self._note_raised(at, raised, earlier, now)
+            self._tree.put_many(at, now)
+        return self._behind(at, said, earlier)
+
+    def _note_raised(
+        self, at: Int64s, raised: npt.NDArray[np.bool_], earlier: Int64s, now: Int64s
+    ) -> None:
+        self.unsaved.update({0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist()))
+        if now.max() == MAX:
+            self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
+        if self.promised < len(self):
+            self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
+
+    def _behind(self, at: Int64s, said: Int64s, earlier: Int64s) -> list[int]:
+        behind = (said < earlier) & (said != MIN)
+        return at[behind].tolist() if behind.any() else []
+
     def _say_many(self, at: Int64s, said: Int64s, idle: npt.NDArray[np.bool_]) -> list[int]:
         earlier = self._promise[at]
         was_idle = self._idle[at]
@@ -171,9 +216,7 @@ class RangeTable:
         raised = now > earlier
         if raised.any():
             self._promise[at] = now
-            self.unsaved.update({0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist()))
-            self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
-            self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
+            self._note_raised(at, raised, earlier, now)
         self._idle[at] = idle
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
@@ -182,8 +225,7 @@ class RangeTable:
         if moved.any():
             weights = np.where(idle, MAX, now)
             self._tree.put_many(at[moved], weights[moved])
-        behind = (said < earlier) & (said != MIN)
-        return at[behind].tolist() if behind.any() else []
+        return self._behind(at, said, earlier)
 
     def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or take it off with `NOBODY`. Whoever said *idle* there is gone.
