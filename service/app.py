@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -33,6 +34,15 @@ from service.spec import PipelineSpec
 
 _SYSTEM_CLOCK = SystemClock()
 
+_SWITCH_INTERVAL_S = 0.000_1
+"""How long SQLite's thread waits for the interpreter before it insists.
+
+A busy event loop lets go of the interpreter for an instant in each turn and takes it back before any
+other thread has woken up; and each time, the other's patience starts anew. With Python's 5 ms, which no
+turn lasts, it never insists: the ledger would starve, and watermarks stand still, just when reports
+come fastest.
+"""
+
 
 def open_live_store(url: str, clock: Clock) -> LiveStore:
     """Choose the live store by its URL."""
@@ -56,6 +66,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         try:
             aggregator = Aggregator(
                 open_live_store(settings.live_url, clock),
