@@ -28,22 +28,25 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 
 
-def problem_response(error: ProblemError, headers: dict[str, str] | None = None) -> Response:
-    """Write an error as a problem."""
+def problem_response(
+    error: ProblemError, headers: dict[str, str] | None = None, status: int | None = None
+) -> Response:
+    """Write an error as a problem, with its own status unless another one is given."""
+    status = status or error.status
     members = dict(error.members)
     if isinstance(error, LeaseConflictError):
         members["denied"] = denied_bodies(cast("Iterable[Denied]", members["denied"]))
     body = {
         "type": f"/problems/{error.slug}",
         "title": error.title(),
-        "status": error.status,
+        "status": status,
         "detail": error.detail,
         **members,
     }
     headers = dict(headers or {})
-    if error.status == 503:
+    if status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return Response(msgspec.json.encode(body), error.status, headers, MEDIA_TYPE)
+    return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -81,8 +84,7 @@ async def _http(request: Request, raised: Exception) -> Response:
             return problem_response(PayloadTooLargeError(str(error.detail)), headers)
         case _:
             problem = InvalidRequestError(str(error.detail))
-            problem.status = error.status_code  # type: ignore[misc]
-            return problem_response(problem, headers)
+            return problem_response(problem, headers, error.status_code)
 
 
 async def _validation(_request: Request, error: Exception) -> Response:
