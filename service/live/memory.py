@@ -782,7 +782,7 @@ def _apply_epoch(
     # have seen data, so it counts only under a lease that is still current.
     idle = [
         said.idle
-        and table.owner[index] == said.fence
+        and table.owned_by(index) == said.fence
         and job.by_fence[said.fence].lost(now_ms) is None
         for index, said in waiting.items()
     ]
@@ -812,7 +812,7 @@ def _by_owner(owner: Int64s) -> dict[int, Int64s]:
 
 
 def _range_view(job: _Job, table: RangeTable, index: int, now_ms: int) -> RangeView:
-    lease = job.by_fence.get(int(table.owner[index]))
+    lease = job.by_fence.get(table.owned_by(index))
     if lease is None or lease.lost(now_ms) is not None:
         return replace(table.view(index, None, None), fence=None)
     return table.view(index, lease.holder, lease.left_ms(now_ms))

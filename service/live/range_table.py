@@ -111,6 +111,10 @@ class RangeTable:
         """The promise of each range; not to be written."""
         return self._promise
 
+    def owned_by(self, index: int) -> int:
+        """Return the fence of the lease on one range, or `NOBODY`."""
+        return self._owner_view[index]
+
     def owned(self, fence: int, among: Int64s) -> Int64s:
         """Those of the indices `among` that this lease is still on."""
         return among[self.owner[among] == fence]

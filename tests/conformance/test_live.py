@@ -411,6 +411,15 @@ def test_idle_in_an_epoch_counts_only_under_a_current_lease(worker: Worker) -> N
     assert worker.agreement() == STAND_STILL
 
 
+def test_an_idle_word_whose_lease_is_gone_leaves_its_watermark(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 7, "b": 5}, epoch=1, idle=["a"])
+    worker.claim(["a"], holder="y", rank=Rank(0, 3))
+    assert worker.commit(1, s=None) == {"s": 2}
+    assert worker.agreement() == Agreement(5)
+    assert list(worker.run(worker.live.promises("j", "s"))) == [7, 5]
+
+
 def test_the_commit_brings_the_input_that_caps_the_promises(worker: Worker) -> None:
     token = worker.claim(None, stage="k").token
     worker.publish(k=StageWatermark(100, MIN))
