@@ -1,0 +1,1 @@
+"""Faults, one after the other and mixed, and the proof that none of them loses anything."""
