@@ -1,0 +1,183 @@
+"""A client that hops between the replicas, gives up at times, and writes everything down."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.chaos.history import Action, Exchange, History
+
+PATIENCE_S = 3.0
+NO_LIMIT = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+_streams = itertools.count(1)
+
+
+@dataclass
+class Mischief:
+    """How often a client misbehaves; the faults turn it up."""
+
+    cancel: float = 0.01
+    """Gives up in mid-request."""
+    repeat: float = 0.03
+    """Says something again, late and out of order."""
+
+
+class Client:
+    """Asks on behalf of somebody, and records it. One for a whole workload, on one event loop."""
+
+    def __init__(
+        self, history: History, job: str, fronts: Mapping[str, str], mischief: Mischief, seed: int
+    ) -> None:
+        self._history = history
+        self._job = job
+        self._mischief = mischief
+        self._chance = random.Random(seed)
+        self._doors = {
+            name: httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=NO_LIMIT)
+            for name, url in fronts.items()
+        }
+
+    @property
+    def replicas(self) -> Sequence[str]:
+        return tuple(self._doors)
+
+    async def close(self) -> None:
+        for door in self._doors.values():
+            await door.aclose()
+
+    async def ask(
+        self,
+        who: str,
+        action: Action,
+        method: str,
+        path: str,
+        *,
+        stage: str | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        request: Mapping[str, Any] | None = None,
+        wait_s: float = 0,
+        replica: str | None = None,
+    ) -> Exchange:
+        """Ask one replica, any unless it is named; never raises for what the service does."""
+        name = replica or self._chance.choice(self.replicas)
+        start_ns = time.monotonic_ns()
+        status, answer, why, kind, retry = None, None, "", "", None
+        limit_s = PATIENCE_S + wait_s
+        given_up = self._chance.random() < self._mischief.cancel
+        if given_up:
+            limit_s = self._chance.uniform(0, 0.01)
+        try:
+            async with asyncio.timeout(limit_s):
+                response = await self._doors[name].request(
+                    method,
+                    f"/v1/jobs/{self._job}{path}",
+                    json=body,
+                    headers=dict(headers or {}),
+                    timeout=PATIENCE_S + wait_s,
+                )
+            answer = _json(response)
+            status = response.status_code
+            kind = response.headers.get("content-type", "")
+            retry = response.headers.get("retry-after")
+        except TimeoutError:
+            why = "cancelled" if given_up else "timeout"
+        except (httpx.TransportError, ValueError) as error:
+            # An answer that was cut off in the middle tells nothing: it may be half a number.
+            why = repr(error)
+        exchange = Exchange(
+            who=who,
+            replica=name,
+            action=action,
+            job=self._job,
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            stage=stage,
+            request=request if request is not None else body or {},
+            status=status,
+            answer=answer,
+            content_type=kind,
+            retry_after=retry,
+            why=why,
+        )
+        self._history.add(exchange)
+        return exchange
+
+    async def listen(
+        self, who: str, replica: str, last_event_id: str | None
+    ) -> AsyncGenerator[str | None]:
+        """Record what a stream of events shows; yields the ids. Ends with the connection."""
+        stream, start_ns = next(_streams), time.monotonic_ns()
+        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        try:
+            async with self._doors[replica].stream(
+                "GET", f"/v1/jobs/{self._job}/events", headers=headers
+            ) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    self._refused(who, replica, start_ns, response)
+                    return
+                async for line in response.aiter_lines():
+                    name, _, value = line.partition(": ")
+                    if name == "id":
+                        last_event_id = value
+                    elif name == "data":
+                        self._event(who, replica, start_ns, stream, json.loads(value))
+                    elif not line:
+                        yield last_event_id
+        except (httpx.TransportError, ValueError):
+            # httpx hands out the last line even where the connection was cut within it.
+            return
+
+    def _event(self, who: str, replica: str, start_ns: int, stream: int, state: Any) -> None:
+        self._history.add(
+            Exchange(
+                who=who,
+                replica=replica,
+                action="event",
+                job=self._job,
+                start_ns=start_ns,
+                end_ns=time.monotonic_ns(),
+                stage=state["stage"],
+                status=200,
+                answer=state,
+                content_type="application/json",
+                stream=stream,
+            )
+        )
+
+    def _refused(self, who: str, replica: str, start_ns: int, response: httpx.Response) -> None:
+        self._history.add(
+            Exchange(
+                who=who,
+                replica=replica,
+                action="event",
+                job=self._job,
+                start_ns=start_ns,
+                end_ns=time.monotonic_ns(),
+                status=response.status_code,
+                answer=_json(response),
+                content_type=response.headers.get("content-type", ""),
+                retry_after=response.headers.get("retry-after"),
+            )
+        )
+
+
+def _json(response: httpx.Response) -> Any:
+    """The body, which is JSON unless it is empty or an error that is no problem."""
+    if not response.content:
+        return None
+    try:
+        return response.json()
+    except ValueError:
+        if response.status_code < 400:
+            raise
+        return response.text[:1_000]

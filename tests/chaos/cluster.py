@@ -1,0 +1,161 @@
+"""Two replicas of the service on one Redis and one Postgres, with a proxy on every way between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.chaos.history import History, Mark
+from tests.support.postgres_server import PostgresServer
+from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisServer
+from tests.support.server import START_S, Service
+
+MAX_CONNECTIONS = 40
+"""Of Postgres: few, so that they are soon exhausted."""
+
+
+class Replica(Service):
+    """One service on a port of its own, which its clients reach through a proxy."""
+
+    def __init__(self, folder: Path, name: str, *, ledger_url: str, live_url: str) -> None:
+        folder.mkdir(parents=True)
+        super().__init__(folder, options=("--live-url", live_url, "--log-level", "info"))
+        self.name = name
+        self.ledger_url = ledger_url
+        self.front = Proxy(self.port)
+        self.front_url = f"http://127.0.0.1:{self.front.port}"
+
+    def wait_ready(self) -> None:
+        """Start it again if it ends because a store is away: so would whoever runs it."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                super().wait_ready()
+            except AssertionError:
+                if time.monotonic() > deadline or self._process is None:
+                    raise
+                if self._process.poll() is None:
+                    raise
+                self._process = None
+                time.sleep(0.2)
+                self.launch()
+            else:
+                return
+
+    def pause(self) -> None:
+        """Stand still, in the middle of whatever it does."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class Stores:
+    """Redis and Postgres, and each replica's proxies to them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._made = 0
+        self.redis = self.new_redis()
+        self.postgres = stack.enter_context(
+            PostgresServer(folder / "postgres", max_connections=MAX_CONNECTIONS)
+        )
+        self._ledger = self.postgres.database()
+        self.to_redis: list[Proxy] = []
+        self.to_postgres: list[Proxy] = []
+
+    def new_redis(self) -> RedisServer:
+        self._made += 1
+        return self._stack.enter_context(RedisServer(self._folder / f"redis-{self._made}"))
+
+    def urls(self) -> tuple[str, str]:
+        """A replica's own ways to the ledger and to the live store."""
+        postgres = self._stack.enter_context(Proxy(self.postgres.port, seed=self._made))
+        redis = self._stack.enter_context(Proxy(self.redis.port, seed=self._made))
+        self.to_postgres.append(postgres)
+        self.to_redis.append(redis)
+        ledger = self._ledger.replace(f":{self.postgres.port}/", f":{postgres.port}/")
+        return ledger, f"redis://127.0.0.1:{redis.port}"
+
+
+class Cluster:
+    """What the faults are done to."""
+
+    def __init__(self, folder: Path, *, embedded: bool = False) -> None:
+        """`embedded`: one replica on the stores for one process, with no proxy behind it."""
+        self._folder = folder
+        self._embedded = embedded
+        self._stack = ExitStack()
+        self._stores: Stores | None = None
+        self.replicas: list[Replica] = []
+        self.history: History | None = None
+        """Of the workload that runs now."""
+
+    @property
+    def stores(self) -> Stores:
+        assert self._stores is not None, "the embedded stores cannot be broken apart"
+        return self._stores
+
+    @property
+    def embedded(self) -> bool:
+        return self._embedded
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        if not self._embedded:
+            self._stores = Stores(self._folder, self._stack)
+        for name in "a" if self._embedded else "ab":
+            ledger, live = self._urls(name)
+            replica = Replica(self._folder / name, name, ledger_url=ledger, live_url=live)
+            self.replicas.append(replica)
+            self._stack.callback(replica.front.close)
+            self._stack.push(replica.__exit__)
+            replica.launch()
+        for replica in self.replicas:
+            replica.wait_ready()
+
+    def _urls(self, name: str) -> tuple[str, str]:
+        if self._stores is not None:
+            return self._stores.urls()
+        return f"sqlite+aiosqlite:///{self._folder / name / 'ledger.db'}", "memory://"
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def proxies(self) -> Iterator[Proxy]:
+        yield from (replica.front for replica in self.replicas)
+        if self._stores is not None:
+            yield from self._stores.to_redis
+            yield from self._stores.to_postgres
+
+    def logs(self) -> str:
+        """The end of what each replica has said."""
+        return "\n".join(f"--- {r.name}\n{r.log()}" for r in self.replicas)
+
+    @contextmanager
+    def loses_live_store(self, name: str) -> Generator[None]:
+        """Note in the history that what the live store knew before is lost after this."""
+        begin_ns = time.monotonic_ns()
+        yield
+        if self.history is not None:
+            self.history.add(Mark("live-lost", name, begin_ns, time.monotonic_ns()))

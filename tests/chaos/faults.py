@@ -1,0 +1,303 @@
+"""What can go wrong. `inject` does it and undoes it, and comes back when all is as before."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import psycopg
+
+from tests.chaos.cluster import Cluster
+from tests.chaos.workload import TTL_MS, Workload
+from tests.support.binaries import wait_until
+from tests.support.proxy import Proxy
+
+
+@dataclass
+class Scene:
+    """What a fault may lay hands on."""
+
+    cluster: Cluster
+    workload: Workload
+    chance: random.Random
+    hold_s: float = 2.0
+    """How long a fault lasts that could last for any time."""
+
+    def hold(self) -> None:
+        """Let the load go on under the fault."""
+        time.sleep(self.hold_s)
+
+    def writes(self, timeout_s: float = 5) -> None:
+        """Let something happen that the fault may then lose."""
+        before = self.workload.shown()
+        self.workload.wait(lambda: self.workload.moved(before), timeout_s)
+
+
+class Fault(ABC):
+    """One kind of thing that goes wrong."""
+
+    name: ClassVar[str]
+    touches: ClassVar[frozenset[str]]
+    """Two faults may happen at once if they touch different things."""
+    embedded: ClassVar[bool] = False
+    """Whether it can also be done to one replica on the embedded stores."""
+
+    @abstractmethod
+    def inject(self, scene: Scene) -> None:
+        """Do it, and undo it."""
+
+
+class ReplicaKilled(Fault):
+    """A replica ends without a goodbye, and comes back."""
+
+    name = "replica-killed"
+    touches = frozenset({"replica"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        replica = scene.chance.choice(scene.cluster.replicas)
+        replica.kill()
+        time.sleep(scene.chance.uniform(0, scene.hold_s / 2))
+        replica.start()
+
+
+class ReplicaStopped(Fault):
+    """A replica stands still for longer than a lease, then goes on with what it had in hand."""
+
+    name = "replica-stopped"
+    touches = frozenset({"replica"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        replica = scene.chance.choice(scene.cluster.replicas)
+        replica.pause()
+        try:
+            time.sleep(TTL_MS / 1_000 + 0.7)
+        finally:
+            replica.resume()
+
+
+class RedisFlushed(Fault):
+    """Everything in Redis is gone, while it runs."""
+
+    name = "redis-flushed"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        with scene.cluster.loses_live_store(self.name):
+            scene.cluster.stores.redis.command("FLUSHALL")
+
+
+class RedisEmptied(Fault):
+    """Redis ends, and comes back with nothing."""
+
+    name = "redis-emptied"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        redis = scene.cluster.stores.redis
+        with scene.cluster.loses_live_store(self.name):
+            redis.kill()
+            time.sleep(scene.chance.uniform(0, 1))
+            redis.restart(empty=True)
+
+
+class RedisAged(Fault):
+    """Redis ends, and comes back with what it knew some time ago."""
+
+    name = "redis-aged"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        redis = scene.cluster.stores.redis
+        saved = redis.save_files()
+        scene.writes()
+        with scene.cluster.loses_live_store(self.name):
+            redis.kill()
+            redis.restore_files(saved)
+            redis.start()
+
+
+class RedisFailedOver(Fault):
+    """The primary ends, and a replica takes over that has not heard its last words."""
+
+    name = "redis-failed-over"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        stores = scene.cluster.stores
+        primary, replica = stores.redis, stores.new_redis()
+        with Proxy(primary.port) as link:
+            replica.command("REPLICAOF", "127.0.0.1", link.port)
+            wait_until(
+                lambda: replica.info("replication")["master_link_status"] == "up", "replication"
+            )
+            link.stall()
+            scene.writes()
+            with scene.cluster.loses_live_store(self.name):
+                primary.kill()
+                link.close()
+                replica.promote()
+                stores.redis = replica
+                for proxy in stores.to_redis:
+                    proxy.retarget(replica.port)
+
+
+class ScriptsFlushed(Fault):
+    """Redis forgets the scripts, now and again."""
+
+    name = "scripts-flushed"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        for _ in range(10):
+            scene.cluster.stores.redis.command("SCRIPT", "FLUSH")
+            time.sleep(scene.hold_s / 10)
+
+
+class PostgresRestarted(Fault):
+    """Postgres ends, in one of three ways, and comes back."""
+
+    name = "postgres-restarted"
+    touches = frozenset({"postgres"})
+
+    def inject(self, scene: Scene) -> None:
+        postgres = scene.cluster.stores.postgres
+        ends: list[Callable[[], None]] = [
+            postgres.stop,
+            lambda: postgres.stop("immediate"),
+            postgres.kill,
+        ]
+        scene.chance.choice(ends)()
+        time.sleep(scene.chance.uniform(0, scene.hold_s / 2))
+        postgres.start()
+
+
+class ConnectionsExhausted(Fault):
+    """Neither store takes another connection, and those that there were are cut."""
+
+    name = "connections-exhausted"
+    touches = frozenset({"redis", "postgres"})
+
+    def inject(self, scene: Scene) -> None:
+        stores = scene.cluster.stores
+        with _redis_full(scene), _postgres_full(scene):
+            for proxy in (*stores.to_redis, *stores.to_postgres):
+                proxy.cut_all()
+            scene.hold()
+
+
+@contextmanager
+def _redis_full(scene: Scene) -> Generator[None]:
+    """As many idle connections as it takes; the way back is a connection from before."""
+    redis = scene.cluster.stores.redis
+    with socket.create_connection(("127.0.0.1", redis.port), 5) as admin, ExitStack() as idle:
+
+        def limit(clients: int) -> None:
+            admin.sendall(f"CONFIG SET maxclients {clients}\r\n".encode())
+            assert admin.recv(1_000).startswith(b"+OK")
+
+        before = int(redis.command("CONFIG", "GET", "maxclients")[1])
+        for _ in range(8):
+            idle.enter_context(socket.create_connection(("127.0.0.1", redis.port), 5))
+        # The admin and the idle ones are as many as there may be.
+        limit(9)
+        try:
+            yield
+        finally:
+            limit(before)
+
+
+@contextmanager
+def _postgres_full(scene: Scene) -> Generator[None]:
+    stores = scene.cluster.stores
+    with ExitStack() as idle:
+
+        def take_all() -> None:
+            # The superuser's last places, too.
+            with contextlib.suppress(psycopg.OperationalError):
+                while True:
+                    url = stores.postgres.url("postgres").replace("+psycopg", "")
+                    idle.callback(psycopg.connect(url, connect_timeout=5).close)
+
+        take_all()
+        for proxy in stores.to_postgres:
+            proxy.cut_all()
+        # Those that the service had are free now, and it wants them back: it is a race for each.
+        take_all()
+        yield
+
+
+class AnswersLost(Fault):
+    """Answers are cut off on their way, after the deed: to the clients, and from the stores."""
+
+    name = "answers-lost"
+    touches = frozenset({"ways"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        with _proxies(list(scene.cluster.proxies())) as proxies:
+            for proxy in proxies:
+                fronts = [replica.front for replica in scene.cluster.replicas]
+                proxy.cut_answers(probability=0.2 if proxy in fronts else 0.02)
+            scene.hold()
+
+
+@contextmanager
+def _proxies(proxies: list[Proxy]) -> Generator[list[Proxy]]:
+    try:
+        yield proxies
+    finally:
+        for proxy in proxies:
+            proxy.flow()
+
+
+class ClientsCancel(Fault):
+    """Clients give up in mid-request."""
+
+    name = "clients-cancel"
+    touches = frozenset({"cancel"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        mischief = scene.workload.mischief
+        usual, mischief.cancel = mischief.cancel, 0.4
+        scene.hold()
+        mischief.cancel = usual
+
+
+class ReportsRepeated(Fault):
+    """Reports come twice, late and out of order."""
+
+    name = "reports-repeated"
+    touches = frozenset({"repeat"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        mischief = scene.workload.mischief
+        usual, mischief.repeat = mischief.repeat, 0.8
+        scene.hold()
+        mischief.repeat = usual
+
+
+FAULTS: tuple[Fault, ...] = (
+    ReplicaKilled(),
+    ReplicaStopped(),
+    RedisFlushed(),
+    RedisEmptied(),
+    RedisAged(),
+    RedisFailedOver(),
+    ScriptsFlushed(),
+    PostgresRestarted(),
+    ConnectionsExhausted(),
+    AnswersLost(),
+    ClientsCancel(),
+    ReportsRepeated(),
+)
