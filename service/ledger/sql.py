@@ -1,45 +1,44 @@
 """The ledger on a SQL database, through SQLAlchemy: SQLite embedded, Postgres in production.
 
-Every statement stands here, with its purpose as its name. One writer at a time in this process; on
-Postgres the row of the job in `jobs` is each transaction's first write, which makes those on one job
-queue up behind each other, in whatever replica they run.
+Every statement stands here, with its purpose as its name. What writes to a job first locks its row in
+`jobs`, and jobs are locked in the order of their names: so transactions on one job queue up behind each
+other, in whatever replica they run, and no two of them ever wait for each other in a ring.
 """
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Protocol, TextIO
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from types import CoroutineType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from sqlalchemy import (
     BigInteger,
+    Boolean,
+    Delete,
     Row,
     bindparam,
     case,
     delete,
-    event,
+    exists,
     func,
     insert,
     or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.errors import StoreRefusedError, UnavailableError, UnknownJobError
+from service.errors import UnknownJobError
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
-from service.ledger.migrate import upgrade
-from service.ledger.port import JobRecord, NewLayout, StoredJob
+from service.ledger.database import Database
+from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, StoredJob
 from service.ledger.tables import history, incarnations, jobs, promise_chunks, stages
 from service.spec import decode_spec
 from service.state import (
@@ -52,22 +51,53 @@ from service.state import (
 )
 from service.tasks import to_its_end
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_THIN_STEP_MS = 600_000
+"""History is thinned in pieces of this length: none of them takes long."""
+
+_THINNING_LOCK = 0x7469_6465_7468_696E
+
 # ---- statements
 
 FIND_JOB = select(jobs).where(jobs.c.name == bindparam("b_job"))
-FIND_JOBS = select(jobs).where(~jobs.c.deleted).order_by(jobs.c.name)
+LOCK_JOB = FIND_JOB.with_for_update()
+LOCK_JOBS = (
+    select(jobs.c.name)
+    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)))
+    .order_by(jobs.c.name)
+    .with_for_update()
+)
+# In the order of the members of `JobHead`.
+_HEAD = select(
+    jobs.c.name,
+    jobs.c.incarnation,
+    jobs.c.generation,
+    jobs.c.layout_version,
+    jobs.c.revision,
+    jobs.c.last_run,
+    jobs.c.deleted,
+)
+FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))
+FIND_HEADS = _HEAD.order_by(jobs.c.name)
 FIND_STAGES = select(stages).where(stages.c.job == bindparam("b_job"))
 FIND_CHUNKS = (
     select(promise_chunks)
     .where(promise_chunks.c.job == bindparam("b_job"))
     .order_by(promise_chunks.c.stage, promise_chunks.c.chunk)
 )
-OPEN_INCARNATION = insert(incarnations).returning(incarnations.c.number)
-LOCK_NEW_JOB = insert(jobs)
+DRAW_INCARNATION = insert(incarnations).returning(incarnations.c.number)
+BEGIN_INCARNATION = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"))
+    .values(incarnation=bindparam("b_incarnation"), updated_at_ms=bindparam("b_at_ms"))
+)
 REVIVE_JOB = (
     update(jobs)
     .where(jobs.c.name == bindparam("b_job"), jobs.c.deleted)
     .values(
+        incarnation=bindparam("b_incarnation"),
         generation=jobs.c.generation + 1,
         layout_version=1,
         revision=jobs.c.revision + 1,
@@ -89,6 +119,7 @@ REPLACE_SPEC = (
         spec=bindparam("b_spec"),
         updated_at_ms=bindparam("b_at_ms"),
     )
+    .returning(jobs.c.incarnation)
 )
 START_GENERATION = (
     update(jobs)
@@ -98,11 +129,13 @@ START_GENERATION = (
         revision=jobs.c.revision + 1,
         updated_at_ms=bindparam("b_at_ms"),
     )
+    .returning(jobs.c.revision)
 )
 BURY_JOB = (
     update(jobs)
     .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
     .values(deleted=True, updated_at_ms=bindparam("b_at_ms"))
+    .returning(jobs.c.generation)
 )
 TAKE_RUN_NUMBER = (
     update(jobs)
@@ -114,8 +147,10 @@ TAKE_REVISION = (
     update(jobs)
     .where(
         jobs.c.name == bindparam("b_job"),
+        jobs.c.incarnation == bindparam("b_incarnation"),
         jobs.c.generation == bindparam("b_generation"),
         jobs.c.layout_version == bindparam("b_layout_version"),
+        or_(bindparam("b_in_any_order", type_=Boolean), jobs.c.revision == bindparam("b_seen")),
         ~jobs.c.deleted,
     )
     .values(revision=jobs.c.revision + 1)
@@ -153,8 +188,8 @@ ADVANCE_STAGE = (
         updated_at_ms=bindparam("b_at_ms"),
     )
 )
-FIND_ADVANCED = select(stages).where(
-    stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")
+FIND_NEWER = select(stages).where(
+    stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
 )
 REMEMBER_ADVANCED = insert(history).from_select(
     ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
@@ -178,272 +213,386 @@ COMMIT_EPOCH = (
     )
     .values(epoch=bindparam("b_epoch"))
 )
+FIND_LAYOUTS = (
+    select(
+        stages.c.job,
+        stages.c.stage,
+        stages.c.layout_since,
+        jobs.c.generation,
+        jobs.c.incarnation,
+    )
+    .join(jobs, jobs.c.name == stages.c.job)
+    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)), ~jobs.c.deleted)
+)
+START_STAGES_OVER = (
+    update(stages)
+    .where(stages.c.job == bindparam("b_job"))
+    .values(
+        run=0,
+        epoch=None,
+        input=MIN,
+        output=MIN,
+        idle=False,
+        version=0,
+        revision=bindparam("b_revision"),
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+)
+DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))
+DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_stage"))
+BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
+FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
+_IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
+FORGET = delete(history).where(*_IN_STEP)
+_later = history.alias("later")
+THIN = delete(history).where(
+    *_IN_STEP,
+    exists().where(
+        _later.c.job == history.c.job,
+        _later.c.stage == history.c.stage,
+        _later.c.generation == history.c.generation,
+        # Of the same minute. In this form, for the index.
+        _later.c.at_ms >= history.c.at_ms - history.c.at_ms % 60_000,
+        _later.c.at_ms < history.c.at_ms - history.c.at_ms % 60_000 + 60_000,
+        _later.c.id > history.c.id,
+    ),
+)
+
+
+def _writing(
+    work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
+) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
+    """Make a method one transaction, which is its first argument."""
+
+    @to_its_end
+    @wraps(work)
+    async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await ledger.database.write(lambda db: work(ledger, db, *args, **kwargs))
+
+    return run
+
+
+def _reading(
+    work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
+) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
+    """Make a method one transaction that only reads."""
+
+    @to_its_end
+    @wraps(work)
+    async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await ledger.database.read(lambda db: work(ledger, db, *args, **kwargs))
+
+    return run
 
 
 class SqlLedger:
-    """Keeps everything in a database. See `service.ledger.port.Ledger` for what each method does."""
+    """Keeps everything in a database. See `service.ledger.port.Ledger` for what each method does.
+
+    A transaction whose outcome nobody can know (the connection was lost while it was committed) raises
+    `UnavailableError` like one that was never begun. Each of them may be repeated: what is monotone is
+    written again to no effect, and what is conditional then tells that it is done.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = make_url(url)
-        self._engine = _engine(url)
-        self._lock_file: TextIO | None = None
-        # SQLite has one writer. Waiting for it here costs nothing, waiting in SQLite is a poll.
-        self._writer = asyncio.Lock()
-        upsert: Any = sqlite_insert if self._engine.dialect.name == "sqlite" else postgres_insert
-        statement = upsert(promise_chunks)
-        self._save_chunks = statement.on_conflict_do_update(
+        self.database = Database(url)
+        upsert: Any = sqlite_insert if self.database.is_sqlite else postgres_insert
+        self._add_job = upsert(jobs).on_conflict_do_nothing().returning(jobs.c.name)
+        chunk = upsert(promise_chunks)
+        order = ("generation", "layout_since", "incarnation", "stamp")
+        self._save_chunks = chunk.on_conflict_do_update(
             index_elements=["job", "stage", "chunk"],
-            set_={
-                name: statement.excluded[name]
-                for name in ("generation", "layout_since", "promises")
-            },
+            set_={name: chunk.excluded[name] for name in (*order, "promises")},
+            # Checkpoints of several replicas may arrive in any order.
+            where=tuple_(*(chunk.excluded[name] for name in order))
+            >= tuple_(*(promise_chunks.c[name] for name in order)),
         )
+        self._thinned_until_ms = 0
 
     @to_its_end
-    async def open(self, at_ms: int) -> int:
+    async def open(self, *, exclusive: bool) -> None:
         """See the port."""
-        self._take_lock()
-        async with self._transaction() as db:
-            await db.run_sync(upgrade)
-            row = (await db.execute(OPEN_INCARNATION, {"opened_at_ms": at_ms})).one()
-            return int(row.number)
+        await self.database.open(exclusive=exclusive)
 
-    @to_its_end
-    async def load(self) -> Sequence[StoredJob]:
+    async def close(self) -> None:
         """See the port."""
-        async with self._transaction() as db:
-            return [
-                await self._stored(db, row, with_promises=True)
-                for row in (await db.execute(FIND_JOBS)).all()
-            ]
+        await self.database.close()
 
-    @to_its_end
-    async def get(self, job: str) -> StoredJob:
+    @_reading
+    async def ping(self, db: AsyncConnection) -> None:
         """See the port."""
-        async with self._transaction() as db:
-            return await self._find(db, job)
+        await db.execute(select(1))
 
-    @to_its_end
-    async def create(self, layout: NewLayout, at_ms: int) -> StoredJob | None:
+    @_reading
+    async def heads(self, db: AsyncConnection) -> Sequence[JobHead]:
         """See the port."""
-        async with self._transaction() as db:
-            row = (await db.execute(FIND_JOB, {"b_job": layout.job})).one_or_none()
-            if row is not None and not row.deleted:
-                return None
-            if row is None:
-                await db.execute(
-                    LOCK_NEW_JOB,
-                    {
-                        "name": layout.job,
-                        "generation": 1,
-                        "layout_version": 1,
-                        "revision": 0,
-                        "last_run": 0,
-                        "spec": layout.spec,
-                        "deleted": False,
-                        "created_at_ms": at_ms,
-                        "updated_at_ms": at_ms,
-                    },
-                )
-            else:
-                await db.execute(
-                    REVIVE_JOB, {"b_job": layout.job, "b_spec": layout.spec, "b_at_ms": at_ms}
-                )
-            await self._add_stages(db, layout, 1, at_ms)
-            return await self._find(db, layout.job)
+        return [JobHead(*row) for row in await db.execute(FIND_HEADS)]
 
-    @to_its_end
-    async def replace(
-        self, layout: NewLayout, generation: int, layout_version: int, at_ms: int
+    @_reading
+    async def head(self, db: AsyncConnection, job: str) -> JobHead:
+        """See the port."""
+        row = (await db.execute(FIND_HEAD, {"b_job": job})).one_or_none()
+        if row is None or row.deleted:
+            raise _unknown(job)
+        return JobHead(*row)
+
+    @_reading
+    async def get(self, db: AsyncConnection, job: str) -> StoredJob:
+        """See the port."""
+        return await self._find(db, job)
+
+    @_writing
+    async def begin_incarnation(
+        self, db: AsyncConnection, job: str, seen: int, at_ms: int
     ) -> StoredJob | None:
         """See the port."""
-        async with self._transaction() as db:
-            done = await db.execute(
-                REPLACE_SPEC,
+        row = (await db.execute(LOCK_JOB, {"b_job": job})).one_or_none()
+        if row is None or row.deleted:
+            raise _unknown(job)
+        if row.incarnation != seen:
+            return None
+        # Drawn after the row is locked: so a job's numbers rise in the order in which they begin.
+        number = await self._draw(db, job, at_ms)
+        await db.execute(
+            BEGIN_INCARNATION, {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
+        )
+        return await self._find(db, job, with_promises=True)
+
+    @_writing
+    async def create(self, db: AsyncConnection, layout: NewLayout, at_ms: int) -> StoredJob | None:
+        """See the port."""
+        row = (await db.execute(LOCK_JOB, {"b_job": layout.job})).one_or_none()
+        if row is not None and not row.deleted:
+            return None
+        number = await self._draw(db, layout.job, at_ms)
+        if row is not None:
+            await db.execute(
+                REVIVE_JOB,
                 {
                     "b_job": layout.job,
-                    "b_generation": generation,
-                    "b_layout_version": layout_version,
+                    "b_incarnation": number,
                     "b_spec": layout.spec,
                     "b_at_ms": at_ms,
                 },
             )
-            if done.rowcount == 0:
-                return None
-            await self._change_layouts(db, layout, generation, layout_version + 1, at_ms)
-            return await self._find(db, layout.job)
+        elif not await self._add(db, layout, number, at_ms):
+            # There was no row to lock: another replica has added it since.
+            return None
+        await self._add_stages(db, layout, 1, at_ms)
+        return await self._find(db, layout.job)
 
-    @to_its_end
-    async def reset(self, job: str, at_ms: int) -> StoredJob:
+    @_writing
+    async def replace(
+        self,
+        db: AsyncConnection,
+        layout: NewLayout,
+        generation: int,
+        layout_version: int,
+        at_ms: int,
+    ) -> StoredJob | None:
         """See the port."""
-        async with self._transaction() as db:
-            done = await db.execute(START_GENERATION, {"b_job": job, "b_at_ms": at_ms})
-            if done.rowcount == 0:
-                raise _unknown(job)
-            row = (await db.execute(FIND_JOB, {"b_job": job})).one()
-            await db.execute(delete(promise_chunks).where(promise_chunks.c.job == job))
-            await db.execute(
-                update(stages)
-                .where(stages.c.job == job)
-                .values(
-                    run=0,
-                    epoch=None,
-                    input=MIN,
-                    output=MIN,
-                    idle=False,
-                    version=0,
-                    revision=row.revision,
-                    updated_at_ms=at_ms,
-                )
-            )
-            return await self._find(db, job)
+        done = await db.execute(
+            REPLACE_SPEC,
+            {
+                "b_job": layout.job,
+                "b_generation": generation,
+                "b_layout_version": layout_version,
+                "b_spec": layout.spec,
+                "b_at_ms": at_ms,
+            },
+        )
+        row = done.one_or_none()
+        if row is None:
+            return None
+        await self._change_layouts(
+            db, layout, row.incarnation, generation, layout_version + 1, at_ms
+        )
+        return await self._find(db, layout.job)
 
-    @to_its_end
-    async def delete(self, job: str, at_ms: int) -> None:
+    @_writing
+    async def reset(self, db: AsyncConnection, job: str, at_ms: int) -> StoredJob:
         """See the port."""
-        async with self._transaction() as db:
-            done = await db.execute(BURY_JOB, {"b_job": job, "b_at_ms": at_ms})
-            if done.rowcount == 0:
-                raise _unknown(job)
-            for table in (stages, promise_chunks, history):
-                await db.execute(delete(table).where(table.c.job == job))
+        key = {"b_job": job, "b_at_ms": at_ms}
+        row = (await db.execute(START_GENERATION, key)).one_or_none()
+        if row is None:
+            raise _unknown(job)
+        await db.execute(DROP_CHUNKS, {"b_job": job})
+        await db.execute(START_STAGES_OVER, key | {"b_revision": row.revision})
+        return await self._find(db, job)
 
-    @to_its_end
-    async def open_run(self, job: str, stages: Sequence[str]) -> int:
+    @_writing
+    async def delete(self, db: AsyncConnection, job: str, at_ms: int) -> int:
         """See the port."""
-        async with self._transaction() as db:
-            row = (await db.execute(TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
-            if row is None:
-                raise _unknown(job)
-            run = int(row.last_run)
-            await db.execute(
-                GIVE_STAGE_TO_RUN,
-                [{"b_job": job, "b_stage": stage, "b_run": run} for stage in sorted(set(stages))],
-            )
-            return run
+        row = (await db.execute(BURY_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
+        if row is None:
+            raise _unknown(job)
+        for table in (stages, promise_chunks, history):
+            await db.execute(delete(table).where(table.c.job == job))
+        return int(row.generation)
 
-    @to_its_end
+    @_writing
+    async def open_run(self, db: AsyncConnection, job: str, stages: Sequence[str]) -> int:
+        """See the port."""
+        row = (await db.execute(TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
+        if row is None:
+            raise _unknown(job)
+        run = int(row.last_run)
+        await db.execute(
+            GIVE_STAGE_TO_RUN,
+            [{"b_job": job, "b_stage": stage, "b_run": run} for stage in sorted(set(stages))],
+        )
+        return run
+
+    @_writing
     async def record(
-        self, records: Sequence[JobRecord], at_ms: int
-    ) -> Mapping[str, Mapping[str, StageView]]:
+        self, db: AsyncConnection, records: Sequence[JobRecord], at_ms: int
+    ) -> Mapping[str, Recorded]:
         """See the port."""
-        taken: dict[str, Mapping[str, StageView]] = {}
-        async with self._transaction() as db:
-            # In one order everywhere, so that two transactions never wait for each other in a ring.
-            for record in sorted(records, key=lambda record: record.job):
-                views = await self._record_job(db, record, at_ms)
-                if views is not None:
-                    taken[record.job] = views
+        taken: dict[str, Recorded] = {}
+        chunks: list[PromiseChunk] = []
+        for record in sorted(records, key=lambda record: record.job):
+            recorded = await self._record_job(db, record, at_ms)
+            if recorded is not None:
+                taken[record.job] = recorded
+                chunks += record.chunks
+        await self._save(db, chunks)
         return taken
 
     async def _record_job(
         self, db: AsyncConnection, record: JobRecord, at_ms: int
-    ) -> Mapping[str, StageView] | None:
+    ) -> Recorded | None:
         at = {
             "b_job": record.job,
+            "b_incarnation": record.incarnation,
             "b_generation": record.generation,
             "b_layout_version": record.layout_version,
+            "b_in_any_order": not record.unless_newer,
+            "b_seen": record.seen,
         }
         row = (await db.execute(TAKE_REVISION, at)).one_or_none()
         if row is None:
             return None
-        views: dict[str, StageView] = {}
         if record.advances:
-            key = {"b_job": record.job, "b_revision": row.revision}
-            rows = [
-                _advance(stage, w) | key | {"b_at_ms": at_ms}
-                for stage, w in sorted(record.advances.items())
-            ]
-            await db.execute(ADVANCE_STAGE, rows)
-            views = {r.stage: _view(r) for r in await db.execute(FIND_ADVANCED, key)}
-            await db.execute(REMEMBER_ADVANCED, key | {"b_generation": record.generation})
+            await self._advance(db, record, row.revision, at_ms)
         if record.epochs:
             epochs = sorted(record.epochs.items())
             await db.execute(
                 COMMIT_EPOCH,
                 [{"b_job": record.job, "b_stage": s, "b_epoch": epoch} for s, epoch in epochs],
             )
-        await self._save(db, record.chunks)
-        return views
+        # Also what others have recorded, and then perhaps died before they could show it.
+        newer = await db.execute(FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
+        return Recorded(row.revision, {r.stage: _view(r) for r in newer})
+
+    async def _advance(
+        self, db: AsyncConnection, record: JobRecord, revision: int, at_ms: int
+    ) -> None:
+        key = {"b_job": record.job, "b_revision": revision}
+        advances = sorted(record.advances.items())
+        await db.execute(
+            ADVANCE_STAGE, [_advance(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
+        )
+        await db.execute(REMEMBER_ADVANCED, key | {"b_generation": record.generation})
 
     @to_its_end
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
         """See the port."""
         if chunks:
-            async with self._transaction() as db:
-                await self._save(db, chunks)
+            await self._checkpoint(chunks)
+
+    @_writing
+    async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
+        # Locked as by any other writer: a chunk of an incarnation that has ended must not arrive after
+        # the next one was begun from what was there.
+        await db.execute(LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
+        await self._save(db, chunks)
 
     async def _save(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
+        """Save chunks of jobs whose rows are locked, if they are of what is current."""
         if not chunks:
             return
         names = sorted({chunk.job for chunk in chunks})
         current = {
-            (row.job, row.stage): (row.generation, row.layout_since)
-            for row in await db.execute(
-                select(stages.c.job, stages.c.stage, stages.c.layout_since, jobs.c.generation)
-                .join(jobs, jobs.c.name == stages.c.job)
-                .where(stages.c.job.in_(names))
-            )
+            (row.job, row.stage): (row.incarnation, row.generation, row.layout_since)
+            for row in await db.execute(FIND_LAYOUTS, {"b_jobs": names})
         }
-        rows = [
-            {
-                "job": chunk.job,
-                "stage": chunk.stage,
-                "chunk": chunk.chunk,
-                "generation": chunk.generation,
-                "layout_since": chunk.layout_since,
-                "promises": chunk.promises,
-            }
-            for chunk in sorted(chunks, key=lambda c: (c.job, c.stage, c.chunk))
-            if current.get((chunk.job, chunk.stage)) == (chunk.generation, chunk.layout_since)
-        ]
-        if rows:
+        newest = {
+            (chunk.job, chunk.stage, chunk.chunk): chunk
+            for chunk in sorted(chunks, key=lambda chunk: chunk.stamp)
+            if current.get((chunk.job, chunk.stage))
+            == (chunk.incarnation, chunk.generation, chunk.layout_since)
+        }
+        if newest:
+            rows = [_chunk(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])]
             await db.execute(self._save_chunks, rows)
 
-    @to_its_end
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
         """See the port."""
-        minute = history.c.at_ms // 60_000
-        last_of_minute = select(func.max(history.c.id)).group_by(
-            history.c.job, history.c.stage, history.c.generation, minute
-        )
-        async with self._transaction() as db:
-            old = await db.execute(delete(history).where(history.c.at_ms < keep_until_ms))
-            fine = await db.execute(
-                delete(history).where(
-                    history.c.at_ms < fine_until_ms, history.c.id.not_in(last_of_minute)
-                )
-            )
-            return old.rowcount + fine.rowcount
+        gone, _ = await self._thin_until(FORGET, 0, keep_until_ms)
+        # Where this process has been before there is nothing left to do.
+        from_ms = max(self._thinned_until_ms, keep_until_ms)
+        thinned, at_ms = await self._thin_until(THIN, from_ms, fine_until_ms)
+        self._thinned_until_ms = at_ms - at_ms % 60_000
+        return gone + thinned
 
-    @to_its_end
-    async def ping(self) -> None:
-        """See the port."""
-        async with self._transaction() as db:
-            await db.execute(select(1))
+    async def _thin_until(self, how: Delete, at_ms: int, until_ms: int) -> tuple[int, int]:
+        """Go through the history in steps; return how many rows went, and how far it came."""
+        thinned = 0
+        while at_ms < until_ms:
+            step = await self._thin_step(how, at_ms, until_ms)
+            if step is None:
+                break
+            rows, at_ms = step
+            thinned += rows
+        return thinned, at_ms
 
-    async def close(self) -> None:
-        """See the port."""
-        await self._engine.dispose()
-        if self._lock_file is not None:
-            self._lock_file.close()
+    @_writing
+    async def _thin_step(
+        self, db: AsyncConnection, how: Delete, at_ms: int, until_ms: int
+    ) -> tuple[int, int] | None:
+        """Do one step; return how many rows went, and where the next begins.
+
+        None: another replica is at it.
+        """
+        if not self.database.is_sqlite and not await db.scalar(BEGIN_THINNING):
+            return None
+        oldest_ms: int | None = await db.scalar(FIND_OLDEST, {"b_from_ms": at_ms})
+        if oldest_ms is None or oldest_ms >= until_ms:
+            return 0, until_ms
+        end_ms = min(oldest_ms - oldest_ms % _THIN_STEP_MS + _THIN_STEP_MS, until_ms)
+        done = await db.execute(how, {"b_from_ms": oldest_ms, "b_until_ms": end_ms})
+        return done.rowcount, end_ms
 
     # ---- parts of the transactions above
 
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
-        async with self._writer:
-            try:
-                async with self._engine.begin() as db:
-                    yield db
-            except (DBAPIError, OSError) as error:
-                raise UnavailableError(f"the ledger does not answer: {error}") from error
+    async def _draw(self, db: AsyncConnection, job: str, at_ms: int) -> int:
+        row = (await db.execute(DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
+        return int(row.number)
 
-    async def _find(self, db: AsyncConnection, job: str) -> StoredJob:
+    async def _add(self, db: AsyncConnection, layout: NewLayout, number: int, at_ms: int) -> bool:
+        done = await db.execute(
+            self._add_job,
+            {
+                "name": layout.job,
+                "incarnation": number,
+                "generation": 1,
+                "layout_version": 1,
+                "revision": 0,
+                "last_run": 0,
+                "spec": layout.spec,
+                "deleted": False,
+                "created_at_ms": at_ms,
+                "updated_at_ms": at_ms,
+            },
+        )
+        return done.one_or_none() is not None
+
+    async def _find(
+        self, db: AsyncConnection, job: str, *, with_promises: bool = False
+    ) -> StoredJob:
         row = (await db.execute(FIND_JOB, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
             raise _unknown(job)
-        return await self._stored(db, row, with_promises=False)
+        return await self._stored(db, row, with_promises=with_promises)
 
     async def _stored(
         self, db: AsyncConnection, row: Row[Any], *, with_promises: bool
@@ -461,7 +610,14 @@ class SqlLedger:
             if stage.stage in pipeline.stages
         }
         job = InstalledJob(
-            row.name, pipeline, row.generation, row.layout_version, row.revision, installed
+            name=row.name,
+            pipeline=pipeline,
+            incarnation=row.incarnation,
+            generation=row.generation,
+            layout_version=row.layout_version,
+            revision=row.revision,
+            last_run=row.last_run,
+            stages=installed,
         )
         return StoredJob(bytes(row.spec), job)
 
@@ -469,31 +625,31 @@ class SqlLedger:
         self,
         db: AsyncConnection,
         layout: NewLayout,
+        incarnation: int,
         generation: int,
         layout_version: int,
         at_ms: int,
     ) -> None:
-        for stage in layout.changed:
+        keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
+        if keys:
+            await db.execute(DROP_CHUNKS_OF_STAGE, keys)
             await db.execute(
-                delete(promise_chunks).where(
-                    promise_chunks.c.job == layout.job, promise_chunks.c.stage == stage
-                )
-            )
-            await db.execute(
-                CHANGE_LAYOUT_OF_STAGE,
-                {"b_job": layout.job, "b_stage": stage, "b_layout_since": layout_version},
+                CHANGE_LAYOUT_OF_STAGE, [key | {"b_layout_since": layout_version} for key in keys]
             )
         await self._add_stages(db, layout, layout_version, at_ms)
         await self._save(
             db,
             [
                 PromiseChunk(
-                    layout.job,
-                    stage,
-                    generation,
-                    layout_version,
-                    number,
-                    packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)],
+                    job=layout.job,
+                    stage=stage,
+                    incarnation=incarnation,
+                    generation=generation,
+                    layout_since=layout_version,
+                    chunk=number,
+                    # Below that of whatever the live store saves of them.
+                    stamp=0,
+                    promises=packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)],
                 )
                 for stage, packed in layout.promises.items()
                 for number in range(-(-len(packed) // (8 * CHUNK)))
@@ -525,65 +681,22 @@ class SqlLedger:
         if new:
             await db.execute(insert(stages), new)
 
-    def _take_lock(self) -> None:
-        """Keep other processes off an SQLite ledger: beside it, each would have leases of its own."""
-        path = self._url.database
-        if self._engine.dialect.name != "sqlite" or not path or path == ":memory:":
-            return
-        lock = Path(f"{path}.lock")
-        try:
-            handle = lock.open("w")
-        except OSError as error:
-            raise StoreRefusedError(
-                f"cannot write the ledger {path}: {error.strerror}; choose another TIDEGAUGE_LEDGER_URL"
-            ) from error
-        try:
-            # The kernel lets go of it when the process dies, however it dies.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.close()
-            raise StoreRefusedError(
-                f"another process serves {path}, and memory:// with SQLite is for one process: stop it,"
-                " or use TIDEGAUGE_LIVE_URL=redis://… and TIDEGAUGE_LEDGER_URL=postgresql+psycopg://…"
-            ) from None
-        self._lock_file = handle
-
-
-class _Cursor(Protocol):
-    def execute(self, statement: str, /) -> object: ...
-    def close(self) -> object: ...
-
-
-class _RawConnection(Protocol):
-    def cursor(self) -> _Cursor: ...
-
-
-def _engine(url: str) -> AsyncEngine:
-    try:
-        sqlite = make_url(url).get_backend_name() == "sqlite"
-        engine = (
-            create_async_engine(url, pool_size=1, max_overflow=0)
-            if sqlite
-            else create_async_engine(url, pool_size=4, max_overflow=4, pool_pre_ping=True)
-        )
-    except (SQLAlchemyError, ImportError) as error:
-        raise StoreRefusedError(f"TIDEGAUGE_LEDGER_URL {url!r} cannot be used: {error}") from error
-    if sqlite:
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: _RawConnection, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    # FULL: a commit is on the disk, not in its cache, before anybody is told of an advance.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.execute("PRAGMA busy_timeout=5000")
-    cursor.close()
-
 
 def _unknown(job: str) -> UnknownJobError:
     return UnknownJobError(f"there is no job {job!r}")
+
+
+def _chunk(chunk: PromiseChunk) -> dict[str, Any]:
+    return {
+        "job": chunk.job,
+        "stage": chunk.stage,
+        "incarnation": chunk.incarnation,
+        "generation": chunk.generation,
+        "layout_since": chunk.layout_since,
+        "chunk": chunk.chunk,
+        "stamp": chunk.stamp,
+        "promises": chunk.promises,
+    }
 
 
 def _advance(stage: str, watermark: StageWatermark) -> dict[str, Any]:

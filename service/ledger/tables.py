@@ -16,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    text,
 )
 
 metadata = MetaData()
@@ -28,7 +29,8 @@ incarnations = Table(
     metadata,
     Column("number", _Serial, primary_key=True, autoincrement=True),
     Column("opened_at_ms", BigInteger, nullable=False),
-    comment="One row for each life of the live store: the upper bits of its fences",
+    Column("job", String(128), nullable=True),
+    comment="One row for each life of a job's live state: the upper bits of its fences",
 )
 
 jobs = Table(
@@ -43,6 +45,7 @@ jobs = Table(
     Column("deleted", Boolean, nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
+    Column("incarnation", BigInteger, nullable=False, server_default=text("0")),
     comment="A deleted job keeps its row: the next one of its name must not repeat its numbers",
 )
 
@@ -72,6 +75,8 @@ promise_chunks = Table(
     Column("generation", BigInteger, nullable=False),
     Column("layout_since", BigInteger, nullable=False),
     Column("promises", LargeBinary, nullable=False),
+    Column("incarnation", BigInteger, nullable=False, server_default=text("0")),
+    Column("stamp", BigInteger, nullable=False, server_default=text("0")),
     comment="Checkpoints of promises, little-endian 64-bit integers in the order of the layout",
 )
 

@@ -14,6 +14,7 @@ from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
 from tests.support.clock import FakeClock
+from tests.support.postgres_server import PostgresServer
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -38,15 +39,24 @@ def live(runner: asyncio.Runner, clock: FakeClock) -> Iterator[LiveStore]:
     runner.run(store.close())
 
 
-@pytest.fixture(params=["sqlite"])
-def ledgers(runner: asyncio.Runner, tmp_path: Path) -> Iterator[Callable[[], Ledger]]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.database()
+
+
+@pytest.fixture
+def ledgers(runner: asyncio.Runner, ledger_url: str) -> Iterator[Callable[[], Ledger]]:
     """Open the same ledger again and again; the one before is closed."""
     opened: list[Ledger] = []
 
     def reopen() -> Ledger:
         if opened:
             runner.run(opened.pop().close())
-        opened.append(SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db"))
+        opened.append(SqlLedger(ledger_url))
         return opened[-1]
 
     yield reopen

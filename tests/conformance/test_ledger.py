@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
 import pytest
-from sqlalchemy import create_engine, func, select
 
 from service.errors import StoreRefusedError, UnknownJobError
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
-from service.ledger.migrate import upgrade
-from service.ledger.port import JobRecord, Ledger, NewLayout
+from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded, StoredJob
 from service.ledger.sql import SqlLedger
-from service.ledger.tables import history, metadata
-from service.state import CHUNK, PromiseChunk
+from service.state import CHUNK, PromiseChunk, StageView
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 FINER = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":4}}}'
@@ -30,40 +28,175 @@ def packed(*promises: int) -> bytes:
     return np.array(promises, dtype="<i8").tobytes()
 
 
+def chunk(
+    *promises: int,
+    stage: str = "k",
+    incarnation: int = 1,
+    generation: int = 1,
+    layout_since: int = 1,
+    number: int = 0,
+    stamp: int = 1,
+) -> PromiseChunk:
+    return PromiseChunk(
+        "j", stage, incarnation, generation, layout_since, number, stamp, packed(*promises)
+    )
+
+
 def record(
     advances: Mapping[str, StageWatermark] | None = None,
     *,
+    job: str = "j",
     epochs: Mapping[str, int] | None = None,
+    incarnation: int = 1,
     generation: int = 1,
     layout_version: int = 1,
+    seen: int = 0,
     chunks: tuple[PromiseChunk, ...] = (),
+    unless_newer: bool = False,
 ) -> JobRecord:
-    return JobRecord("j", generation, layout_version, advances or {}, epochs or {}, chunks)
+    return JobRecord(
+        job=job,
+        incarnation=incarnation,
+        generation=generation,
+        layout_version=layout_version,
+        seen=seen,
+        advances=advances or {},
+        epochs=epochs or {},
+        chunks=chunks,
+        unless_newer=unless_newer,
+    )
+
+
+def output(value: int) -> Mapping[str, StageWatermark]:
+    return {"s": StageWatermark(MIN, value)}
 
 
 @pytest.fixture
 def ledger(ledgers: Reopen, runner: asyncio.Runner) -> Ledger:
     found = ledgers()
-    runner.run(found.open(0))
+    runner.run(found.open(exclusive=True))
     runner.run(found.create(LAYOUT, 1))
     return found
 
 
-def test_incarnations_rise(ledgers: Reopen, runner: asyncio.Runner) -> None:
-    numbers = [runner.run(ledgers().open(0)) for _ in range(3)]
-    assert numbers == sorted(set(numbers))
+@pytest.fixture
+def revive(ledger: Ledger, runner: asyncio.Runner) -> Callable[[], StoredJob]:
+    """Begin the next incarnation of the job: the way to its checkpoint."""
+
+    def begin() -> StoredJob:
+        head = runner.run(ledger.head("j"))
+        stored = runner.run(ledger.begin_incarnation("j", head.incarnation, 9))
+        assert stored is not None
+        return stored
+
+    return begin
+
+
+def promises(stored: StoredJob, stage: str = "k") -> list[int] | None:
+    found = stored.installed.stages[stage].promises
+    return None if found is None else list(found)
+
+
+def test_each_job_begins_incarnations_of_its_own_and_they_rise(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    first = runner.run(ledger.head("j")).incarnation
+    other = runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
+    assert other is not None
+    assert other.installed.incarnation > first
+    again = runner.run(ledger.begin_incarnation("j", first, 2))
+    assert again is not None
+    assert again.installed.incarnation > other.installed.incarnation
+    assert runner.run(ledger.head("i")).incarnation == other.installed.incarnation
+    assert runner.run(ledger.begin_incarnation("j", first, 3)) is None
+    assert runner.run(ledger.head("j")).incarnation == again.installed.incarnation
+    with pytest.raises(UnknownJobError):
+        runner.run(ledger.begin_incarnation("x", 0, 3))
+
+
+def test_a_new_incarnation_takes_nothing_that_rests_on_an_older_one(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    runner.run(ledger.checkpoint([chunk(1, 1, stamp=9)]))
+    stored = revive()
+    assert promises(stored) == [1, 1]
+    new = stored.installed.incarnation
+    assert runner.run(ledger.record([record(output(5), chunks=(chunk(5, 5),))], 3)) == {}
+    runner.run(ledger.checkpoint([chunk(6, 6, stamp=99)]))
+    assert runner.run(ledger.get("j")).installed.stages["s"].view.watermark.output == MIN
+    runner.run(ledger.checkpoint([chunk(2, 2, incarnation=new, stamp=1)]))
+    taken = runner.run(ledger.record([record(output(7), incarnation=new)], 4))
+    assert taken["j"].views["s"].watermark.output == 7
+    assert promises(revive()) == [2, 2]
+
+
+def test_heads_tell_where_each_job_is(ledger: Ledger, runner: asyncio.Runner) -> None:
+    runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
+    run = runner.run(ledger.open_run("j", ["k"]))
+    recorded = runner.run(ledger.record([record(output(5))], 2))["j"]
+    runner.run(ledger.replace(NewLayout("j", FINER, ("k",)), 1, 1, 3))
+    assert runner.run(ledger.delete("i", 4)) == 1
+    gone, there = runner.run(ledger.heads())
+    assert (gone.job, gone.deleted, gone.generation) == ("i", True, 1)
+    assert there == runner.run(ledger.head("j"))
+    assert (there.generation, there.layout_version, there.last_run) == (1, 2, run)
+    assert (there.revision, there.deleted) == (recorded.revision, False)
+    installed = runner.run(ledger.get("j")).installed
+    assert (installed.incarnation, installed.last_run) == (there.incarnation, run)
+    with pytest.raises(UnknownJobError):
+        runner.run(ledger.head("i"))
+
+
+def test_what_was_recorded_but_never_shown_is_told_again(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    first = runner.run(ledger.record([record(output(5))], 2))["j"]
+    both = runner.run(ledger.record([record({"k": StageWatermark(5, 4)})], 3))["j"]
+    assert set(both.views) == {"s", "k"}
+    assert both.views["s"] == first.views["s"]
+    seen = first.revision
+    late = runner.run(ledger.record([record(epochs={"k": 1}, seen=seen)], 4))["j"]
+    assert set(late.views) == {"k"}
+    assert runner.run(ledger.record([record(output(5), seen=late.revision)], 5))["j"].views == {}
+
+
+def test_what_must_not_be_recorded_after_something_newer_is_not(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    idle = {"s": StageWatermark(MIN, MIN, idle=True)}
+    first = runner.run(ledger.record([record(output(5))], 2))["j"]
+    stale = record(idle, seen=first.revision - 1, unless_newer=True)
+    assert runner.run(ledger.record([stale], 3)) == {}
+    assert not runner.run(ledger.get("j")).installed.stages["s"].view.watermark.idle
+    seen = first.revision
+    for n in range(3):
+        # Whoever shows what it was told is up to date, and is heard.
+        this = record({"s": StageWatermark(MIN, 6 + n, idle=True)}, seen=seen, unless_newer=True)
+        seen = runner.run(ledger.record([this], 4))["j"].revision
+    assert runner.run(ledger.head("j")).revision == seen
+
+
+def test_the_newest_checkpoint_stays_in_whatever_order_they_arrive(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    for stamp in (2, 3, 1):
+        runner.run(ledger.checkpoint([chunk(stamp, stamp, stamp=stamp)]))
+    runner.run(ledger.checkpoint([chunk(5, 5, stamp=5), chunk(4, 4, stamp=4)]))
+    runner.run(ledger.record([record(chunks=(chunk(3, 3, stamp=3),))], 2))
+    assert promises(revive()) == [5, 5]
 
 
 def test_a_job_comes_back_as_it_was(
     ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner
 ) -> None:
     run = runner.run(ledger.open_run("j", ["k"]))
-    chunk = PromiseChunk("j", "k", 1, 1, 0, packed(10, MIN))
     watermarks = {"s": StageWatermark(MIN, 20), "k": StageWatermark(20, MIN)}
-    runner.run(ledger.record([record(watermarks, epochs={"k": 7}, chunks=(chunk,))], 5))
+    this = record(watermarks, epochs={"k": 7}, chunks=(chunk(10, MIN),))
+    runner.run(ledger.record([this], 5))
     again = ledgers()
-    runner.run(again.open(6))
-    [stored] = runner.run(again.load())
+    runner.run(again.open(exclusive=True))
+    stored = runner.run(again.begin_incarnation("j", 1, 6))
+    assert stored is not None
     assert stored.spec == SPEC
     job = stored.installed
     assert (job.name, job.generation, job.layout_version) == ("j", 1, 1)
@@ -71,8 +204,9 @@ def test_a_job_comes_back_as_it_was(
     assert job.stages["k"].view.watermark == StageWatermark(20, MIN)
     assert job.stages["k"].view.updated_at_ms == 5
     assert (job.stages["k"].progress.run, job.stages["k"].progress.epoch) == (run, 7)
-    assert list(job.stages["k"].promises or ()) == [10, MIN]
+    assert promises(stored) == [10, MIN]
     assert job.stages["s"].promises is None
+    assert runner.run(again.get("j")).installed.stages["k"].promises is None
 
 
 def test_a_job_is_created_once(ledger: Ledger, runner: asyncio.Runner) -> None:
@@ -82,6 +216,7 @@ def test_a_job_is_created_once(ledger: Ledger, runner: asyncio.Runner) -> None:
 def test_what_is_unknown_is_said_to_be(ledger: Ledger, runner: asyncio.Runner) -> None:
     for ask in (
         lambda: ledger.get("x"),
+        lambda: ledger.head("x"),
         lambda: ledger.reset("x", 1),
         lambda: ledger.delete("x", 1),
         lambda: ledger.open_run("x", ["s"]),
@@ -91,24 +226,30 @@ def test_what_is_unknown_is_said_to_be(ledger: Ledger, runner: asyncio.Runner) -
 
 
 def test_invariant_1_an_advance_never_goes_back(ledger: Ledger, runner: asyncio.Runner) -> None:
-    def put(input_: int, output: int, *, idle: bool = False) -> Mapping[str, object]:
-        watermark = StageWatermark(input_, output, idle)
-        return runner.run(ledger.record([record({"k": watermark})], 1))["j"]
+    seen = 0
 
-    first = runner.run(ledger.record([record({"k": StageWatermark(10, 5)})], 1))["j"]["k"]
+    def put(input_: int, output: int, *, idle: bool = False) -> Mapping[str, StageView]:
+        nonlocal seen
+        advance = {"k": StageWatermark(input_, output, idle)}
+        recorded: Recorded = runner.run(ledger.record([record(advance, seen=seen)], 1))["j"]
+        assert recorded.revision > seen
+        seen = recorded.revision
+        return recorded.views
+
+    first = put(10, 5)["k"]
     assert (first.watermark, first.version) == (StageWatermark(10, 5), 1)
     assert put(10, 5) == {}
     assert put(9, 4) == {}
-    mixed = runner.run(ledger.record([record({"k": StageWatermark(9, 6)})], 2))["j"]["k"]
+    mixed = put(9, 6)["k"]
     assert (mixed.watermark, mixed.version) == (StageWatermark(10, 6), 2)
     assert mixed.revision > first.revision
-    assert put(MIN, MIN, idle=True) != {}
-    end = runner.run(ledger.record([record({"k": StageWatermark(MAX, MAX)})], 2))["j"]["k"]
+    assert put(MIN, MIN, idle=True)["k"].watermark == StageWatermark(10, 6, idle=True)
+    end = put(MAX, MAX)["k"]
     assert (end.watermark, end.version) == (StageWatermark(MAX, MAX), 4)
 
 
 def test_invariant_8_an_advance_of_an_older_layout_is_not_taken(
-    ledger: Ledger, runner: asyncio.Runner
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
     change = NewLayout("j", FINER, ("k",), {"k": packed(1, 1, 2, 2)})
     assert runner.run(ledger.replace(change, 1, 9, 2)) is None
@@ -117,60 +258,58 @@ def test_invariant_8_an_advance_of_an_older_layout_is_not_taken(
     assert (stored.spec, stored.installed.layout_version) == (FINER, 2)
     assert stored.installed.stages["k"].layout_since == 2
     assert stored.installed.stages["s"].layout_since == 1
-    old = runner.run(ledger.record([record({"s": StageWatermark(MIN, 9)})], 3))
-    assert old == {}
-    new = runner.run(ledger.record([record({"s": StageWatermark(MIN, 9)}, layout_version=2)], 3))
-    assert new["j"]["s"].watermark.output == 9
-    [job] = runner.run(ledger.load())
-    assert list(job.installed.stages["k"].promises or ()) == [1, 1, 2, 2]
+    assert runner.run(ledger.record([record(output(9))], 3)) == {}
+    new = runner.run(ledger.record([record(output(9), layout_version=2)], 3))
+    assert new["j"].views["s"].watermark.output == 9
+    assert promises(revive()) == [1, 1, 2, 2]
 
 
-def test_a_checkpoint_of_an_older_layout_is_left_out(
-    ledger: Ledger, runner: asyncio.Runner
+def test_what_new_ranges_inherit_gives_way_to_what_they_promise(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    change = NewLayout("j", FINER, ("k",), {"k": packed(1, 1, 2, 2)})
+    runner.run(ledger.replace(change, 1, 1, 2))
+    runner.run(ledger.checkpoint([chunk(3, 3, 3, 3, layout_since=2, stamp=1)]))
+    assert promises(revive()) == [3, 3, 3, 3]
+
+
+def test_a_checkpoint_of_another_layout_or_generation_is_left_out(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
     runner.run(ledger.replace(NewLayout("j", FINER, ("k",)), 1, 1, 2))
-    runner.run(
-        ledger.checkpoint(
-            [
-                PromiseChunk("j", "k", 1, 1, 0, packed(9, 9)),
-                PromiseChunk("j", "s", 2, 1, 0, packed(9, 9)),
-            ]
-        )
-    )
-    [job] = runner.run(ledger.load())
-    assert job.installed.stages["k"].promises is None
-    assert job.installed.stages["s"].promises is None
+    runner.run(ledger.checkpoint([chunk(9, 9), chunk(9, 9, stage="s", generation=2)]))
+    stored = revive()
+    assert promises(stored, "k") is None
+    assert promises(stored, "s") is None
 
 
 def test_a_stage_with_many_chunks_comes_back(ledgers: Reopen, runner: asyncio.Runner) -> None:
     ledger = ledgers()
-    runner.run(ledger.open(0))
+    runner.run(ledger.open(exclusive=True))
     size = 2 * CHUNK + 5
     spec = b'{"stages":{"s":{"shards":["a"]},"k":{"inputs":["s"],"ranges":%d}}}' % size
     runner.run(ledger.create(NewLayout("j", spec, ("s", "k")), 1))
-    promises = np.arange(size, dtype="<i8")
-    chunks = [
-        PromiseChunk("j", "k", 1, 1, n, promises[n * CHUNK : (n + 1) * CHUNK].tobytes())
-        for n in (0, 2)
-    ]
+    values = list(range(size))
+    chunks = [chunk(*values[n * CHUNK : (n + 1) * CHUNK], number=n) for n in (2, 0)]
     runner.run(ledger.checkpoint(chunks))
-    [job] = runner.run(ledger.load())
-    back = job.installed.stages["k"].promises
+    stored = runner.run(ledger.begin_incarnation("j", 1, 2))
+    assert stored is not None
+    back = promises(stored)
     assert back is not None
-    assert list(back[:CHUNK]) == list(range(CHUNK))
+    assert back[:CHUNK] == values[:CHUNK]
     assert set(back[CHUNK : 2 * CHUNK]) == {MIN}
-    assert list(back[2 * CHUNK :]) == list(range(2 * CHUNK, size))
+    assert back[2 * CHUNK :] == values[2 * CHUNK :]
 
 
 def test_a_reset_starts_over_but_numbers_go_on(ledger: Ledger, runner: asyncio.Runner) -> None:
     first = runner.run(ledger.open_run("j", ["k"]))
-    runner.run(ledger.record([record({"s": StageWatermark(MIN, 9)}, epochs={"k": 3})], 2))
+    runner.run(ledger.record([record(output(9), epochs={"k": 3})], 2))
     stored = runner.run(ledger.reset("j", 4))
     assert stored.installed.generation == 2
     stage = stored.installed.stages["k"]
     assert (stage.progress.run, stage.progress.epoch, stage.view.version) == (0, None, 0)
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
-    assert runner.run(ledger.record([record({"s": StageWatermark(MIN, 9)})], 5)) == {}
+    assert runner.run(ledger.record([record(output(9))], 5)) == {}
     assert runner.run(ledger.open_run("j", ["k"])) > first
 
 
@@ -178,12 +317,17 @@ def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     ledger: Ledger, runner: asyncio.Runner
 ) -> None:
     run = runner.run(ledger.open_run("j", ["k"]))
-    runner.run(ledger.record([record({"s": StageWatermark(MIN, 9)})], 2))
-    runner.run(ledger.delete("j", 3))
-    assert list(runner.run(ledger.load())) == []
+    runner.run(ledger.record([record(output(9))], 2))
+    before = runner.run(ledger.head("j"))
+    assert runner.run(ledger.delete("j", 3)) == 1
+    with pytest.raises(UnknownJobError):
+        runner.run(ledger.get("j"))
     stored = runner.run(ledger.create(LAYOUT, 4))
     assert stored is not None
     assert stored.installed.generation == 2
+    assert stored.installed.incarnation > before.incarnation
+    assert stored.installed.revision > before.revision
+    assert stored.installed.last_run == run
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
     assert runner.run(ledger.open_run("j", ["k"])) > run
 
@@ -209,8 +353,8 @@ def test_an_epoch_never_goes_back(ledger: Ledger, runner: asyncio.Runner) -> Non
 
 def test_jobs_that_are_recorded_together_stay_apart(ledger: Ledger, runner: asyncio.Runner) -> None:
     runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
-    stale = JobRecord("i", 1, 99, {"s": StageWatermark(MIN, 3)}, {})
-    taken = runner.run(ledger.record([record({"s": StageWatermark(MIN, 4)}), stale], 2))
+    stale = record(output(3), job="i", incarnation=2, layout_version=99)
+    taken = runner.run(ledger.record([record(output(4)), stale], 2))
     assert set(taken) == {"j"}
     assert runner.run(ledger.get("i")).installed.stages["s"].view.watermark.output == MIN
 
@@ -221,46 +365,70 @@ def test_history_has_a_row_per_advance_and_is_thinned_by_age(
     minute = 60_000
     for number in range(12):
         at_ms = 10 * minute + number * minute // 4
-        runner.run(ledger.record([record({"s": StageWatermark(MIN, number)})], at_ms))
+        runner.run(ledger.record([record(output(number))], at_ms))
     thinned = runner.run(ledger.thin_history(fine_until_ms=12 * minute, keep_until_ms=11 * minute))
     # 4 rows of minute 10 are too old, of minute 11 the last one stays, those of minute 12 all do.
     assert thinned == 4 + 3
     assert runner.run(ledger.thin_history(fine_until_ms=12 * minute, keep_until_ms=0)) == 0
 
 
-def test_an_sqlite_ledger_is_for_one_process(
-    tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner
+def test_thinning_goes_on_where_it_was(ledger: Ledger, runner: asyncio.Runner) -> None:
+    minute, hour = 60_000, 3_600_000
+    for at_ms in (1, 2, hour, hour + 1, hour + minute - 1, hour + minute):
+        runner.run(ledger.record([record(output(at_ms))], at_ms))
+    # Of the hour's first minute one row is behind the line: it is the last, and not the one to go.
+    assert runner.run(ledger.thin_history(fine_until_ms=hour + 2, keep_until_ms=0)) == 3
+    assert runner.run(ledger.thin_history(fine_until_ms=2 * hour, keep_until_ms=0)) == 0
+    assert runner.run(ledger.thin_history(fine_until_ms=0, keep_until_ms=2 * hour)) == 3
+
+
+def test_a_ledger_for_one_process_is_for_one_process(
+    ledger_url: str, runner: asyncio.Runner
 ) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path_factory.mktemp('lock')}/ledger.db"
-    one, other = SqlLedger(url), SqlLedger(url)
-    runner.run(one.open(0))
-    with pytest.raises(StoreRefusedError, match="one process"):
-        runner.run(other.open(0))
+    one, other = SqlLedger(ledger_url), SqlLedger(ledger_url)
+    runner.run(one.open(exclusive=True))
+    with pytest.raises(StoreRefusedError, match="one process: stop it, or use TIDEGAUGE_LIVE_URL"):
+        runner.run(other.open(exclusive=True))
     runner.run(one.close())
-    runner.run(other.open(0))
+    runner.run(other.open(exclusive=True))
+    runner.run(other.create(LAYOUT, 1))
     runner.run(other.close())
 
 
-def test_a_ledger_that_cannot_be_used_says_so(runner: asyncio.Runner) -> None:
-    with pytest.raises(StoreRefusedError, match="cannot be used"):
-        SqlLedger("nosuch://x")
+def test_a_ledger_in_memory_is_nobody_elses(runner: asyncio.Runner) -> None:
+    one, other = SqlLedger("sqlite+aiosqlite://"), SqlLedger("sqlite+aiosqlite:///:memory:")
+    for ledger in (one, other):
+        runner.run(ledger.open(exclusive=True))
+        assert runner.run(ledger.create(LAYOUT, 1)) is not None
+        runner.run(ledger.close())
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("nosuch://x", "cannot be used"),
+        ("not a url", "cannot be used"),
+        ("postgresql://me:secret@db/x", r"use postgresql\+psycopg://me:\*\*\*@db/x"),
+        ("postgresql+asyncpg://db/x", r"use postgresql\+psycopg://db/x"),
+        ("postgres://db/x", r"use postgresql\+psycopg://db/x"),
+        ("sqlite:///x.db", r"use sqlite\+aiosqlite:///x.db"),
+    ],
+)
+def test_a_ledger_that_cannot_be_used_says_what_can(url: str, advice: str) -> None:
+    with pytest.raises(StoreRefusedError, match=advice) as refused:
+        SqlLedger(url)
+    assert "secret" not in refused.value.detail
+
+
+def test_a_ledger_that_cannot_be_written_says_so(runner: asyncio.Runner) -> None:
+    ledger = SqlLedger("sqlite+aiosqlite:////no-such-folder/x.db")
     with pytest.raises(StoreRefusedError, match="cannot write"):
-        runner.run(SqlLedger("sqlite+aiosqlite:////no-such-folder/x.db").open(0))
+        runner.run(ledger.open(exclusive=True))
 
 
-def test_the_migrations_make_the_tables_that_the_code_declares() -> None:
-    migrated, declared = create_engine("sqlite://"), create_engine("sqlite://")
-    with migrated.begin() as connection:
-        upgrade(connection)
-        rows = connection.exec_driver_sql(
-            "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
-        ).all()
-        assert connection.scalar(select(func.count()).select_from(history)) == 0
-    with declared.begin() as connection:
-        metadata.create_all(connection)
-        expected = connection.exec_driver_sql(
-            "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-        ).all()
-    assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
-    migrated.dispose()
-    declared.dispose()
+def test_postgres_without_its_driver_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StoreRefusedError, match=r"pip install 'tidegauge\[production\]'"):
+        SqlLedger("postgresql+psycopg://db/x")
