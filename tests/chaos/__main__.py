@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.chaos.checker import check
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import FAULTS, Fault
-from tests.chaos.history import History
+from tests.chaos.history import History, Mark
 from tests.chaos.runner import Outcome, Struck, strike_each, strike_mixed
 
 console = Console(soft_wrap=True, highlight=False)
@@ -43,11 +43,12 @@ def _options() -> argparse.Namespace:
 
 def _show(outcome: Outcome, kept: Path | None) -> None:
     history = outcome.history
+    faults = sum(isinstance(record, Mark) and record.kind == "fault" for record in history)
     resumed = [s.resumed_s for s in outcome.struck if s.resumed_s is not None]
-    slowest = f"{max(resumed):.2f} s" if resumed else "never"
+    slowest = f" resumed within {max(resumed):.2f} s," if resumed else ""
     verdict = f"{len(outcome.violations)} violations" if outcome.violations else "nothing lost"
     console.print(
-        f"{outcome.job}: {len(outcome.struck)} faults, resumed within {slowest},"
+        f"{outcome.job}: {faults} faults,{slowest}"
         f" {history.requests} requests, {history.reads} reads, {verdict}"
         + (f"; {kept}" if kept else ""),
         style="red" if outcome.violations else "green",

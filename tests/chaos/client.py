@@ -71,6 +71,7 @@ class Client:
         name = replica or self._chance.choice(self.replicas)
         start_ns = time.monotonic_ns()
         status, answer, why, kind, retry = None, None, "", "", None
+        sent = True
         limit_s = PATIENCE_S + wait_s
         given_up = self._chance.random() < self._mischief.cancel
         if given_up:
@@ -93,6 +94,7 @@ class Client:
         except (httpx.TransportError, ValueError) as error:
             # An answer that was cut off in the middle tells nothing: it may be half a number.
             why = repr(error)
+            sent = not isinstance(error, httpx.ConnectError)
         exchange = Exchange(
             who=who,
             replica=name,
@@ -107,6 +109,7 @@ class Client:
             content_type=kind,
             retry_after=retry,
             why=why,
+            sent=sent,
         )
         self._history.add(exchange)
         return exchange

@@ -42,12 +42,14 @@ class Exchange:
     """Why the answer is unknown."""
     stream: int | None = None
     """Of an event: the stream that it came with. `start_ns` is when that was opened."""
+    sent: bool = True
+    """False: there was not even a connection to send it on."""
     number: int = -1
 
     @property
     def may_have_happened(self) -> bool:
         """A refusal changes nothing; a failure may have come after the deed."""
-        return self.status is None or self.status < 300 or self.status >= 500
+        return self.sent and (self.status is None or self.status < 300 or self.status >= 500)
 
     def __str__(self) -> str:
         asked = json.dumps(self.request, separators=(",", ":"))

@@ -294,6 +294,13 @@ def test_a_report_without_an_answer_may_have_been_taken(told: Told):
     assert told.violations() == []
 
 
+def test_a_report_that_was_never_sent_has_not_been_taken(told: Told):
+    body = {"token": "token of 2", "ranges": {"0": 200, "1": 200}}
+    told.say("report", 6, 9, None, None, stage="s", request=body, sent=False)
+    told.read(10, 11, "s", 200)
+    assert told.rules() == {"nothing ahead"}
+
+
 @pytest.mark.parametrize("status", [409, 410, 422])
 def test_a_report_that_was_refused_has_changed_nothing(told: Told, status: int):
     told.report(6, 9, "token of 2", {"0": 200, "1": 200}, status=status)
