@@ -48,6 +48,10 @@ class PostgresServer:
         assert self._process is not None, "not running"
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """Start, and come back once it answers."""
         assert self._process is None, "already running"

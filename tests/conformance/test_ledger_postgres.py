@@ -1,0 +1,377 @@
+"""The ledger on Postgres when there are several of them, and when Postgres fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TypeVar
+
+import psycopg
+import pytest
+import uvloop
+
+from service.errors import UnavailableError
+from service.frontier.graph import StageWatermark
+from service.frontier.timestamps import MIN
+from service.ledger import database
+from service.ledger.port import JobRecord, NewLayout
+from service.ledger.sql import SqlLedger
+from service.state import PromiseChunk
+from tests.support.postgres_server import PostgresServer
+
+T = TypeVar("T")
+SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
+JOBS = ("a", "b", "c", "d")
+PATIENCE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """One that nobody else uses: it is stopped and worse."""
+    with PostgresServer(tmp_path_factory.mktemp("own"), max_connections=30) as server:
+        yield server
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+@pytest.fixture
+def server(own_server: PostgresServer) -> Iterator[PostgresServer]:
+    yield own_server
+    own_server.resume()
+    if not own_server.running:
+        own_server.start()
+
+
+@pytest.fixture
+def url(server: PostgresServer) -> str:
+    return server.database()
+
+
+@pytest.fixture
+def two(url: str, runner: asyncio.Runner) -> Iterator[Sequence[SqlLedger]]:
+    """Two replicas' ledgers on one database, with the job `a`."""
+    ledgers = [SqlLedger(url) for _ in range(2)]
+    for ledger in ledgers:
+        runner.run(ledger.open(exclusive=False))
+    runner.run(ledgers[0].create(layout("a"), 1))
+    yield ledgers
+    for ledger in ledgers:
+        runner.run(ledger.close())
+
+
+@pytest.fixture
+def ledger(two: Sequence[SqlLedger]) -> SqlLedger:
+    return two[0]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_TRANSACTION_S", PATIENCE_S)
+
+
+def layout(job: str) -> NewLayout:
+    return NewLayout(job, SPEC, ("s", "k"))
+
+
+def record(job: str, value: int, *, incarnation: int = 1, layout_version: int = 1) -> JobRecord:
+    return JobRecord(
+        job=job,
+        incarnation=incarnation,
+        generation=1,
+        layout_version=layout_version,
+        seen=0,
+        advances={"s": StageWatermark(MIN, value), "k": StageWatermark(value, value)},
+        epochs={"k": value},
+        chunks=(PromiseChunk(job, "k", incarnation, 1, 1, 0, value, bytes(16)),),
+    )
+
+
+def name(url: str) -> str:
+    return url.rsplit("/", 1)[1]
+
+
+def unavailable(
+    runner: asyncio.Runner, ask: Callable[[], Awaitable[object]], within_s: float
+) -> UnavailableError:
+    """See the call fail, and in time."""
+
+    async def asked() -> object:
+        return await ask()
+
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="does not answer") as refused:
+        runner.run(asked())
+    assert time.monotonic() - begun < within_s
+    return refused.value
+
+
+# ---- several replicas
+
+
+def test_replicas_never_block_each_other_for_good_and_never_go_back(
+    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    shown: list[list[tuple[int, int]]] = []
+    begun: list[int] = []
+
+    async def record_all(ledger: SqlLedger, order: Sequence[str], first: int) -> None:
+        for value in range(first, 60, 2):
+            heads = {head.job: head for head in await ledger.heads()}
+            records = [
+                record(
+                    job,
+                    value,
+                    incarnation=heads[job].incarnation,
+                    layout_version=heads[job].layout_version,
+                )
+                for job in order
+            ]
+            await ledger.record(records, value)
+            await ledger.checkpoint([chunk for r in records for chunk in r.chunks])
+
+    async def upheave(ledger: SqlLedger, order: Sequence[str]) -> None:
+        for _ in range(10):
+            for job in order:
+                head = await ledger.head(job)
+                new = NewLayout(job, SPEC, ("k",), {"k": bytes(16)})
+                await ledger.replace(new, head.generation, head.layout_version, 1)
+                stored = await ledger.begin_incarnation(job, head.incarnation, 1)
+                begun.extend([] if stored is None else [stored.installed.incarnation])
+                await ledger.open_run(job, ["s", "k"])
+
+    async def watch(ledger: SqlLedger, done: asyncio.Event) -> None:
+        seen: list[tuple[int, int]] = []
+        shown.append(seen)
+        while not done.is_set():
+            installed = (await ledger.get("a")).installed
+            views = {name: stage.view for name, stage in installed.stages.items()}
+            assert views["k"].watermark.input <= views["s"].watermark.output
+            assert max(view.revision for view in views.values()) <= installed.revision
+            seen.append((installed.revision, views["s"].watermark.output))
+
+    async def together() -> None:
+        one, other = two
+        created = await asyncio.gather(
+            *(ledger.create(layout(job), 1) for ledger in two for job in JOBS[1:] * 3)
+        )
+        assert sum(stored is not None for stored in created) == len(JOBS) - 1
+        done = asyncio.Event()
+        watchers = [asyncio.create_task(watch(ledger, done)) for ledger in two]
+        await asyncio.gather(
+            record_all(one, JOBS, 0),
+            record_all(other, JOBS[::-1], 1),
+            upheave(one, JOBS[::-1]),
+            upheave(other, JOBS),
+        )
+        done.set()
+        await asyncio.gather(*watchers)
+
+    runner.run(together())
+    for seen in shown:
+        assert seen == sorted(seen)
+        assert seen[-1][1] > 0
+    assert len(begun) == len(set(begun)) >= 10
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert server.execute(deadlocks, name(url)) == [(0,)]
+
+
+def test_of_many_that_begin_an_incarnation_one_does(
+    two: Sequence[SqlLedger], runner: asyncio.Runner
+) -> None:
+    async def together() -> list[int]:
+        asked = [ledger.begin_incarnation("a", 1, 2) for ledger in two for _ in range(4)]
+        return [s.installed.incarnation for s in await asyncio.gather(*asked) if s is not None]
+
+    [begun] = runner.run(together())
+    assert runner.run(two[0].head("a")).incarnation == begun
+
+
+def test_a_record_waits_for_whoever_has_the_job_and_then_looks_again(
+    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    with psycopg.connect(url.replace("+psycopg", "")) as holder:
+        holder.execute("UPDATE jobs SET incarnation = 99 WHERE name = 'a'")
+
+        async def begun() -> asyncio.Task[object]:
+            task: asyncio.Task[object] = asyncio.create_task(two[0].record([record("a", 5)], 1))
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while server.execute(waits) != [(1,)]:  # noqa: ASYNC110 - nobody here could set it
+                await asyncio.sleep(0)
+            # Readers wait for nobody.
+            assert (await two[0].get("a")).installed.incarnation == 1
+            assert len(await two[0].heads()) == 1
+            return task
+
+        task = runner.run(begun())
+        holder.commit()
+    assert runner.run(_awaited(task)) == {}
+
+
+async def _awaited(task: Awaitable[T]) -> T:
+    return await task
+
+
+def test_who_holds_a_job_for_too_long_is_not_waited_for(
+    ledger: SqlLedger, runner: asyncio.Runner, url: str
+) -> None:
+    with psycopg.connect(url.replace("+psycopg", "")) as holder:
+        holder.execute("SELECT FROM jobs WHERE name = 'a' FOR UPDATE")
+        error = unavailable(runner, lambda: ledger.record([record("a", 5)], 1), 6)
+        assert "lock timeout" in error.detail
+        assert "UPDATE" not in error.detail
+    assert set(runner.run(ledger.record([record("a", 5)], 1))) == {"a"}
+
+
+def test_whoever_loses_its_lock_on_the_database_goes_on_until_it_is_fenced(
+    url: str, runner: asyncio.Runner, server: PostgresServer
+) -> None:
+    one, other = SqlLedger(url), SqlLedger(url)
+    runner.run(one.open(exclusive=True))
+    runner.run(one.create(layout("a"), 1))
+    owner = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+    assert server.execute(owner, name(url)) == [(True,)]
+    assert set(runner.run(one.record([record("a", 5)], 1))) == {"a"}
+    runner.run(other.open(exclusive=True))
+    assert runner.run(other.begin_incarnation("a", 1, 2)) is not None
+    assert runner.run(one.record([record("a", 6)], 1)) == {}
+    runner.run(other.close())
+    runner.run(one.open(exclusive=True))
+    runner.run(one.close())
+
+
+# ---- failures of Postgres
+
+
+def test_a_restart_of_postgres_costs_no_transaction(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    async def many(value: int) -> None:
+        await asyncio.gather(*(ledger.record([record("a", value)], 1) for _ in range(10)))
+
+    runner.run(many(1))
+    server.restart()
+    runner.run(many(2))
+    server.kill()
+    server.start()
+    assert runner.run(ledger.get("a")).installed.stages["s"].view.watermark.output == 2
+    server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        f" WHERE datname = '{name(url)}' AND pid != pg_backend_pid()"
+    )
+    runner.run(many(3))
+
+
+def test_while_postgres_is_down_everything_says_so_and_recovers(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer
+) -> None:
+    server.stop()
+    for ask in (
+        lambda: ledger.record([record("a", 5)], 1),
+        lambda: ledger.create(layout("b"), 1),
+        lambda: ledger.begin_incarnation("a", 1, 1),
+        lambda: ledger.get("a"),
+        ledger.heads,
+        ledger.ping,
+    ):
+        unavailable(runner, ask, 4)
+    server.start()
+    assert set(runner.run(ledger.record([record("a", 5)], 1))) == {"a"}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_postgres_that_stands_still_is_not_waited_for(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer
+) -> None:
+    async def many(value: int) -> list[object]:
+        asked = (ledger.record([record("a", value)], 1) for _ in range(5))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    assert not any(isinstance(got, Exception) for got in runner.run(many(1)))
+    server.pause()
+    begun = time.monotonic()
+    assert {type(got) for got in runner.run(many(2))} == {UnavailableError}
+    assert time.monotonic() - begun < PATIENCE_S + 2
+    # There is no connection left now: the next one has to be made, which is bounded by itself.
+    unavailable(runner, lambda: ledger.get("a"), 8)
+    server.resume()
+    assert not any(isinstance(got, Exception) for got in runner.run(many(3)))
+    assert runner.run(ledger.get("a")).installed.stages["s"].view.watermark.output == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_whoever_gives_up_does_not_end_the_transaction(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer
+) -> None:
+    """Nor does the transaction outlast its time."""
+    runner.run(ledger.ping())
+    server.pause()
+
+    async def give_up() -> None:
+        async with asyncio.timeout(0.1):
+            await ledger.record([record("a", 5)], 1)
+
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        runner.run(give_up())
+    assert PATIENCE_S / 2 < time.monotonic() - begun < PATIENCE_S + 2
+    server.resume()
+    assert set(runner.run(ledger.record([record("a", 6)], 1))) == {"a"}
+
+
+def test_too_many_connections_are_an_answer(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    runner.run(ledger.close())
+    held: list[psycopg.Connection] = []
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            held.append(psycopg.connect(url.replace("+psycopg", "")))
+    error = unavailable(runner, lambda: ledger.get("a"), 4)
+    assert "too many clients" in error.detail or "reserved" in error.detail
+    for connection in held:
+        connection.close()
+    assert server.running
+    assert runner.run(ledger.get("a")).installed.name == "a"
+
+
+def test_a_queue_that_is_too_long_is_an_answer(
+    ledger: SqlLedger, runner: asyncio.Runner, url: str
+) -> None:
+    async def many() -> list[object]:
+        asked = (ledger.record([record("a", 5)], 1) for _ in range(12))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    with psycopg.connect(url.replace("+psycopg", "")) as holder:
+        holder.execute("SELECT FROM jobs WHERE name = 'a' FOR UPDATE")
+        begun = time.monotonic()
+        got = runner.run(many())
+        assert time.monotonic() - begun < 10
+    assert {type(error) for error in got} == {UnavailableError}
+    assert set(runner.run(ledger.record([record("a", 5)], 1))) == {"a"}
+
+
+def test_a_commit_of_unknown_outcome_is_not_repeated_but_may_be(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    for statement in (
+        "CREATE SEQUENCE attempts",
+        """CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN PERFORM nextval('attempts'), pg_terminate_backend(pg_backend_pid());
+                 RETURN NULL; END $$""",
+        """CREATE CONSTRAINT TRIGGER lose AFTER UPDATE ON jobs
+           DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION lose()""",
+    ):
+        server.execute(statement, name(url))
+    unavailable(runner, lambda: ledger.record([record("a", 5)], 1), 4)
+    assert server.execute("SELECT last_value FROM attempts", name(url)) == [(1,)]
+    server.execute("DROP TRIGGER lose ON jobs", name(url))
+    for _ in range(2):
+        taken = runner.run(ledger.record([record("a", 5)], 1))["a"]
+        assert taken.views["s"].watermark.output == 5
+        assert taken.views["s"].version == 1
