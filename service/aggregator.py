@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from service.errors import (
 )
 from service.frontier.graph import Pipeline, Stage
 from service.frontier.ranges import inherit
+from service.last_seen import LastSeen
 from service.ledger.port import Ledger, NewLayout, StoredJob
 from service.live.port import (
     Census,
@@ -41,15 +44,19 @@ from service.live.port import (
     Renewal,
     Report,
     Reported,
+    StateLostError,
     Watch,
 )
 from service.metrics import Metrics
 from service.publisher import Publisher
+from service.reconciler import Reconciler
 from service.spec import PipelineSpec, encode_spec
 from service.state import StageView
 from service.tasks import to_its_end
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 _TICK_S = 0.1
 """How soon the end of a lease is noticed if nobody asks: that ends idleness."""
@@ -59,6 +66,9 @@ _FLUSH_TIMEOUT_S = 5.0
 
 _HISTORY_INTERVAL_MS = 600_000
 """How often the history is thinned."""
+
+_RECONCILE_S = 1.0
+"""How soon it is noticed, if nobody asks, that the live store is not up with the ledger."""
 
 HEARTBEAT_S = 15.0
 """How long a stream of changes is silent at most."""
@@ -129,6 +139,8 @@ class Aggregator:
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention = retention
         self._publisher = Publisher(live, ledger, clock, metrics)
+        self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
+        self._last_seen = LastSeen(ledger)
         self._layout_changes = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
@@ -139,32 +151,41 @@ class Aggregator:
     # ---- life
 
     async def open(self) -> None:
-        """Bring the ledger's jobs back into the live store: promises as checkpointed, leases void."""
+        """Open the stores, and bring every job that the live store does not know back from the ledger.
+
+        A live store that is away delays that, and nothing else.
+        """
         self._resources.push_async_callback(self._ledger.close)
+        self._resources.push_async_callback(self._live.close)
         try:
-            incarnation = await self._ledger.open(self._clock.wall_ms())
-            await self._live.open(incarnation)
-            for stored in await self._ledger.load():
-                await self._live.install(stored.installed)
-                # What was idle under a lease is not any more, and a checkpoint may be ahead of the
-                # last advance.
-                self._publisher.touch(stored.installed.name, stored.installed.stages)
-            await self._publisher.round()
+            await self._ledger.open(exclusive=not self._live.shared)
+            await self._live.open()
+            try:
+                await self._reconciler.reconcile()
+                await self._publisher.round()
+            except UnavailableError as error:
+                log.warning("starting without the live store: %s", error.detail)
         except BaseException:
             await self._resources.aclose()
             raise
-        log.info("incarnation %d is open", incarnation)
-        for work in (self._publisher.run, self._sweep, self._checkpoint, self._thin_history):
-            self._tasks.append(asyncio.create_task(_unfailing(work), name=work.__name__))
+        work = (
+            self._publisher.run,
+            self._sweep,
+            self._reconcile,
+            self._checkpoint,
+            self._thin_history,
+        )
+        for each in work:
+            self._tasks.append(asyncio.create_task(_unfailing(each), name=each.__name__))
 
-    async def let_readers_go(self) -> None:
+    def let_readers_go(self) -> None:
         """Answer every waiting reader now: the service is about to end."""
         self.closing = True
-        await self._live.close()
+        self._live.let_go()
 
     async def close(self) -> None:
         """End the work in the background, publish and checkpoint once more, close the stores."""
-        await self.let_readers_go()
+        self.let_readers_go()
         # Told, not cancelled: a transaction that is cut off may or may not have been taken.
         self._ended.set()
         self._publisher.stop()
@@ -173,6 +194,8 @@ class Aggregator:
         try:
             await self._publisher.round()
             await self._save_promises()
+        except UnavailableError as error:
+            log.warning("ending without a last checkpoint: %s", error.detail)
         finally:
             await self._resources.aclose()
 
@@ -223,7 +246,7 @@ class Aggregator:
         stored = await self._ledger.create(new, self._clock.wall_ms())
         if stored is None:
             raise PreconditionFailedError(f"job {job!r} was created at the same time")
-        await self._install(stored)
+        await self._live.begin(stored.installed)
         return stored
 
     async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
@@ -238,8 +261,8 @@ class Aggregator:
             was = before.stages[name].layout if name in before.stages else None
             now = pipeline.stages[name].layout
             if was is not None and now is not None:
-                inherited = inherit(was, await self._live.promises(job, name), now)
-                promises[name] = np.array(inherited, dtype="<i8").tobytes()
+                said = await self._on(job, partial(self._live.promises, job, name))
+                promises[name] = np.array(inherit(was, said, now), dtype="<i8").tobytes()
         stored = await self._ledger.replace(
             NewLayout(job, encode_spec(spec), changed, promises),
             old.installed.generation,
@@ -257,9 +280,17 @@ class Aggregator:
         From the ledger's commit on it takes no advance that was computed for the older layout. One
         that it took just before is in `stored`, so readers see it before the answer, not after it.
         """
-        await self._live.install(stored.installed)
-        self._publisher.touch(stored.installed.name, stored.installed.stages)
-        await self._visible(stored.installed.name)
+        job = stored.installed.name
+        await self._on(job, partial(self._live.install, stored.installed))
+        self._publisher.touch(job, stored.installed.stages)
+        await self._visible(job)
+
+    async def _on(self, job: str, use: Callable[[], Awaitable[R]]) -> R:
+        """Do something with a job's live state; one that was lost is restored first."""
+        try:
+            return await use()
+        except StateLostError:
+            return await self._reconciler.on(job, use)
 
     async def definition(self, job: str) -> StoredJob:
         """Return a stored pipeline. Raises `UnknownJobError`."""
@@ -273,8 +304,8 @@ class Aggregator:
     async def delete(self, job: str) -> None:
         """Delete a job; its readers are let go. Raises `UnknownJobError`."""
         async with self._layout_changes:
-            await self._ledger.delete(job, self._clock.wall_ms())
-            await self._live.remove(job)
+            generation = await self._ledger.delete(job, self._clock.wall_ms())
+            await self._live.remove(job, generation)
 
     @to_its_end
     async def reset(self, job: str) -> StoredJob:
@@ -293,7 +324,7 @@ class Aggregator:
         for stage in stages:
             await self.kind(job, stage)
         run = await self._ledger.open_run(job, stages)
-        await self._live.open_run(job, stages, run)
+        await self._on(job, partial(self._live.open_run, job, stages, run))
         self._publisher.touch(job, stages)
         return run
 
@@ -301,7 +332,7 @@ class Aggregator:
         """Claim ranges; see `LiveStore.claim`."""
         await self._settle(job)
         try:
-            grant = await self._live.claim(job, stage, claim)
+            grant = await self._on(job, partial(self._live.claim, job, stage, claim))
         except LeaseConflictError as error:
             self._metrics.ranges_denied.inc(len(error.denied))
             raise
@@ -316,20 +347,20 @@ class Aggregator:
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
         """Renew leases; see `LiveStore.renew`."""
         await self._settle(job)
-        return await self._live.renew(job, tokens)
+        return await self._on(job, partial(self._live.renew, job, tokens))
 
     async def release(self, job: str, tokens: Sequence[str]) -> int:
         """Release leases; see `LiveStore.release`."""
         await self._settle(job)
-        released = await self._live.release(job, tokens)
-        self._publisher.touch(job, (await self._live.job(job)).stages)
+        released = await self._on(job, partial(self._live.release, job, tokens))
+        self._publisher.touch(job, (await self._live.pipeline(job)).stages)
         return released
 
     # ---- reports
 
     async def kind(self, job: str, stage: str) -> Stage:
         """Say what kind of stage it is. Raises `UnknownJobError`, `UnknownStageError`."""
-        found = (await self._live.job(job)).pipeline.stages.get(stage)
+        found = (await self._on(job, partial(self._live.pipeline, job, stage))).stages.get(stage)
         if found is None:
             raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
         return found
@@ -338,7 +369,7 @@ class Aggregator:
         """Take a report; return what became of it and where the stage is then."""
         await self._settle(job)
         try:
-            reported = await self._live.report(job, stage, report)
+            reported = await self._on(job, partial(self._live.report, job, stage, report))
         except ProblemError as error:
             self._metrics.count_refused_report(error.slug)
             raise
@@ -348,7 +379,7 @@ class Aggregator:
         self._publisher.touch(job, (stage,))
         if not await self._visible(job):
             return reported, reported.view
-        return reported, (await self._live.stage(job, stage))[1]
+        return reported, (await self._state(job, stage)).view
 
     @to_its_end
     async def commit(
@@ -360,10 +391,12 @@ class Aggregator:
         it may be said again.
         """
         await self._settle(job)
-        committed = await self._live.commit(job, commit)
-        if committed.fresh:
+        committed = await self._on(job, partial(self._live.commit, job, commit))
+        if committed.unrecorded:
             self._publisher.touch_epochs(
-                job, committed.generation, dict.fromkeys(committed.fresh, commit.epoch)
+                job,
+                (committed.incarnation, committed.generation),
+                dict.fromkeys(committed.unrecorded, commit.epoch),
             )
         if not await self._visible(job):
             raise UnavailableError("the ledger has not taken the commit yet: say it again")
@@ -414,6 +447,12 @@ class Aggregator:
                     states = await self._states(job)
                 except UnknownJobError:
                     return
+                except UnavailableError:
+                    if revision < 0 and not seen:
+                        raise
+                    await self._still_open(_RECONCILE_S)
+                    yield ()
+                    continue
                 current = next(iter(states.values())).job.generation
                 if current != generation:
                     generation, revision, seen = current, -1, {}
@@ -434,16 +473,27 @@ class Aggregator:
     ) -> Sequence[RangeView]:
         """Show ranges of a stage."""
         await self._settle(job)
-        return await self._live.ranges(job, stage, limit=limit, order=order)
+        return await self._on(job, partial(self._live.ranges, job, stage, limit=limit, order=order))
 
     async def _state(self, job: str, stage: str) -> StageState:
-        view, stage_view, census = await self._live.stage(job, stage)
+        try:
+            found = await self._on(job, partial(self._live.stage, job, stage))
+            self._last_seen.note(found[0], {stage: found[2]})
+        except UnavailableError as away:
+            found = await self._last_seen.stage(job, stage, away)
+        view, stage_view, census = found
         return StageState(view, stage, stage_view, census)
 
     async def _states(
         self, job: str, stages: Iterable[str] | None = None
     ) -> Mapping[str, StageState]:
-        view, censuses = await self._live.snapshot(job)
+        try:
+            view, censuses = await self._on(job, partial(self._live.snapshot, job))
+            self._last_seen.note(view, censuses)
+        except UnavailableError as away:
+            view, censuses = await self._last_seen.snapshot(job, away)
+            if censuses.keys() != view.stages.keys():
+                raise
         chosen = view.stages if stages is None else stages
         return {
             name: StageState(view, name, view.stages[name], censuses[name])
@@ -455,7 +505,11 @@ class Aggregator:
 
     async def _settle(self, job: str) -> None:
         """Notice leases that have run out before anything is judged by them, and let that be seen."""
-        ended = await self._live.expire()
+        try:
+            ended = await self._live.expire(job)
+        except UnavailableError:
+            # What is asked for next says so, or has a way without it.
+            return
         if ended:
             self._note_expired(ended)
             if job in ended:
@@ -467,11 +521,11 @@ class Aggregator:
             self._publisher.touch(job, stages)
 
     async def _visible(self, job: str) -> bool:
-        """Wait until what this job has moved is visible; False: the ledger has not taken it in time."""
+        """Wait until what this job has moved is visible; False: the stores have not taken it in time."""
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 await self._publisher.flush(job)
-        except TimeoutError:
+        except (TimeoutError, UnavailableError):
             return False
         return True
 
@@ -486,7 +540,17 @@ class Aggregator:
 
     async def _sweep(self) -> None:
         while await self._still_open(_TICK_S):
-            self._note_expired(await self._live.expire())
+            try:
+                self._note_expired(await self._live.expire())
+            except UnavailableError as error:
+                log.debug("leases are looked at later: %s", error.detail)
+
+    async def _reconcile(self) -> None:
+        while await self._still_open(_RECONCILE_S):
+            try:
+                await self._reconciler.reconcile()
+            except UnavailableError as error:
+                log.warning("the stores are compared later: %s", error.detail)
 
     async def _checkpoint(self) -> None:
         while await self._still_open(self._checkpoint_interval_ms / 1_000):
@@ -497,11 +561,9 @@ class Aggregator:
 
     async def _save_promises(self) -> None:
         chunks = await self._live.unsaved()
-        try:
+        if chunks:
             await self._ledger.checkpoint(chunks)
-        except BaseException:
-            await self._live.mark_unsaved(chunks)
-            raise
+            await self._live.mark_saved(chunks)
 
     async def _thin_history(self) -> None:
         while await self._still_open(_HISTORY_INTERVAL_MS / 1_000):

@@ -48,7 +48,18 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
     """Choose the live store by its URL."""
     if url.startswith("memory:"):
         return MemoryLiveStore(clock)
-    raise StoreRefusedError(f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory://")
+    if not url.startswith(("redis", "rediss")):
+        raise StoreRefusedError(
+            f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory:// or redis://host:6379/0"
+        )
+    try:
+        # Only who uses it needs it, and its import takes time.
+        from service.live.redis import RedisLiveStore  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise StoreRefusedError(
+            f"redis:// needs the package {error.name}: pip install 'tidegauge[production]'"
+        ) from error
+    return RedisLiveStore(url, clock)
 
 
 def open_ledger(url: str) -> Ledger:
@@ -109,15 +120,10 @@ def _readers_let_go_on_signal(aggregator: Aggregator) -> Generator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def let_go() -> None:
-        tasks.add(loop.create_task(aggregator.let_readers_go()))
-
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(let_go)
+        loop.call_soon_threadsafe(aggregator.let_readers_go)
         before = previous[signal.Signals(number)]
         if callable(before):
             before(number, frame)

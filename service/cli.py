@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from service.app import create_app, open_ledger
-from service.clock import SystemClock
 from service.errors import ProblemError
 from service.settings import Settings
 
@@ -146,7 +145,7 @@ def migrate(
     async def run() -> None:
         ledger = open_ledger(settings.ledger_url)
         try:
-            await ledger.open(SystemClock().wall_ms())
+            await ledger.open(exclusive=False)
         finally:
             await ledger.close()
 

@@ -63,6 +63,12 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.incarnations = Counter(
+            "tidegauge_incarnations",
+            "Times that a job's live state was not to be trusted, and began afresh from the ledger",
+            registry=self.registry,
+        )
+
         # Found once: to look a labelled child up costs a lock and a hash over strings, each report.
         self._accepted = self.reports.labels("accepted")
         self._waiting = self.reports.labels("waiting")

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from service.clock import Clock
-from service.errors import UnavailableError, UnknownJobError
-from service.ledger.port import JobRecord, Ledger
-from service.live.port import LiveStore
+from service.errors import UnavailableError
+from service.ledger.port import JobRecord, Ledger, Recorded
+from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
-from service.state import PromiseChunk
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +28,10 @@ def _new_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
+LiveState = tuple[int, int]
+"""Incarnation and generation."""
+
+
 @dataclass(slots=True)
 class _Touched:
     """What has happened to a job since its last round, and who waits for it to be visible."""
@@ -36,17 +39,25 @@ class _Touched:
     since_ms: int
     stages: set[str] = field(default_factory=set[str])
     epochs: dict[str, int] = field(default_factory=dict[str, int])
-    generation: int = 0
-    """Of the epochs: a reset forgets them."""
+    state: LiveState = (0, 0)
+    """That the epochs were committed in: a reset, or a loss, forgets them."""
+    trouble: str | None = None
+    """Why it did not get through to the stores when it was tried last."""
     done: asyncio.Future[None] = field(default_factory=_new_future)
 
-    def add_epochs(self, generation: int, epochs: Mapping[str, int]) -> None:
-        if generation < self.generation:
+    def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
+        if state < self.state:
             return
-        if generation > self.generation:
+        if state > self.state:
             self.epochs = {}
-        self.generation = generation
+        self.state = state
         self.epochs.update(epochs)
+
+    def fail(self, error: UnavailableError) -> None:
+        """Tell those who wait; it stays touched, for the next round, and whoever waits for that."""
+        _fail(self.done, error)
+        self.done = _new_future()
+        self.trouble = error.detail
 
 
 class Publisher:
@@ -66,11 +77,11 @@ class Publisher:
         """Ask for the next round to look at these stages."""
         self._touch(job).stages.update(stages)
 
-    def touch_epochs(self, job: str, generation: int, epochs: Mapping[str, int]) -> None:
+    def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
         """Ask for the next round to record these epochs, and what they have moved."""
         touched = self._touch(job)
         touched.stages.update(epochs)
-        touched.add_epochs(generation, epochs)
+        touched.add_epochs(state, epochs)
 
     def _touch(self, job: str) -> _Touched:
         touched = self._touched.get(job)
@@ -80,11 +91,17 @@ class Publisher:
         return touched
 
     async def flush(self, job: str) -> None:
-        """Return once everything that was touched in the job before this call is visible."""
+        """Return once everything that was touched in the job before this call is visible.
+
+        Raises `UnavailableError` at once while a store is away: to wait for it would only pile up.
+        """
         for pending in (self._under_way.get(job), self._touched.get(job)):
-            if pending is not None:
-                # Shielded: one reader that gives up must not cancel what others wait for.
-                await asyncio.shield(pending.done)
+            if pending is None:
+                continue
+            if pending.trouble is not None:
+                raise UnavailableError(pending.trouble)
+            # Shielded: one reader that gives up must not cancel what others wait for.
+            await asyncio.shield(pending.done)
 
     async def run(self) -> None:
         """Do round after round, until `stop`."""
@@ -104,38 +121,36 @@ class Publisher:
         self._wake.set()
 
     async def round(self) -> bool:
-        """Publish what is touched now. False: the ledger did not take it, and it is still touched."""
+        """Publish what is touched now. False: it was not all taken, and the rest is still touched."""
         self._under_way, self._touched = self._touched, {}
         left: dict[str, _Touched] = dict(self._under_way)
         try:
-            published = await self._publish(self._under_way)
-        except UnavailableError as error:
-            log.warning("publishing waits: %s", error.detail)
-            self._metrics.publish_failures.inc()
-            return False
+            for job in await self._publish(self._under_way):
+                _resolve(left.pop(job).done)
         except Exception as error:
             # Not to be survived in silence: those who wait are told, and the loop goes on for others.
             log.exception("publishing failed")
             for touched in left.values():
-                touched.done.set_exception(error)
-                touched.done.exception()
+                _fail(touched.done, error)
             left.clear()
-            return True
-        else:
-            for job in published:
-                left.pop(job).done.set_result(None)
-            return not left
         finally:
             self._under_way = {}
             for job, touched in left.items():
                 self._put_back(job, touched)
+        return not left
+
+    def _wait_with(self, touched: Iterable[_Touched], error: UnavailableError) -> None:
+        log.warning("publishing waits: %s", error.detail)
+        self._metrics.publish_failures.inc()
+        for each in touched:
+            each.fail(error)
 
     def _put_back(self, job: str, touched: _Touched) -> None:
         """Let a job that was not taken go into the next round, with all who wait for it."""
         newer = self._touched.get(job)
         if newer is not None:
             touched.stages |= newer.stages
-            touched.add_epochs(newer.generation, newer.epochs)
+            touched.add_epochs(newer.state, newer.epochs)
             touched.done.add_done_callback(lambda done: _hand_on(done, newer.done))
         self._touched[job] = touched
         self._wake.set()
@@ -144,66 +159,91 @@ class Publisher:
         """Publish; return the jobs that are done with."""
         done: list[str] = []
         records: list[JobRecord] = []
-        chunks: list[PromiseChunk] = []
         for job, what in touched.items():
-            record = await self._record(job, what)
-            if record is None:
+            try:
+                record = await self._record(job, what)
+            except StateLostError:
+                # Deleted, or lost: then whoever restores it touches all of it afresh.
+                _fail(what.done, UnavailableError("the job's state was lost: say it again"))
                 done.append(job)
-                continue
-            records.append(record)
-            chunks.extend(record.chunks)
+            except UnavailableError as error:
+                self._wait_with([what], error)
+            else:
+                if record is None:
+                    done.append(job)
+                else:
+                    records.append(record)
         if not records:
             return done
         try:
             taken = await self._ledger.record(records, self._clock.wall_ms())
-        except BaseException:
-            await self._live.mark_unsaved(chunks)
-            raise
+        except UnavailableError as error:
+            self._wait_with([touched[record.job] for record in records], error)
+            return done
         for record in records:
-            views = taken.get(record.job)
-            if views is None:
-                # The job has another layout or generation by now, and whoever changed it will
-                # install that in the live store next: then this is looked at afresh.
-                await self._live.mark_unsaved(record.chunks)
+            recorded = taken.get(record.job)
+            # None: the job has another incarnation, generation or layout by now, and whoever changed
+            # it installs that in the live store next; or somebody else recorded at the same time.
+            # Either way this is looked at afresh.
+            if recorded is None:
+                touched[record.job].trouble = None
                 continue
-            await self._live.publish(record.job, record.generation, views)
-            self._metrics.advances.inc(len(views))
-            waited_ms = self._clock.steady_ms() - touched[record.job].since_ms
-            self._metrics.publish_seconds.observe(waited_ms / 1_000)
-            done.append(record.job)
+            try:
+                await self._show(record, recorded, touched[record.job].since_ms)
+            except UnavailableError as error:
+                self._wait_with([touched[record.job]], error)
+            else:
+                done.append(record.job)
         return done
 
+    async def _show(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
+        await self._live.publish(
+            record.job, record.generation, recorded.revision, recorded.views, record.epochs
+        )
+        await self._live.mark_saved(record.chunks)
+        self._metrics.advances.inc(len(recorded.views))
+        self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
+
     async def _record(self, job: str, touched: _Touched) -> JobRecord | None:
-        """Work out what a job has to record; None: nothing, or the job is gone."""
-        try:
-            view = await self._live.job(job)
-            pipeline = view.pipeline
-            stages = touched.stages & pipeline.stages.keys()
-            agreements = await self._live.agreements(job, pipeline.reach(stages))
-        except UnknownJobError:
-            return None
+        """Work out what a job has to record; None: nothing."""
+        view, agreements = await self._live.agreements(job, frozenset(touched.stages))
         published = {name: stage.watermark for name, stage in view.stages.items()}
-        advances = pipeline.propagate(published, agreements, stages)
-        epochs = touched.epochs if touched.generation == view.generation else {}
+        stages = touched.stages & view.pipeline.stages.keys()
+        advances = view.pipeline.propagate(published, agreements, stages)
+        epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
         if not advances and not epochs:
             return None
         # A committed epoch's promises are durable with it: after a crash nobody would repeat them.
         chunks = await self._live.unsaved(job) if epochs else ()
         return JobRecord(
             job=job,
+            incarnation=view.incarnation,
             generation=view.generation,
             layout_version=view.layout_version,
+            seen=view.revision,
             advances=advances,
             epochs=epochs,
             chunks=chunks,
+            # Who leaves an idle member out must not have overlooked that it came back meanwhile.
+            unless_newer=any(w.idle for w in (*published.values(), *advances.values())),
         )
 
 
+def _resolve(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _fail(done: asyncio.Future[None], error: BaseException) -> None:
+    if not done.done():
+        done.set_exception(error)
+        # Perhaps nobody waits; asking for it keeps asyncio from complaining.
+        done.exception()
+
+
 def _hand_on(done: asyncio.Future[None], to: asyncio.Future[None]) -> None:
-    if not to.done():
-        error = done.exception()
-        if error is None:
-            to.set_result(None)
-        else:
-            to.set_exception(error)
-            to.exception()
+    error = done.exception()
+    if error is None:
+        _resolve(to)
+    else:
+        _fail(to, error)

@@ -51,9 +51,12 @@ class InstalledJob:
 
     name: str
     pipeline: Pipeline
+    incarnation: int
+    """Of the job's state in the live store; the upper bits of its fences."""
     generation: int
     layout_version: int
     revision: int
+    last_run: int
     stages: Mapping[str, InstalledStage]
 
 
@@ -63,8 +66,11 @@ class PromiseChunk:
 
     job: str
     stage: str
+    incarnation: int
     generation: int
     layout_since: int
     chunk: int
+    stamp: int
+    """Rises with each change of the chunk within an incarnation: the ledger keeps the newest."""
     promises: bytes
     """Little-endian signed 64-bit integers, in the order of the layout."""

@@ -36,26 +36,71 @@ class NewLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class JobHead:
+    """Where a job is, in a few numbers: enough to tell whether the live store is up with it."""
+
+    job: str
+    incarnation: int
+    generation: int
+    layout_version: int
+    revision: int
+    last_run: int
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """What one job has to record: advances, epochs, and the promises that they rest on."""
 
     job: str
+    incarnation: int
+    """Of the live store's state that all this was read from."""
     generation: int
     layout_version: int
+    seen: int
+    """The newest revision that the live store shows."""
     advances: Mapping[str, StageWatermark]
     epochs: Mapping[str, int]
     chunks: Sequence[PromiseChunk] = ()
+    unless_newer: bool = False
+    """Take it only if nothing newer than `seen` is recorded. Advances are joins and true in any order;
+    that somebody is idle is not, and must not be recorded after the word that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is published now: all that is newer than what the live store showed."""
+
+    revision: int
+    views: Mapping[str, StageView]
 
 
 class Ledger(Protocol):
-    """What a ledger does. Raises `UnavailableError` when its database does not answer."""
+    """What a ledger does. Raises `UnavailableError` when its database does not answer in time."""
 
-    async def open(self, at_ms: int) -> int:
-        """Bring the schema up to date and begin a new incarnation of the live store; return it."""
+    async def open(self, *, exclusive: bool) -> None:
+        """Bring the schema up to date, however many replicas do so at once.
+
+        `exclusive`: for one process, whose live store nobody else can see. Raises `StoreRefusedError`
+        if another one has the ledger already.
+        """
         ...
 
-    async def load(self) -> Sequence[StoredJob]:
-        """Return every job that is not deleted, with its last checkpoint."""
+    async def heads(self) -> Sequence[JobHead]:
+        """Show where every job is, deleted ones too."""
+        ...
+
+    async def head(self, job: str) -> JobHead:
+        """Show where one job is. Raises `UnknownJobError` (also if it is deleted)."""
+        ...
+
+    async def begin_incarnation(self, job: str, seen: int, at_ms: int) -> StoredJob | None:
+        """Begin the next incarnation of a job's live state; return the job with its last checkpoint.
+
+        None if it is no longer at the incarnation `seen`: somebody else began one. From the commit of
+        this on, nothing is taken that rests on the state of an earlier one: its leases are void.
+        Raises `UnknownJobError`.
+        """
         ...
 
     async def get(self, job: str) -> StoredJob:
@@ -63,7 +108,10 @@ class Ledger(Protocol):
         ...
 
     async def create(self, layout: NewLayout, at_ms: int) -> StoredJob | None:
-        """Store a new job, or a deleted one in its next generation; None if there is one already."""
+        """Store a new job, or a deleted one in its next generation; None if there is one already.
+
+        It has an incarnation of its own, higher than any before.
+        """
         ...
 
     async def replace(
@@ -79,26 +127,28 @@ class Ledger(Protocol):
         """Begin the next generation. Raises `UnknownJobError`."""
         ...
 
-    async def delete(self, job: str, at_ms: int) -> None:
-        """Delete the job, all but its generation and run number. Raises `UnknownJobError`."""
+    async def delete(self, job: str, at_ms: int) -> int:
+        """Delete the job, all but its numbers; return the generation that ends.
+
+        Raises `UnknownJobError`.
+        """
         ...
 
     async def open_run(self, job: str, stages: Sequence[str]) -> int:
         """Give the stages to a new run; return its number. Raises `UnknownJobError`."""
         ...
 
-    async def record(
-        self, records: Sequence[JobRecord], at_ms: int
-    ) -> Mapping[str, Mapping[str, StageView]]:
+    async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
         """Take advances, epochs and promises of many jobs; return, by job, what is now published.
 
-        The write is monotone and conditional: a job that is no longer at the generation and layout
-        given is left out as a whole, and missing in the answer.
+        The write is monotone and conditional: a job that is no longer at the incarnation, generation
+        and layout given (or has moved on, see `JobRecord.unless_newer`) is left out as a whole, and
+        missing in the answer.
         """
         ...
 
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
-        """Keep promises; those of an older layout or generation are left out."""
+        """Keep promises; those of an older incarnation, generation, layout or stamp are left out."""
         ...
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:

@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from typing import ClassVar
 
 import numpy as np
 
 from service.clock import Clock
-from service.errors import (
-    EpochsWaitingError,
-    InputAheadError,
-    InvalidRequestError,
-    LeaseConflictError,
-    LeaseLostError,
-    StaleEpochError,
-    StaleRunError,
-    UnknownJobError,
-    UnknownStageError,
-)
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline, Stage
 from service.frontier.ranges import Layout
-from service.frontier.timestamps import MIN, to_wire
+from service.frontier.timestamps import MIN
+from service.live import refusals
 from service.live.port import (
+    FENCE_BITS,
     MAX_WAITING_EPOCHS,
+    REMEMBERED,
     Census,
     Claim,
     Column,
@@ -43,6 +35,7 @@ from service.live.port import (
     Denied,
     Grant,
     JobView,
+    LiveHead,
     LostLease,
     LostReason,
     PromiseChunk,
@@ -54,21 +47,12 @@ from service.live.port import (
     Reported,
     StageCommit,
     StageView,
+    StateLostError,
+    new_token,
 )
 from service.live.range_table import NOBODY, Looked, RangeTable, as_list
 from service.live.tournament import Int64s
 from service.state import InstalledJob, InstalledStage
-
-REMEMBERED = 10_000
-"""Ended leases of a job whose reason is still known; older ones are `unknown`."""
-
-_FENCE_BITS = 32
-"""Of a fence, the bits below the incarnation: leases that one incarnation can grant."""
-
-
-def new_token() -> str:
-    """Make a token that nobody can guess."""
-    return secrets.token_urlsafe(24)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +107,8 @@ class _Stage:
     view: StageView
     run: int
     epoch: int | None
+    recorded: int | None
+    """The last epoch that the ledger knows to be committed."""
     layout_since: int
     waiting: dict[int, dict[int, _Waiting]] = field(default_factory=dict[int, dict[int, _Waiting]])
 
@@ -131,9 +117,13 @@ class _Stage:
 class _Job:
     name: str
     pipeline: Pipeline
+    incarnation: int
     generation: int
     layout_version: int
     revision: int
+    last_run: int
+    fence: int
+    """The last one that was granted."""
     stages: dict[str, _Stage]
     views: dict[str, StageView]
     leases: dict[str, _Lease] = field(default_factory=dict[str, _Lease])
@@ -144,13 +134,13 @@ class _Job:
     def stage(self, name: str) -> _Stage:
         found = self.stages.get(name)
         if found is None:
-            raise UnknownStageError(f"job {self.name!r} has no stage {name!r}")
+            raise refusals.unknown_stage(self.name, name)
         return found
 
     def table(self, name: str) -> tuple[_Stage, RangeTable]:
         stage = self.stage(name)
         if stage.table is None:
-            raise InvalidRequestError(f"stage {name!r} is a passthrough: it has no ranges")
+            raise refusals.no_ranges(name)
         return stage, stage.table
 
 
@@ -171,57 +161,90 @@ class _MemoryWatch:
 class MemoryLiveStore:
     """Keeps everything in this process. See `service.live.port.LiveStore` for what each method does."""
 
+    shared: ClassVar[bool] = False
+
     def __init__(self, clock: Clock, tokens: Callable[[], str] = new_token) -> None:
         self._clock = clock
         self._new_token = tokens
-        self._fence = 0
         self._jobs: dict[str, _Job] = {}
         self._deadlines: list[tuple[int, int, str]] = []
         """A heap of (deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is
         looked at again when it comes up."""
-        self._unsaved: set[tuple[str, str]] = set()
         self._watches: dict[tuple[str, str | None], set[_MemoryWatch]] = {}
 
     # ---- jobs
 
-    async def open(self, incarnation: int) -> None:
+    async def open(self) -> None:
         """See the port."""
-        self._fence = incarnation << _FENCE_BITS
+
+    async def begin(self, job: InstalledJob) -> None:
+        """See the port."""
+        old = self._jobs.get(job.name)
+        if old is None or old.incarnation < job.incarnation:
+            self._put(self._fresh(job))
 
     async def install(self, job: InstalledJob) -> None:
         """See the port."""
-        old = self._jobs.get(job.name)
-        if old is not None and (old.generation, old.layout_version) > (
-            job.generation,
-            job.layout_version,
-        ):
+        old = self._job(job.name)
+        if old.incarnation < job.incarnation:
+            raise StateLostError(job.name)
+        if old.incarnation > job.incarnation:
             return
+        if old.generation < job.generation:
+            new = self._fresh(job)
+            # Tokens of the generation before are known to be over, and fences go on.
+            for name in old.stages:
+                self._end_on(old, name)
+            new.ended, new.leases, new.fence = old.ended, old.leases, old.fence
+            self._put(new)
+        elif (old.generation, old.layout_version) == (job.generation, job.layout_version):
+            self._catch_up(old, job)
+        elif old.generation == job.generation and old.layout_version < job.layout_version:
+            new = replace(
+                old,
+                pipeline=job.pipeline,
+                layout_version=job.layout_version,
+                last_run=max(old.last_run, job.last_run),
+                revision=max(old.revision, job.revision),
+                stages={},
+                views={},
+            )
+            self._carry_over(old, new, job)
+            self._put(new)
+            self._catch_up(new, job)
+
+    def _fresh(self, job: InstalledJob) -> _Job:
         new = _Job(
             name=job.name,
             pipeline=job.pipeline,
+            incarnation=job.incarnation,
             generation=job.generation,
             layout_version=job.layout_version,
             revision=job.revision,
+            last_run=job.last_run,
+            fence=job.incarnation << FENCE_BITS,
             stages={},
             views={},
         )
-        if old is not None and old.generation == job.generation:
-            self._carry_over(old, new, job)
-        else:
-            for name, installed in job.stages.items():
-                new.stages[name] = _fresh_stage(job.pipeline.stages[name], installed)
-                self._unsaved.add((job.name, name))
-            if old is not None:
-                for name in old.stages:
-                    self._end_on(old, name)
-                new.ended, new.leases = old.ended, old.leases
-        new.views = {name: stage.view for name, stage in new.stages.items()}
-        self._jobs[job.name] = new
+        for name, installed in job.stages.items():
+            new.stages[name] = _fresh_stage(job.pipeline.stages[name], installed)
+        return new
+
+    def _put(self, job: _Job) -> None:
+        job.views = {name: stage.view for name, stage in job.stages.items()}
+        self._jobs[job.name] = job
         self._wake_all(job.name)
 
+    def _catch_up(self, job: _Job, installed: InstalledJob) -> None:
+        """Take over what is newer in the ledger: somebody recorded it and then could not say it here."""
+        for name, stage in installed.stages.items():
+            self._open_run(job, name, stage.progress.run)
+        job.last_run = max(job.last_run, installed.last_run)
+        self._publish(
+            job, installed.revision, {name: stage.view for name, stage in installed.stages.items()}
+        )
+
     def _carry_over(self, old: _Job, new: _Job, job: InstalledJob) -> None:
-        new.leases, new.by_fence, new.ended = old.leases, old.by_fence, old.ended
-        new.revision = max(old.revision, job.revision)
         for name, installed in job.stages.items():
             before = old.stages.get(name)
             layout = job.pipeline.stages[name].layout
@@ -231,7 +254,6 @@ class MemoryLiveStore:
             else:
                 stage = self._carried(new, name, before, layout, installed)
             new.stages[name] = stage
-            self._unsaved.add((job.name, name))
         for name in old.stages.keys() - new.stages.keys():
             self._end_on(new, name)
 
@@ -255,14 +277,29 @@ class MemoryLiveStore:
                 self._forget(job, lease, "superseded")
         return stage
 
-    async def remove(self, job: str) -> None:
+    async def remove(self, job: str, generation: int) -> None:
         """See the port."""
-        self._jobs.pop(job, None)
+        found = self._jobs.get(job)
+        if found is not None and found.generation <= generation:
+            del self._jobs[job]
         self._wake_all(job)
+
+    async def head(self, job: str) -> LiveHead | None:
+        """See the port."""
+        found = self._jobs.get(job)
+        return None if found is None else _head(found)
+
+    async def heads(self) -> Mapping[str, LiveHead]:
+        """See the port."""
+        return {name: _head(job) for name, job in self._jobs.items()}
 
     async def jobs(self) -> Sequence[JobView]:
         """See the port."""
         return [_job_view(job) for job in self._jobs.values()]
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        """See the port."""
+        return self._job(job).pipeline
 
     async def job(self, job: str) -> JobView:
         """See the port."""
@@ -282,7 +319,7 @@ class MemoryLiveStore:
     def _job(self, name: str) -> _Job:
         job = self._jobs.get(name)
         if job is None:
-            raise UnknownJobError(f"there is no job {name!r}")
+            raise StateLostError(name)
         return job
 
     # ---- leases
@@ -307,9 +344,7 @@ class MemoryLiveStore:
             denied.append(Denied(table.name(index), "held", lease.holder, lease.left_ms(now_ms)))
         granted = wanted[~kept]
         if not len(granted):
-            raise LeaseConflictError(
-                f"none of {len(denied)} ranges of stage {stage!r} could be granted", denied=denied
-            )
+            raise refusals.none_granted(stage, denied)
         lease = self._grant(found, stage, table, claim, granted, now_ms)
         return Grant(
             token=lease.token,
@@ -322,10 +357,10 @@ class MemoryLiveStore:
     def _grant(
         self, job: _Job, stage: str, table: RangeTable, claim: Claim, granted: Int64s, now_ms: int
     ) -> _Lease:
-        self._fence += 1
+        job.fence += 1
         lease = _Lease(
             token=self._new_token(),
-            fence=self._fence,
+            fence=job.fence,
             stage=stage,
             holder=claim.holder,
             rank=claim.rank,
@@ -379,20 +414,20 @@ class MemoryLiveStore:
             self._end(found, lease, "released")
         return len(current)
 
-    async def expire(self) -> Mapping[str, Mapping[str, int]]:
+    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
         """See the port."""
         now_ms = self._clock.steady_ms()
         ended: dict[str, dict[str, int]] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, fence, name = heapq.heappop(self._deadlines)
-            job = self._jobs.get(name)
-            lease = None if job is None else job.by_fence.get(fence)
-            if job is None or lease is None:
+            found = self._jobs.get(name)
+            lease = None if found is None else found.by_fence.get(fence)
+            if found is None or lease is None:
                 continue
             if lease.deadline_ms > now_ms:
                 heapq.heappush(self._deadlines, (lease.deadline_ms, fence, name))
                 continue
-            self._end(job, lease, "expired")
+            self._end(found, lease, "expired")
             counts = ended.setdefault(name, {})
             counts[lease.stage] = counts.get(lease.stage, 0) + 1
         return ended
@@ -423,14 +458,18 @@ class MemoryLiveStore:
         """See the port."""
         found = self._job(job)
         for name in stages:
-            state = found.stage(name)
-            if run <= state.run:
-                continue
-            state.run = run
-            state.waiting = {}
-            for lease in [lease for lease in found.by_fence.values() if lease.stage == name]:
-                if lease.rank.run < run:
-                    self._end(found, lease, "superseded")
+            self._open_run(found, name, run)
+        found.last_run = max(found.last_run, run)
+
+    def _open_run(self, job: _Job, stage: str, run: int) -> None:
+        state = job.stage(stage)
+        if run <= state.run:
+            return
+        state.run = run
+        state.waiting = {}
+        for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
+            if lease.rank.run < run:
+                self._end(job, lease, "superseded")
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """See the port."""
@@ -452,8 +491,6 @@ class MemoryLiveStore:
         table.note(indices, report.holds, self._clock.wall_ms())
         if report.epoch is None:
             behind = table.say(indices, report.promises, report.idle)
-            if table.unsaved:
-                self._unsaved.add((job, stage))
         else:
             behind = _wait(state, table, report, report.epoch, lease.fence, indices)
         return Reported(
@@ -470,12 +507,12 @@ class MemoryLiveStore:
     ) -> _Lease:
         lease = job.leases.get(token)
         if lease is None or lease.stage != stage:
-            raise LeaseLostError(f"the token covers no range of stage {stage!r}", reason="unknown")
+            raise refusals.unknown_lease(stage)
         if lease.rank.run < state.run:
-            raise _stale_run(stage, state, lease.rank.run)
+            raise refusals.stale_run(stage, state.run, lease.rank.run)
         reason = lease.lost(now_ms)
         if reason is not None:
-            raise LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
+            raise refusals.lost_lease(reason)
         return lease
 
     async def commit(self, job: str, commit: Commit) -> Committed:
@@ -483,11 +520,11 @@ class MemoryLiveStore:
         found = self._job(job)
         now_ms = self._clock.steady_ms()
         states = {name: found.stage(name) for name in commit.stages}
-        fresh = [
+        fresh = {
             name
             for name, stage_commit in commit.stages.items()
             if _check_commit(name, states[name], commit, stage_commit)
-        ]
+        }
         # Everything is checked: from here on nothing can fail, so no epoch is half committed.
         applied = dict.fromkeys(commit.stages, 0)
         for name in fresh:
@@ -496,33 +533,55 @@ class MemoryLiveStore:
                 found, state, commit.epoch, commit.stages[name].observed_input, now_ms
             )
             state.epoch = commit.epoch
-            self._unsaved.add((job, name))
-        return Committed(applied=applied, fresh=fresh, generation=found.generation)
+        unrecorded = [name for name, state in states.items() if state.recorded != state.epoch]
+        return Committed(
+            applied=applied,
+            unrecorded=unrecorded,
+            incarnation=found.incarnation,
+            generation=found.generation,
+        )
 
     # ---- publishing and reading
 
-    async def agreements(self, job: str, stages: frozenset[str]) -> Mapping[str, Agreement]:
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
         """See the port."""
         found = self._job(job)
-        return {
+        reach = found.pipeline.reach(touched & found.stages.keys())
+        return _job_view(found), {
             name: table.agreement
-            for name in stages
+            for name in reach
             if name in found.stages and (table := found.stages[name].table) is not None
         }
 
-    async def publish(self, job: str, generation: int, views: Mapping[str, StageView]) -> None:
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
         """See the port."""
         found = self._jobs.get(job)
         if found is None or found.generation != generation:
             return
-        for name, view in views.items():
+        self._publish(found, revision, views)
+        for name, epoch in epochs.items():
             state = found.stages.get(name)
+            if state is not None:
+                state.recorded = epoch if state.recorded is None else max(epoch, state.recorded)
+
+    def _publish(self, job: _Job, revision: int, views: Mapping[str, StageView]) -> None:
+        job.revision = max(job.revision, revision)
+        for name, view in views.items():
+            state = job.stages.get(name)
             if state is None or view.version <= state.view.version:
                 continue
-            state.view = found.views[name] = view
-            found.revision = max(found.revision, view.revision)
-            self._wake(job, name)
-        self._wake(job, None)
+            state.view = job.views[name] = view
+            self._wake(job.name, name)
+        self._wake(job.name, None)
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
@@ -546,37 +605,19 @@ class MemoryLiveStore:
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
         """See the port."""
-        chosen = [key for key in self._unsaved if job is None or key[0] == job]
-        self._unsaved.difference_update(chosen)
-        chunks: list[PromiseChunk] = []
-        for name, stage in chosen:
-            found = self._jobs.get(name)
-            state = None if found is None else found.stages.get(stage)
-            if found is None or state is None or state.table is None:
-                continue
-            chunks += [
-                PromiseChunk(
-                    job=name,
-                    stage=stage,
-                    generation=found.generation,
-                    layout_since=state.layout_since,
-                    chunk=number,
-                    promises=state.table.chunk(number),
-                )
-                for number in sorted(state.table.unsaved)
-            ]
-            state.table.unsaved.clear()
-        return chunks
+        jobs = self._jobs.values() if job is None else [self._job(job)]
+        return [chunk for found in jobs for chunk in _unsaved(found)]
 
-    async def mark_unsaved(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
         """See the port."""
         for chunk in chunks:
             job = self._jobs.get(chunk.job)
-            state = None if job is None else job.stages.get(chunk.stage)
-            if state is not None and state.table is not None:
-                if state.layout_since == chunk.layout_since:
-                    state.table.unsaved.add(chunk.chunk)
-                self._unsaved.add((chunk.job, chunk.stage))
+            if job is None or job.incarnation != chunk.incarnation:
+                continue
+            state = job.stages.get(chunk.stage)
+            if state is None or state.table is None or state.layout_since != chunk.layout_since:
+                continue
+            state.table.saved(chunk.chunk, chunk.stamp)
 
     @contextmanager
     def watch(self, job: str, stage: str | None = None) -> Generator[_MemoryWatch]:
@@ -604,11 +645,14 @@ class MemoryLiveStore:
     async def ping(self) -> None:
         """See the port."""
 
-    async def close(self) -> None:
+    def let_go(self) -> None:
         """See the port."""
         for watches in self._watches.values():
             for watch in watches:
                 watch.wake()
+
+    async def close(self) -> None:
+        """See the port."""
 
 
 _NONE: Int64s = np.zeros(0, dtype=np.int64)
@@ -626,14 +670,43 @@ def _fresh_stage(stage: Stage, installed: InstalledStage) -> _Stage:
         view=installed.view,
         run=installed.progress.run,
         epoch=installed.progress.epoch,
+        recorded=installed.progress.epoch,
         layout_since=installed.layout_since,
     )
 
 
 def _job_view(job: _Job) -> JobView:
     return JobView(
-        job.name, job.pipeline, job.generation, job.layout_version, job.revision, job.views
+        job.name,
+        job.pipeline,
+        job.incarnation,
+        job.generation,
+        job.layout_version,
+        job.revision,
+        job.views,
     )
+
+
+def _head(job: _Job) -> LiveHead:
+    return LiveHead(job.incarnation, job.generation, job.layout_version, job.revision, job.last_run)
+
+
+def _unsaved(job: _Job) -> list[PromiseChunk]:
+    return [
+        PromiseChunk(
+            job=job.name,
+            stage=name,
+            incarnation=job.incarnation,
+            generation=job.generation,
+            layout_since=state.layout_since,
+            chunk=number,
+            stamp=stamp,
+            promises=state.table.chunk(number),
+        )
+        for name, state in job.stages.items()
+        if state.table is not None
+        for number, stamp in sorted(state.table.unsaved())
+    ]
 
 
 def _census(table: RangeTable | None) -> Census:
@@ -655,41 +728,24 @@ def _yields(lease: _Lease, claim: Claim, now_ms: int) -> bool:
     return lease.lost(now_ms) is not None or lease.holder == claim.holder or claim.rank > lease.rank
 
 
-def _stale_run(stage: str, state: _Stage, run: int) -> StaleRunError:
-    theirs = f"run {run}" if run else "no run"
-    ours = f"run {state.run}" if state.run else "no run"
-    return StaleRunError(
-        f"stage {stage!r} belongs to {ours}, not to {theirs}", run=state.run or None
-    )
-
-
 def _check_run(stage: str, state: _Stage, run: int) -> None:
     if run != state.run:
-        raise _stale_run(stage, state, run)
+        raise refusals.stale_run(stage, state.run, run)
 
 
 def _check_epoch(stage: str, state: _Stage, epoch: int | None) -> None:
     if epoch is None:
         return
     if state.epoch is not None and epoch <= state.epoch:
-        raise StaleEpochError(
-            f"epoch {epoch} of stage {stage!r} is over: the last committed one is {state.epoch}",
-            last_epoch=state.epoch,
-        )
+        raise refusals.stale_epoch(stage, epoch, state.epoch)
     if epoch not in state.waiting and len(state.waiting) >= MAX_WAITING_EPOCHS:
-        raise EpochsWaitingError(
-            f"{len(state.waiting)} epochs of stage {stage!r} wait for their commit; commit them first"
-        )
+        raise refusals.epochs_waiting(stage, len(state.waiting))
 
 
 def _check_observed(stage: str, state: _Stage, observed: int | None) -> None:
     published = state.view.watermark.input
     if observed is not None and observed > published:
-        raise InputAheadError(
-            f"input_watermark {observed} is ahead of stage {stage!r}: its input is at"
-            f" {to_wire(published)}",
-            input_watermark=to_wire(published),
-        )
+        raise refusals.input_ahead(stage, observed, published)
 
 
 def _partly(
@@ -704,10 +760,7 @@ def _partly(
         if not table.is_on(lease.fence, name)
     ]
     if not kept:
-        raise LeaseLostError(
-            f"the token covers none of these {len(rejected)} ranges of stage {lease.stage!r}",
-            reason=rejected[0][1],
-        )
+        raise refusals.none_covered(lease.stage, rejected)
     promises = as_list(report.promises)
     part = replace(
         report,
@@ -758,10 +811,7 @@ def _check_commit(name: str, state: _Stage, commit: Commit, stage_commit: StageC
     _check_observed(name, state, stage_commit.observed_input)
     waiting = state.waiting.get(commit.epoch, {})
     if stage_commit.observed_input is None and any(w.capped_at_commit for w in waiting.values()):
-        raise InvalidRequestError(
-            f"stages.{name}.input_watermark is missing: ranges have reported epoch {commit.epoch}"
-            " without one, and it caps what they promise"
-        )
+        raise refusals.uncapped(name, commit.epoch)
     return True
 
 

@@ -6,10 +6,11 @@ interleave. Whether a lease is current is judged inside the step, by the store's
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,17 @@ RangeOrder = Literal["range", "promise"]
 
 MAX_WAITING_EPOCHS = 64
 """Epochs of one stage that may wait for their commit."""
+
+REMEMBERED = 10_000
+"""Ended leases of a job whose reason is still known; older ones are `unknown`."""
+
+FENCE_BITS = 32
+"""Of a fence, the bits below the incarnation: leases that one incarnation can grant."""
+
+
+def new_token() -> str:
+    """Make a token that nobody can guess."""
+    return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,11 +72,36 @@ class JobView:
 
     name: str
     pipeline: Pipeline
+    incarnation: int
     generation: int
     layout_version: int
     revision: int
+    """The newest of the ledger's revisions that readers are shown."""
     stages: Mapping[str, StageView]
     """Only to be read: it may be the store's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveHead:
+    """Where a job is in the live store, to be held against the ledger's `JobHead`."""
+
+    incarnation: int
+    generation: int
+    layout_version: int
+    revision: int
+    last_run: int
+
+
+class StateLostError(Exception):
+    """The store has no state of this job that could be trusted: none at all, or an older server's.
+
+    Either the job does not exist, which the ledger knows, or the state was lost: then it must be
+    installed afresh, in a new incarnation.
+    """
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"no state of job {job!r}")
+        self.job = job
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +204,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How many ranges of each stage were applied, and which stages were not committed before."""
+    """How many ranges of each stage were applied, and of which stages the ledger has yet to hear."""
 
     applied: Mapping[str, int]
-    fresh: Sequence[str]
+    unrecorded: Sequence[str]
+    incarnation: int
     generation: int
 
 
@@ -203,27 +241,56 @@ class Watch(Protocol):
 class LiveStore(Protocol):
     """What a live store does. Both kinds pass one conformance suite.
 
-    Raises `UnknownJobError` and `UnknownStageError` wherever a job or a stage is named.
+    Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
+    `UnavailableError` when the store does not answer in time.
     """
 
-    async def open(self, incarnation: int) -> None:
-        """Begin as this incarnation: fences are above those of every earlier one."""
+    shared: ClassVar[bool]
+    """Whether other processes see the same state."""
+
+    async def open(self) -> None:
+        """Begin."""
         ...
 
-    async def install(self, job: InstalledJob) -> None:
-        """Create the job, or bring it up to its newer layout or generation.
+    # ---- jobs
 
-        Ranges that are unchanged keep lease and promise, changed ones inherit their promise and lose
-        their lease. An older layout or generation than the one at hand changes nothing.
+    async def begin(self, job: InstalledJob) -> None:
+        """Start a job's state from the ledger alone: promises as checkpointed, no leases.
+
+        To be called once for each incarnation, by whoever began it in the ledger. If there is one as
+        late already, nothing changes.
         """
         ...
 
-    async def remove(self, job: str) -> None:
-        """Forget the job, and let its readers go."""
+    async def install(self, job: InstalledJob) -> None:
+        """Bring a job's state up to what the ledger has; whatever it has that is newer stays.
+
+        A newer layout keeps the leases and promises of unchanged ranges; changed ones inherit their
+        promise and lose their lease. A newer generation starts over, but fences go on.
+        """
+        ...
+
+    async def remove(self, job: str, generation: int) -> None:
+        """Forget the job, unless it is of a later generation by now; let its readers go."""
+        ...
+
+    async def head(self, job: str) -> LiveHead | None:
+        """Show where one job is; None: there is no state of it that could be trusted."""
+        ...
+
+    async def heads(self) -> Mapping[str, LiveHead]:
+        """Show where every job is whose state can be trusted."""
         ...
 
     async def jobs(self) -> Sequence[JobView]:
         """Show every job."""
+        ...
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        """Show a job's pipeline, up to date if it lacks `stage`.
+
+        Else it may be out of date: each step checks what was made of it.
+        """
         ...
 
     async def job(self, job: str) -> JobView:
@@ -237,6 +304,8 @@ class LiveStore(Protocol):
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """Show one stage."""
         ...
+
+    # ---- leases
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Grant what is free, run out, the same holder's or outranked; the old lease ends there.
@@ -260,6 +329,15 @@ class LiveStore(Protocol):
         """Give the stages to this run: leases and waiting reports of older runs are void."""
         ...
 
+    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
+        """End the leases that have run out; return how many, by job and stage.
+
+        With a job: only if the store knows of one there without asking anybody.
+        """
+        ...
+
+    # ---- reports
+
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """Apply a report, or let it wait for its epoch, if its lease is current; renew the lease.
 
@@ -276,16 +354,30 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def agreements(self, job: str, stages: frozenset[str]) -> Mapping[str, Agreement]:
-        """Say what the ranges of each of the stages that has any agree on, all at one instant."""
+    # ---- publishing and saving
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        """Say what is published, and what the ranges of each stage in reach of `touched` agree on.
+
+        All at one instant, with the leases that have run out by then ended: nobody is idle whose
+        lease is over.
+        """
         ...
 
-    async def publish(self, job: str, generation: int, views: Mapping[str, StageView]) -> None:
-        """Show readers what the ledger has taken, and wake them. An older version changes nothing."""
-        ...
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """Show readers what the ledger has taken, and wake them. An older version changes nothing.
 
-    async def expire(self) -> Mapping[str, Mapping[str, int]]:
-        """End the leases that have run out; return how many, by job and stage."""
+        `epochs` are those that the ledger knows to be committed now.
+        """
         ...
 
     async def ranges(
@@ -299,12 +391,14 @@ class LiveStore(Protocol):
         ...
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
-        """Take the promises that changed since they were last taken."""
+        """Show the promises that changed since they were last said to be saved."""
         ...
 
-    async def mark_unsaved(self, chunks: Sequence[PromiseChunk]) -> None:
-        """Put back what could not be saved."""
+    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+        """Hear that these are in the ledger. What has changed again since is unsaved still."""
         ...
+
+    # ---- waiting
 
     def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
         """Wake at each change of a stage (None: of any stage), and when the job goes."""
@@ -314,6 +408,10 @@ class LiveStore(Protocol):
         """Return if the store answers; raise `UnavailableError` otherwise."""
         ...
 
+    def let_go(self) -> None:
+        """Wake every reader that waits."""
+        ...
+
     async def close(self) -> None:
-        """Let every reader go."""
+        """Let the store go."""
         ...

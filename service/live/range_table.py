@@ -46,11 +46,13 @@ class RangeTable:
     """Promises, idleness, owners and holds of a stage's ranges, by their index in the layout."""
 
     __slots__ = (
+        "_changed",
         "_idle",
         "_idle_view",
         "_owner_view",
         "_promise",
         "_promise_view",
+        "_stamp",
         "_tree",
         "final",
         "holds",
@@ -61,7 +63,6 @@ class RangeTable:
         "owner",
         "promised",
         "reported_at_ms",
-        "unsaved",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
@@ -79,8 +80,9 @@ class RangeTable:
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
         self.holds: dict[int, Holds] = {}
         """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
-        self.unsaved: set[int] = set()
-        """Chunks with a promise that changed since the last checkpoint."""
+        self._changed: dict[int, int] = {}
+        """Chunks with a promise that changed since the last checkpoint, and when they did, as a count."""
+        self._stamp = 0
         self.leased = 0
         self._promise_view = self._promise.data
         self._owner_view = self.owner.data
@@ -176,7 +178,8 @@ class RangeTable:
         was_idle = self._idle_view[index]
         if promise > earlier:
             self._promise_view[index] = promise
-            self.unsaved.add(index // CHUNK)
+            self._stamp += 1
+            self._changed[index // CHUNK] = self._stamp
             self.final += promise == MAX
             self.promised += earlier == MIN
             now = promise
@@ -203,7 +206,9 @@ class RangeTable:
     def _note_raised(
         self, at: Int64s, raised: npt.NDArray[np.bool_], earlier: Int64s, now: Int64s
     ) -> None:
-        self.unsaved.update({0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist()))
+        chunks = {0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist())
+        self._stamp += 1
+        self._changed.update(dict.fromkeys(chunks, self._stamp))
         if now.max() == MAX:
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
         if self.promised < len(self):
@@ -263,7 +268,9 @@ class RangeTable:
     def carried_over(self, layout: Layout) -> RangeTable:
         """Make the table of the stage's next layout; ranges that stay keep everything."""
         table = RangeTable(layout, inherit(self.layout, self._promise.tolist(), layout))
-        table.unsaved.update(range(-(-len(layout) // CHUNK)))
+        # Stamps go on: a chunk of the layout before is told apart by its layout, not by its stamp.
+        table._stamp = self._stamp + 1
+        table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
         stays = [(self.index[name], new) for name, new in table.index.items() if name in self.index]
         if stays:
             old, new = np.array(stays, dtype=np.int64).T
@@ -287,6 +294,15 @@ class RangeTable:
     def chunk(self, number: int) -> bytes:
         """Pack the promises of one chunk as a checkpoint keeps them."""
         return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
+
+    def unsaved(self) -> Sequence[tuple[int, int]]:
+        """The chunks that changed since they were saved, each with the stamp of its last change."""
+        return list(self._changed.items())
+
+    def saved(self, number: int, stamp: int) -> None:
+        """Hear that a chunk is saved as it was at that stamp; it may have changed since."""
+        if self._changed.get(number) == stamp:
+            del self._changed[number]
 
     def lowest_first(self) -> Iterator[int]:
         """Return the indices, those that hold the stage back most first."""

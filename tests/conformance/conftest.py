@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +13,10 @@ from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
+from service.live.redis import RedisLiveStore
 from tests.support.clock import FakeClock
 from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisCluster, RedisServer
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -31,12 +33,57 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=["memory"])
-def live(runner: asyncio.Runner, clock: FakeClock) -> Iterator[LiveStore]:
-    store = MemoryLiveStore(clock)
-    runner.run(store.open(1))
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    with RedisCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "redis", "cluster"])
+def redis_servers(request: pytest.FixtureRequest) -> Sequence[RedisServer]:
+    """The servers behind the live store, emptied; none: it is in memory."""
+    servers: Sequence[RedisServer] = ()
+    if request.param == "redis":
+        servers = [request.getfixturevalue("redis_server")]
+    elif request.param == "cluster":
+        servers = request.getfixturevalue("redis_cluster").nodes
+    for server in servers:
+        server.command("FLUSHALL")
+    return servers
+
+
+@pytest.fixture
+def live(
+    runner: asyncio.Runner,
+    clock: FakeClock,
+    redis_servers: Sequence[RedisServer],
+    request: pytest.FixtureRequest,
+) -> Iterator[LiveStore]:
+    store: LiveStore
+    match redis_servers:
+        case []:
+            store = MemoryLiveStore(clock)
+        case [server]:
+            store = RedisLiveStore(server.url, clock)
+        case _:
+            store = RedisLiveStore(request.getfixturevalue("redis_cluster").url, clock)
+    runner.run(store.open())
     yield store
     runner.run(store.close())
+
+
+@pytest.fixture
+def advance(clock: FakeClock, redis_servers: Sequence[RedisServer]) -> Callable[[int], None]:
+    """Let time pass for leases. Redis judges by its own clock: there every deadline comes nearer."""
+
+    def advance(ms: int) -> None:
+        clock.advance(ms)
+        for server in redis_servers:
+            for key in server.command("KEYS", "*:deadlines"):
+                for fence in server.command("ZRANGE", key, 0, -1):
+                    server.command("ZINCRBY", key, -ms, fence)
+
+    return advance
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

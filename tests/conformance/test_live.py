@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import pytest
 
 from service.errors import (
@@ -15,7 +16,6 @@ from service.errors import (
     LeaseLostError,
     StaleEpochError,
     StaleRunError,
-    UnknownJobError,
     UnknownStageError,
 )
 from service.frontier.agreement import FINAL, IDLE, STAND_STILL, Agreement
@@ -26,6 +26,7 @@ from service.live.port import (
     MAX_WAITING_EPOCHS,
     Claim,
     Commit,
+    Committed,
     Grant,
     Holds,
     LiveStore,
@@ -33,9 +34,9 @@ from service.live.port import (
     Report,
     Reported,
     StageCommit,
+    StateLostError,
 )
 from service.state import InstalledJob, InstalledStage, StageProgress, StageView
-from tests.support.clock import FakeClock
 
 SHARDS = ShardLayout.of(["a", "b"])
 KEYS = KeyLayout.tile(2)
@@ -50,8 +51,10 @@ def pipeline(shards: Layout = SHARDS, keys: Layout = KEYS) -> Pipeline:
 def installed(
     flow: Pipeline,
     *,
+    incarnation: int = 1,
     generation: int = 1,
     layout_version: int = 1,
+    revision: int = 0,
     views: Mapping[str, StageView] | None = None,
     promises: Mapping[str, list[int]] | None = None,
     progress: StageProgress | None = None,
@@ -59,9 +62,11 @@ def installed(
     return InstalledJob(
         "j",
         flow,
+        incarnation,
         generation,
         layout_version,
-        0,
+        revision,
+        0 if progress is None else progress.run,
         {
             name: InstalledStage(
                 (views or {}).get(name, StageView(StageWatermark(), 0, 0, 0)),
@@ -124,11 +129,11 @@ class Worker:
         return self.run(self.live.commit("j", Commit(run, epoch, stages))).applied
 
     def agreement(self, stage: str = "s") -> Agreement:
-        return self.run(self.live.agreements("j", frozenset([stage])))[stage]
+        return self.run(self.live.agreements("j", frozenset([stage])))[1][stage]
 
     def publish(self, version: int = 1, generation: int = 1, **watermarks: StageWatermark) -> None:
         views = {n: StageView(w, version, version, version) for n, w in watermarks.items()}
-        self.run(self.live.publish("j", generation, views))
+        self.run(self.live.publish("j", generation, version, views, {}))
 
     def lost(self, token: str) -> str | None:
         renewed, lost = self.run(self.live.renew("j", [token]))
@@ -138,13 +143,14 @@ class Worker:
 
 @pytest.fixture
 def worker(live: LiveStore, runner: asyncio.Runner) -> Worker:
-    runner.run(live.install(installed(pipeline())))
+    runner.run(live.begin(installed(pipeline())))
     return Worker(live, runner)
 
 
 def test_what_is_unknown_is_said_to_be(worker: Worker) -> None:
-    with pytest.raises(UnknownJobError):
+    with pytest.raises(StateLostError):
         worker.run(worker.live.job("other"))
+    assert worker.run(worker.live.head("other")) is None
     with pytest.raises(UnknownStageError):
         worker.run(worker.live.stage("j", "other"))
     with pytest.raises(InvalidRequestError, match="passthrough"):
@@ -202,12 +208,12 @@ def test_the_same_holder_is_granted_anew(worker: Worker) -> None:
 
 
 def test_a_lease_ends_at_its_deadline_and_is_never_renewed(
-    worker: Worker, clock: FakeClock
+    worker: Worker, advance: Callable[[int], None]
 ) -> None:
     grant = worker.claim(None, ttl_ms=1_000)
-    clock.advance(999)
+    advance(500)
     assert worker.lost(grant.token) is None
-    clock.advance(1_000)
+    advance(1_000)
     assert worker.lost(grant.token) == "expired"
     with pytest.raises(LeaseLostError) as lost:
         worker.report(grant.token, {"a": 1})
@@ -217,10 +223,10 @@ def test_a_lease_ends_at_its_deadline_and_is_never_renewed(
     assert worker.lost(grant.token) == "expired"
 
 
-def test_a_report_renews_its_lease(worker: Worker, clock: FakeClock) -> None:
+def test_a_report_renews_its_lease(worker: Worker, advance: Callable[[int], None]) -> None:
     grant = worker.claim(None, ttl_ms=1_000)
     for value in range(5):
-        clock.advance(900)
+        advance(500)
         assert worker.report(grant.token, {"a": value}).expires_in_ms == 1_000
 
 
@@ -281,19 +287,19 @@ def test_a_lease_lost_in_part_applies_the_rest(worker: Worker) -> None:
 
 
 def test_an_expired_lease_holds_its_range_at_its_last_promise(
-    worker: Worker, clock: FakeClock
+    worker: Worker, advance: Callable[[int], None]
 ) -> None:
     token = worker.claim(["a"], ttl_ms=1_000).token
     worker.report(token, {"a": 10})
     other = worker.claim(["b"], holder="y", ttl_ms=60_000).token
-    clock.advance(5_000)
+    advance(5_000)
     worker.run(worker.live.expire())
     worker.report(other, {"b": 50})
     assert worker.agreement() == Agreement(10)
 
 
 def test_idle_leaves_the_minimum_until_it_reports_or_its_lease_ends(
-    worker: Worker, clock: FakeClock
+    worker: Worker, advance: Callable[[int], None]
 ) -> None:
     token = worker.claim(["a"], ttl_ms=1_000).token
     other = worker.claim(["b"], holder="y", ttl_ms=60_000).token
@@ -304,7 +310,7 @@ def test_idle_leaves_the_minimum_until_it_reports_or_its_lease_ends(
     worker.report(token, {"a": 20})
     assert worker.agreement() == Agreement(20)
     worker.report(token, {"a": MIN}, idle=["a"])
-    clock.advance(1_000)
+    advance(1_000)
     worker.run(worker.live.expire())
     assert worker.agreement() == Agreement(20)
 
@@ -359,7 +365,7 @@ def test_many_ranges_at_once_are_the_same_as_one_by_one(
 ) -> None:
     shards = ShardLayout.of(f"n{i}" for i in range(500))
     worker = Worker(live, runner)
-    runner.run(live.install(installed(pipeline(shards))))
+    runner.run(live.begin(installed(pipeline(shards))))
     token = worker.claim(None).token
     worker.report(token, {name: 100 + i for i, name in enumerate(shards.names)})
     assert worker.agreement() == Agreement(100)
@@ -497,13 +503,18 @@ def test_a_reset_starts_over(worker: Worker) -> None:
 
 def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
     fence = worker.claim(None).fence
-    worker.run(worker.live.open(2))
-    worker.run(worker.live.remove("j"))
+    worker.run(worker.live.remove("j", 1))
     view = StageView(StageWatermark(MIN, 5), 7, 7, 7)
     back = installed(
-        pipeline(), views={"s": view}, promises={"s": [5, 9]}, progress=StageProgress(3, 12)
+        pipeline(),
+        incarnation=2,
+        views={"s": view},
+        promises={"s": [5, 9]},
+        progress=StageProgress(3, 12),
     )
-    worker.run(worker.live.install(back))
+    with pytest.raises(StateLostError):
+        worker.run(worker.live.install(back))
+    worker.run(worker.live.begin(back))
     assert worker.agreement() == Agreement(5)
     assert worker.run(worker.live.stage("j", "s"))[1] == view
     grant = worker.claim(None, rank=Rank(3))
@@ -524,26 +535,125 @@ def test_an_older_version_is_not_published(worker: Worker) -> None:
 def test_a_watch_wakes_at_each_change(worker: Worker) -> None:
     async def scenario() -> None:
         with worker.live.watch("j", "s") as one, worker.live.watch("j") as all_of_them:
-            await worker.live.publish("j", 1, {"k": StageView(StageWatermark(5, MIN), 1, 1, 1)})
+            view = StageView(StageWatermark(5, MIN), 1, 1, 1)
+            await worker.live.publish("j", 1, 1, {"k": view}, {})
             await asyncio.wait_for(all_of_them.wait(), 5)
             one.rearm()
-            await worker.live.publish("j", 1, {"s": StageView(StageWatermark(MIN, 5), 1, 2, 1)})
+            view = StageView(StageWatermark(MIN, 5), 1, 2, 1)
+            await worker.live.publish("j", 1, 2, {"s": view}, {})
             await asyncio.wait_for(one.wait(), 5)
             for watch in (one, all_of_them):
                 watch.rearm()
-            await worker.live.remove("j")
+            await worker.live.remove("j", 1)
             await asyncio.wait_for(one.wait(), 5)
             await asyncio.wait_for(all_of_them.wait(), 5)
 
     worker.run(scenario())
 
 
-def test_changed_promises_are_saved_once(worker: Worker) -> None:
-    worker.run(worker.live.unsaved())
+def test_changed_promises_are_unsaved_until_they_are_saved(worker: Worker) -> None:
+    worker.run(worker.live.mark_saved(worker.run(worker.live.unsaved())))
     token = worker.claim(None).token
     worker.report(token, {"a": 1, "b": 2})
-    [chunk] = worker.run(worker.live.unsaved("j"))
-    assert (chunk.stage, chunk.chunk, len(chunk.promises)) == ("s", 0, 16)
+    [before] = worker.run(worker.live.unsaved("j"))
+    assert (before.stage, before.chunk, before.incarnation) == ("s", 0, 1)
+    assert np.frombuffer(before.promises, "<i8").tolist() == [1, 2]
+    worker.report(token, {"a": 3})
+    worker.run(worker.live.mark_saved([before]))
+    [after] = worker.run(worker.live.unsaved())
+    assert np.frombuffer(after.promises, "<i8").tolist() == [3, 2]
+    assert after.stamp > before.stamp
+    worker.run(worker.live.mark_saved([after]))
     assert list(worker.run(worker.live.unsaved())) == []
-    worker.run(worker.live.mark_unsaved([chunk]))
-    assert list(worker.run(worker.live.unsaved())) == [chunk]
+    worker.report(token, {"a": 3, "b": 1})
+    assert list(worker.run(worker.live.unsaved())) == []
+
+
+def test_an_idle_range_is_saved_with_its_promise(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 7, "b": MAX})
+    worker.report(token, {"a": MIN}, idle=["a"])
+    [chunk] = worker.run(worker.live.unsaved("j"))
+    assert np.frombuffer(chunk.promises, "<i8").tolist() == [7, MAX]
+
+
+def test_an_epoch_is_unrecorded_until_the_ledger_has_it(worker: Worker) -> None:
+    def commit() -> Committed:
+        return worker.run(worker.live.commit("j", Commit(0, 3, {"s": StageCommit()})))
+
+    assert list(commit().unrecorded) == ["s"]
+    assert list(commit().unrecorded) == ["s"]
+    worker.run(worker.live.publish("j", 1, 1, {}, {"s": 3}))
+    assert list(commit().unrecorded) == []
+
+
+def test_what_the_ledger_knows_more_of_is_caught_up_with(worker: Worker) -> None:
+    token = worker.claim(None).token
+    view = StageView(StageWatermark(MIN, 5), 3, 7, 7)
+    more = installed(pipeline(), views={"s": view}, progress=StageProgress(2), revision=7)
+    worker.run(worker.live.install(more))
+    head = worker.run(worker.live.head("j"))
+    assert head is not None
+    assert (head.revision, head.last_run) == (7, 2)
+    assert worker.run(worker.live.stage("j", "s"))[1] == view
+    assert worker.lost(token) == "superseded"
+    worker.claim(None, rank=Rank(2))
+    worker.run(worker.live.install(installed(pipeline())))
+    assert worker.run(worker.live.head("j")) == head
+    assert worker.run(worker.live.stage("j", "s"))[1] == view
+
+
+def test_an_incarnation_begins_once(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 5})
+    worker.run(worker.live.begin(installed(pipeline())))
+    assert worker.agreement() == Agreement(5)
+    assert worker.lost(token) is None
+    worker.run(worker.live.begin(installed(pipeline(), incarnation=2)))
+    assert worker.agreement() == STAND_STILL
+    assert worker.lost(token) == "unknown"
+    worker.run(worker.live.install(installed(pipeline(), layout_version=2)))
+    assert worker.run(worker.live.heads())["j"].layout_version == 1
+
+
+def test_a_later_generation_is_not_removed(worker: Worker) -> None:
+    worker.run(worker.live.install(installed(pipeline(), generation=2)))
+    worker.run(worker.live.remove("j", 1))
+    assert worker.run(worker.live.job("j")).generation == 2
+
+
+def test_leases_end_before_an_agreement_is_drawn(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    token = worker.claim(None, ttl_ms=1_000).token
+    worker.report(token, {"a": 5, "b": 50})
+    worker.report(token, {"a": MIN}, idle=["a"])
+    assert worker.agreement() == Agreement(50)
+    advance(1_000)
+    worker.run(worker.live.expire())
+    assert worker.agreement() == Agreement(5)
+
+
+def test_far_apart_ranges_are_as_near_ones(live: LiveStore, runner: asyncio.Runner) -> None:
+    keys = KeyLayout.tile(20_000)
+    worker = Worker(live, runner)
+    runner.run(live.begin(installed(pipeline(keys=keys))))
+    names = list(keys.names)
+    token = worker.claim(None, stage="k").token
+    worker.publish(k=StageWatermark(10_000, MIN))
+    for start in (0, 10_000):
+        part = names[start : start + 10_000]
+        worker.report(token, dict.fromkeys(part, 100), stage="k", observed=10_000)
+    assert worker.agreement("k") == Agreement(100)
+    rest = {name: 100 + i for i, name in enumerate(names)}
+    scattered = {names[i]: rest.pop(names[i]) for i in range(0, 20_000, 97)}
+    shuffled = sorted(scattered, key=lambda name: name[::-1])
+    worker.report(token, {n: scattered[n] for n in shuffled}, stage="k", observed=10_000)
+    assert worker.agreement("k") == Agreement(100)
+    for start in range(0, len(rest), 10_000):
+        part = list(rest)[start : start + 10_000]
+        worker.report(token, {n: rest[n] for n in part}, stage="k", observed=10_000)
+    assert worker.agreement("k") == Agreement(100)
+    worker.report(token, {names[0]: 10_000}, stage="k", observed=10_000)
+    assert worker.agreement("k") == Agreement(101)
+    assert list(runner.run(live.promises("j", "k")))[1:] == [100 + i for i in range(1, 20_000)]

@@ -1,0 +1,1352 @@
+"""The live store on Redis: any number of processes see one state, and each step is one script.
+
+What the state looks like and what each step does to it stands in `lua/`. Here, names become indices and
+back, steps that arrive together share a call, and what the scripts find out becomes an answer or an
+error. A step about a layout that is not the job's any more is refused by the script and made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from redis.exceptions import ResponseError
+
+from service.clock import Clock
+from service.errors import UnavailableError
+from service.frontier.agreement import FINAL, IDLE, Agreement
+from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout, inherit
+from service.frontier.timestamps import MAX
+from service.live import redis_layout as lay
+from service.live import refusals
+from service.live.port import (
+    FENCE_BITS,
+    Census,
+    Claim,
+    Column,
+    Commit,
+    Committed,
+    Denied,
+    Grant,
+    Holds,
+    JobView,
+    LiveHead,
+    LostLease,
+    LostReason,
+    RangeOrder,
+    RangeView,
+    Renewal,
+    Report,
+    Reported,
+    StateLostError,
+    new_token,
+)
+from service.live.redis_client import RedisClient, blob, pack
+from service.live.redis_layout import Plan
+from service.state import InstalledJob, InstalledStage, PromiseChunk, StageView
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+_BATCH = 128
+"""Reports, or readers, that share a call."""
+
+_BATCH_RANGES = 10_000
+"""Ranges in one call: what makes the others wait for as long as Redis is busy with it."""
+
+_FLIGHTS = 2
+"""Calls with reports for one job that may be under way: one is worked on while the next is packed."""
+
+_QUEUE = 4_096
+"""Reports of one job that may wait for their call; more are told to come again."""
+
+_FROZEN_PATIENCE_S = 5.0
+"""How long a step waits for a layout change; then whoever was at it is taken for dead."""
+
+_FROZEN_POLL_S = 0.01
+_LOOK_AGAIN_MS = 500
+"""How long a job's next deadline, as heard last, is relied upon: others may have granted since."""
+
+_LISTEN_AGAIN_S = 0.2
+_reply = msgspec.msgpack.Decoder()
+
+
+class _FrozenError(Exception):
+    """The job's layout is being changed."""
+
+
+@dataclass(slots=True)
+class _Due:
+    """When the next lease of a job runs out, as heard last, on this process's clock."""
+
+    at_ms: int
+    heard_at_ms: int
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def rearm(self) -> None:
+        self._event.clear()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def wake(self) -> None:
+        self._event.set()
+
+
+class _Batcher(Generic[A, T]):
+    """Lets things that are asked while a call is under way share the next one."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[A]], Awaitable[Sequence[T | Exception]]],
+        weight: Callable[[A], int],
+        flights: int,
+    ) -> None:
+        self._call = call
+        self._weight = weight
+        self._left = flights
+        self._waiting: list[tuple[A, asyncio.Future[T]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, what: A) -> T:
+        if len(self._waiting) >= _QUEUE:
+            raise UnavailableError(f"{_QUEUE} requests wait for the live store: come again")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((what, future))
+        if self._left:
+            self._left -= 1
+            task = asyncio.get_running_loop().create_task(self._fly())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    def _next(self) -> list[tuple[A, asyncio.Future[T]]]:
+        size, ranges = 0, 0
+        for what, _ in self._waiting[:_BATCH]:
+            ranges += self._weight(what)
+            if size and ranges > _BATCH_RANGES:
+                break
+            size += 1
+        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        return batch
+
+    async def _fly(self) -> None:
+        try:
+            while batch := self._next():
+                await self._one(batch)
+        finally:
+            self._left += 1
+
+    async def _one(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
+        try:
+            results = await self._call([what for what, _ in batch])
+        except Exception as error:  # noqa: BLE001 - each who asked is told
+            results = [error] * len(batch)
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():
+                continue  # Whoever asked has gone.
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A report, with the indices of its ranges worked out."""
+
+    stage: str
+    said: Report
+    order: npt.NDArray[np.int64] | None
+    """How the report's ranges were sorted; None: they were in order."""
+    indices: npt.NDArray[np.int64]
+    unknown: Sequence[str]
+    """Names that the layout does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one call has read of a job, for all who asked."""
+
+    view: JobView
+    censuses: Mapping[str, Census]
+
+
+@dataclass(slots=True)
+class _Job:
+    """What this process has at hand for a job."""
+
+    reports: _Batcher[tuple[Plan, _Asked], Reported]
+    reads: _Batcher[str | None, _Read]
+    plan: Plan | None = None
+    due: _Due | None = None
+    watches: dict[str | None, set[_Watch]] = field(default_factory=dict[str | None, set[_Watch]])
+
+
+class RedisLiveStore:
+    """Keeps everything in Redis. See `service.live.port.LiveStore` for what each method does."""
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, url: str, clock: Clock, tokens: Callable[[], str] = new_token) -> None:
+        self._client = RedisClient(url)
+        self._clock = clock
+        self._new_token = tokens
+        self._jobs: dict[str, _Job] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """See the port."""
+        self._listening = asyncio.create_task(self._listen(), name="listen")
+
+    async def close(self) -> None:
+        """See the port."""
+        if self._listening is not None:
+            self._listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listening
+        await self._client.close()
+
+    async def ping(self) -> None:
+        """See the port."""
+        await self._client.ping(lay.JOBS)
+
+    def _job(self, job: str) -> _Job:
+        found = self._jobs.get(job)
+        if found is None:
+            found = self._jobs[job] = _Job(
+                reports=_Batcher(
+                    lambda asked: self._report_all(job, asked),
+                    lambda asked: len(asked[1].indices),
+                    _FLIGHTS,
+                ),
+                reads=_Batcher(lambda asked: self._read_all(job, asked), lambda _: 1, 1),
+            )
+        return found
+
+    # ---- steps
+
+    async def _step(
+        self,
+        plan: Plan,
+        name: str,
+        stages: Iterable[str],
+        args: object,
+        *,
+        at: str | None = None,
+    ) -> list[Any]:
+        """Run a step; return what it answers after its `ok`, or with the word that it has instead.
+
+        Raises `StateLostError`, `_FrozenError`, and `_MovedError` if the layout is another by now.
+        """
+        raw = await self._run(plan.job, name, plan.keys(stages), at or plan.at, pack(args))
+        return self._read_reply(plan, raw)
+
+    async def _run(
+        self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
+    ) -> Any:
+        try:
+            return await self._client.step(name, keys, *args, repeatable=repeatable)
+        except ResponseError as error:
+            if "LOST" in str(error):
+                raise StateLostError(job) from error
+            raise
+
+    def _read_reply(self, plan: Plan, raw: bytes) -> list[Any]:
+        due_in, word, *rest = _reply.decode(raw)
+        if word == "lost":
+            raise StateLostError(plan.job)
+        if word == "at":
+            self._job(plan.job).plan = None
+            if str(rest[0]).startswith("!"):
+                raise _FrozenError
+            raise _MovedError
+        now_ms = self._clock.steady_ms()
+        self._job(plan.job).due = _Due(
+            now_ms + (_LOOK_AGAIN_MS if due_in < 0 else int(due_in)), now_ms
+        )
+        return [word, *rest]
+
+    async def _on(self, job: str, use: Callable[[Plan], Awaitable[T]]) -> T:
+        """Do something by the job's plan; if the layout is another by now, by the next one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _FROZEN_PATIENCE_S
+        while True:
+            try:
+                return await use(await self._plan(job))
+            except _MovedError:
+                continue
+            except _FrozenError:
+                if loop.time() > until:
+                    # Who froze it is gone. The ledger has the layout that it was about to install.
+                    raise StateLostError(job) from None
+                await asyncio.sleep(_FROZEN_POLL_S)
+
+    async def _plan(self, job: str) -> Plan:
+        found = self._job(job)
+        if found.plan is None:
+            found.plan = await self._load_plan(job)
+        return found.plan
+
+    async def _load_plan(self, job: str) -> Plan:
+        at, generation, version, packed = await self._client.command(
+            "HMGET", lay.job_keys(job)[0], "at", "generation", "layout_version", "pipeline"
+        )
+        if at is None or packed is None:
+            self._forget_unwatched(job)
+            raise StateLostError(job)
+        if at.startswith(b"!"):
+            raise _FrozenError
+        return Plan(job, at.decode(), int(generation), int(version), lay.read_pipeline(packed))
+
+    def _forget_unwatched(self, job: str) -> None:
+        """Let go of what is at hand for a job that may not exist: anybody may ask for any name."""
+        found = self._jobs.get(job)
+        if found is not None and not found.watches:
+            del self._jobs[job]
+
+    # ---- jobs
+
+    async def begin(self, job: InstalledJob) -> None:
+        """See the port."""
+        while True:
+            now = await self._meta(job.name)
+            if now.incarnation is not None and now.incarnation >= job.incarnation:
+                # Of another server perhaps: then the next step finds that out, and begins a later one.
+                return
+            if await self._start(job, now, supersede=False):
+                return
+
+    async def install(self, job: InstalledJob) -> None:
+        """See the port."""
+        while True:
+            now = await self._meta(job.name)
+            if now.incarnation is None or now.incarnation < job.incarnation:
+                raise StateLostError(job.name)
+            if now.incarnation > job.incarnation:
+                return
+            there, wanted = now.position, (job.generation, job.layout_version)
+            if there > wanted:
+                return
+            try:
+                if now.generation < job.generation:
+                    done = await self._start(job, now, supersede=True)
+                elif there < wanted:
+                    done = await self._relayout(job, now)
+                else:
+                    done = await self._catch_up(job)
+            except (_MovedError, _FrozenError):
+                continue
+            if done:
+                self._job(job.name).plan = None
+                self._wake_all(job.name)
+                return
+
+    async def _meta(self, job: str) -> _Meta:
+        return _Meta.read(await self._client.command("HMGET", lay.job_keys(job)[0], *_META_FIELDS))
+
+    async def _start(self, job: InstalledJob, now: _Meta, *, supersede: bool) -> bool:
+        """Write a job's state afresh; False: it is not as `now` any more."""
+        stages = list(job.stages)
+        meta: dict[str, bytes | str | int] = {
+            "incarnation": job.incarnation,
+            "generation": job.generation,
+            "layout_version": job.layout_version,
+            "at": lay.position(job.generation, job.layout_version),
+            "revision": job.revision,
+            "last_run": job.last_run,
+            "pipeline": lay.pack_pipeline(job.pipeline),
+            "stages": msgspec.json.encode(stages).decode(),
+        }
+        if not supersede:
+            meta |= {"fence": job.incarnation << FENCE_BITS, "stamp": 0}
+        columns: list[bytes] = []
+        entries: list[Any] = []
+        for name in stages:
+            fields, weights, tree = _fresh(name, job)
+            entries.append([_flat(fields), name, lay.pack_view(job.stages[name].view)])
+            columns += [weights, tree]
+        gone = [stage for stage in now.stage_names if stage not in job.stages]
+        keys = lay.job_keys(job.name)
+        for name in (*stages, *gone):
+            keys += lay.stage_keys(job.name, name)
+        await self._client.command("SADD", lay.JOBS, job.name)
+        raw = await self._run(
+            job.name,
+            "begin",
+            keys,
+            lay.position(job.generation, job.layout_version),
+            pack([lay.channel(job.name), now.identity, supersede, _flat(meta), entries]),
+            *columns,
+            # Each incarnation begins once: a second time, after a loss in between, would grant the
+            # fences of the first again.
+            repeatable=supersede,
+        )
+        self._job(job.name).plan = None
+        return _reply.decode(raw)[1] == "ok"
+
+    async def _catch_up(self, job: InstalledJob) -> bool:
+        plan = await self._plan(job.name)
+        stages = list(job.stages)
+        entries = [
+            [name, str(job.stages[name].progress.run), lay.pack_view(job.stages[name].view)]
+            for name in stages
+        ]
+        await self._step(
+            plan,
+            "catch_up",
+            stages,
+            [lay.channel(job.name), str(job.revision), str(job.last_run), entries],
+            at=lay.position(job.generation, job.layout_version),
+        )
+        return True
+
+    async def _relayout(self, job: InstalledJob, now: _Meta) -> bool:
+        """Put the next layout in place; False: somebody else was at it, look again.
+
+        First every step on the job is stopped: what is read then stays as it is, until it is written
+        back with the ranges in their new order. Whoever dies in between leaves it to the next one.
+        """
+        frozen = f"!{lay.position(*now.position)}"
+        plan = Plan(
+            job.name, frozen, *now.position, lay.read_pipeline(await self._packed(job.name))
+        )
+        if now.at != frozen:
+            with contextlib.suppress(_FrozenError):
+                await self._step(plan, "freeze", (), [], at=now.at)
+        change = _LayoutChange(job, plan)
+        stages = {name: await self._dump(plan, name) for name in change.carried}
+        leases = _read_leases(await self._client.command("HGETALL", plan.job_keys[2]))
+        keys, args, columns = change.make(stages, leases)
+        raw = await self._run(job.name, "relayout", keys, frozen, pack(args), *columns)
+        self._read_reply(plan, raw)
+        # Once more: what the ledger knows beside the layout.
+        return False
+
+    async def _packed(self, job: str) -> bytes:
+        packed = await self._client.command("HGET", lay.job_keys(job)[0], "pipeline")
+        if packed is None:
+            raise StateLostError(job)
+        return packed
+
+    async def _dump(self, plan: Plan, stage: str) -> _Dumped:
+        keys = lay.stage_keys(plan.job, stage)
+        fields = _pairs(await self._client.command("HGETALL", keys[0]))
+        weights, owners, moments = [
+            np.frombuffer(await self._client.command("GET", key) or b"", dtype="<f8")
+            for key in (keys[1], keys[3], keys[4])
+        ]
+        holds = _pairs(await self._client.command("HGETALL", keys[5]))
+        waiting = _pairs(await self._client.command("HGETALL", keys[6]))
+        idle = _pairs(await self._client.command("HGETALL", keys[7]))
+        layout = plan.pipeline.stages[stage].layout
+        if not fields or (layout is not None and len(weights) != len(layout)):
+            raise StateLostError(plan.job)
+        return _Dumped(fields, weights, owners, moments, holds, waiting, idle)
+
+    async def remove(self, job: str, generation: int) -> None:
+        """See the port."""
+        while True:
+            now = await self._meta(job)
+            keys = lay.job_keys(job)
+            for name in now.stage_names:
+                keys += lay.stage_keys(job, name)
+            raw = await self._run(
+                job, "remove", keys, "", pack([lay.channel(job), generation, now.identity])
+            )
+            if _reply.decode(raw)[1] == "ok":
+                break
+        if (await self._meta(job)).incarnation is None:
+            await self._client.command("SREM", lay.JOBS, job)
+        self._wake_all(job)
+        if job in self._jobs:
+            self._jobs[job].plan = None
+        self._forget_unwatched(job)
+
+    async def head(self, job: str) -> LiveHead | None:
+        """See the port."""
+        raw = await self._run(job, "head", lay.job_keys(job), "", pack([]))
+        _, word, *fields = _reply.decode(raw)
+        return LiveHead(*(int(value) for value in fields)) if word == "ok" else None
+
+    async def heads(self) -> Mapping[str, LiveHead]:
+        """See the port."""
+        names = await self._names()
+        found = await asyncio.gather(*(self.head(name) for name in names))
+        return {name: head for name, head in zip(names, found, strict=True) if head is not None}
+
+    async def _names(self) -> list[str]:
+        return sorted(name.decode() for name in await self._client.command("SMEMBERS", lay.JOBS))
+
+    async def jobs(self) -> Sequence[JobView]:
+        """See the port."""
+        views: list[JobView] = []
+        for name in await self._names():
+            with contextlib.suppress(StateLostError):
+                views.append(await self.job(name))
+        return views
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        """See the port."""
+        pipeline = await self._on(job, _pipeline_of)
+        if stage is not None and stage not in pipeline.stages:
+            self._job(job).plan = None
+            pipeline = await self._on(job, _pipeline_of)
+        return pipeline
+
+    async def job(self, job: str) -> JobView:
+        """See the port."""
+        return (await self._job(job).reads.ask("")).view
+
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """See the port."""
+        read = await self._job(job).reads.ask(None)
+        return read.view, read.censuses
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        """See the port."""
+        read = await self._job(job).reads.ask(stage)
+        if stage not in read.view.stages:
+            raise refusals.unknown_stage(job, stage)
+        return read.view, read.view.stages[stage], read.censuses[stage]
+
+    async def _read_all(self, job: str, asked: Sequence[str | None]) -> Sequence[_Read | Exception]:
+        """Read a job once for all who asked before the call began: each sees what was there then."""
+
+        async def use(plan: Plan) -> _Read:
+            stages = plan.pipeline.stages
+            wanted = list(stages) if None in asked else [n for n in set(asked) if n in stages]
+            word = await self._read(plan, [name for name in wanted if name], agreements=False)
+            return _Read(word[0], word[1])
+
+        read = await self._on(job, use)
+        return [read] * len(asked)
+
+    async def _read(
+        self, plan: Plan, stages: Sequence[str], *, agreements: bool
+    ) -> tuple[JobView, Mapping[str, Census], Sequence[float]]:
+        word, *rest = await self._step(plan, "read", stages, [list(stages), agreements])
+        if word == "due":
+            raise _DueError
+        incarnation, revision, views, censuses, lows = rest
+        view = JobView(
+            plan.job,
+            plan.pipeline,
+            int(incarnation),
+            plan.generation,
+            plan.layout_version,
+            int(revision),
+            {name: lay.read_view(fields) for name, fields in views},
+        )
+        return (
+            view,
+            {n: Census(*map(int, c)) for n, c in zip(stages, censuses or (), strict=True)},
+            lows or (),
+        )
+
+    # ---- leases
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """See the port."""
+        return await self._on(job, lambda plan: self._claim(plan, stage, claim))
+
+    async def _claim(self, plan: Plan, stage: str, claim: Claim) -> Grant:
+        layout = self._layout(plan, stage)
+        if claim.ranges is None:
+            runs, unknown = [0, len(layout)], []
+        else:
+            index = plan.index(stage)
+            distinct = dict.fromkeys(claim.ranges)
+            unknown = [name for name in distinct if name not in index]
+            known = sorted(index[name] for name in distinct if name in index)
+            runs = lay.runs_of(np.array(known, dtype=np.int64))
+        token = self._new_token()
+        rank = "".join(
+            lay.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
+        )
+        word, *rest = await self._step(
+            plan,
+            "claim",
+            (stage,),
+            [runs, claim.holder, claim.ttl_ms, rank, str(claim.rank.run), token],
+        )
+        if word == "stale-run":
+            raise refusals.stale_run(stage, int(rest[0]), claim.rank.run)
+        denied = [Denied(name, "unknown") for name in unknown]
+        for holder, left_ms, held in rest[-1] or ():
+            denied += [
+                Denied(name, "held", holder, int(left_ms)) for name in plan.names(stage, held)
+            ]
+        if word == "conflict":
+            raise refusals.none_granted(stage, denied)
+        fence, granted, _ = rest
+        return Grant(token, int(fence), claim.ttl_ms, plan.names(stage, granted), denied)
+
+    def _layout(self, plan: Plan, stage: str) -> Layout:
+        found = plan.pipeline.stages.get(stage)
+        if found is None:
+            raise refusals.unknown_stage(plan.job, stage)
+        if found.layout is None:
+            raise refusals.no_ranges(stage)
+        return found.layout
+
+    async def _stages_of(self, plan: Plan, tokens: Sequence[str]) -> dict[str, str]:
+        """Look up which stage each token is for. What it is worth is judged by the step that follows."""
+        if not tokens:
+            return {}
+        records = await self._client.command(
+            "HMGET", plan.job_keys[2], *(f"t{token}" for token in tokens)
+        )
+        stages: dict[str, str] = {}
+        for token, record in zip(tokens, records, strict=True):
+            if record is not None:
+                stages[token] = _reply.decode(record.removeprefix(b"x"))[1]
+        return {t: s for t, s in stages.items() if s in plan.pipeline.stages}
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """See the port."""
+        return await self._on(job, lambda plan: self._renew(plan, tokens))
+
+    async def _renew(
+        self, plan: Plan, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        of = await self._stages_of(plan, tokens)
+        stages = list(dict.fromkeys(of.values()))
+        asked = [[token, stages.index(of[token]) + 1 if token in of else 0] for token in tokens]
+        _, results = await self._step(plan, "renew", stages, asked)
+        renewed: list[Renewal] = []
+        lost: list[LostLease] = []
+        for token, (word, *rest) in zip(tokens, results or (), strict=True):
+            if word == "ok":
+                ttl_ms, stage, runs = rest
+                renewed.append(Renewal(token, int(ttl_ms), plan.names(stage, runs or ())))
+            else:
+                lost.append(LostLease(token, word))
+        return renewed, lost
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """See the port."""
+        return await self._on(job, lambda plan: self._release(plan, list(dict.fromkeys(tokens))))
+
+    async def _release(self, plan: Plan, tokens: Sequence[str]) -> int:
+        of = await self._stages_of(plan, tokens)
+        stages = list(dict.fromkeys(of.values()))
+        asked = [[token, stages.index(stage) + 1] for token, stage in of.items()]
+        _, ended = await self._step(plan, "release", stages, asked)
+        return int(ended)
+
+    async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
+        """See the port."""
+
+        async def use(plan: Plan) -> None:
+            known = [name for name in dict.fromkeys(stages) if name in plan.pipeline.stages]
+            await self._step(plan, "open_run", known, str(run))
+
+        await self._on(job, use)
+
+    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
+        """See the port."""
+        now_ms = self._clock.steady_ms()
+        if job is not None:
+            found = self._jobs.get(job)
+            due = None if found is None else found.due
+            if due is None or due.at_ms > now_ms or due.at_ms == due.heard_at_ms + _LOOK_AGAIN_MS:
+                return {}
+            names = [job]
+        else:
+            names = [
+                name
+                for name in await self._names()
+                if (due := self._job(name).due) is None
+                or min(due.at_ms, due.heard_at_ms + _LOOK_AGAIN_MS) <= now_ms
+            ]
+        ended: dict[str, Mapping[str, int]] = {}
+        for name in names:
+            with contextlib.suppress(StateLostError):
+                counts = await self._on(name, self._expire)
+                if counts:
+                    ended[name] = counts
+        return ended
+
+    async def _expire(self, plan: Plan) -> Mapping[str, int]:
+        ended: dict[str, int] = {}
+        stages: list[str] = []
+        while True:
+            _, counts, others = await self._step(plan, "expire", stages, stages)
+            for name, count in counts or ():
+                ended[name] = ended.get(name, 0) + int(count)
+            stages = [name for name in others or () if name in plan.pipeline.stages]
+            if not stages and sum(count for _, count in counts or ()) < _EXPIRED_AT_ONCE:
+                return ended
+            stages = stages or list(ended)
+
+    # ---- reports
+
+    async def report(self, job: str, stage: str, report: Report) -> Reported:
+        """See the port."""
+
+        async def use(plan: Plan) -> Reported:
+            asked = self._asked(plan, stage, report)
+            return await self._job(job).reports.ask((plan, asked))
+
+        return await self._on(job, use)
+
+    def _asked(self, plan: Plan, stage: str, report: Report) -> _Asked:
+        self._layout(plan, stage)
+        index = plan.index(stage)
+        places = [index.get(name, -1) for name in report.ranges]
+        at = np.array(places, dtype=np.int64)
+        if len(at) == 1 and places[0] >= 0:
+            return _Asked(stage, report, None, at, ())
+        unknown = [name for name, i in zip(report.ranges, places, strict=True) if i < 0]
+        if not unknown and bool((np.diff(at) > 0).all()):
+            return _Asked(stage, report, None, at, ())
+        order = np.argsort(at, kind="stable")
+        order = order[at[order] >= 0]
+        return _Asked(stage, report, order, at[order], unknown)
+
+    async def _report_all(
+        self, job: str, asked: Sequence[tuple[Plan, _Asked]]
+    ) -> Sequence[Reported | Exception]:
+        plan = asked[0][0]
+        # The layout may have changed between two that were asked: those go again by the new one.
+        same = [each for by, each in asked if by is plan]
+        stages = list(dict.fromkeys(each.stage for each in same))
+        args = [_report_args(stages.index(each.stage) + 1, each) for each in same]
+        _, results, ahead = await self._step(plan, "report", stages, args)
+        outcomes = iter(
+            [
+                _reported(plan, each, result, bool(ahead[stages.index(each.stage)]))
+                for each, result in zip(same, results, strict=True)
+            ]
+        )
+        return [next(outcomes) if by is plan else _MovedError() for by, _ in asked]
+
+    async def commit(self, job: str, commit: Commit) -> Committed:
+        """See the port."""
+        return await self._on(job, lambda plan: self._commit(plan, commit))
+
+    async def _commit(self, plan: Plan, commit: Commit) -> Committed:
+        stages = list(commit.stages)
+        for name in stages:
+            if name not in plan.pipeline.stages:
+                raise refusals.unknown_stage(plan.job, name)
+        observed = [commit.stages[name].observed_input for name in stages]
+        word, *rest = await self._step(
+            plan,
+            "commit",
+            stages,
+            [
+                str(commit.run),
+                lay.epoch_text(commit.epoch),
+                [False if value is None else float(value) for value in observed],
+            ],
+        )
+        if word == "ok":
+            incarnation, applied, unrecorded = rest
+            return Committed(
+                applied=dict(zip(stages, map(int, applied or ()), strict=True)),
+                unrecorded=[stages[k - 1] for k in unrecorded or ()],
+                incarnation=int(incarnation),
+                generation=plan.generation,
+            )
+        k = rest[0] - 1
+        if word == "stale-run":
+            raise refusals.stale_run(stages[k], int(rest[1]), commit.run)
+        if word == "stale-epoch":
+            raise refusals.stale_epoch(stages[k], commit.epoch, int(rest[1]))
+        if word == "input-ahead":
+            published = lay.read_view(rest[1]).watermark.input
+            raise refusals.input_ahead(stages[k], observed[k] or 0, published)
+        raise refusals.uncapped(stages[k], commit.epoch)
+
+    # ---- publishing and saving
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        """See the port."""
+
+        async def use(plan: Plan) -> tuple[JobView, Mapping[str, Agreement]]:
+            reach = plan.pipeline.reach(touched & plan.pipeline.stages.keys())
+            stages = [n for n in reach if plan.pipeline.stages[n].layout is not None]
+            while True:
+                try:
+                    view, _, lows = await self._read(plan, stages, agreements=True)
+                except _DueError:
+                    await self._expire(plan)
+                    continue
+                return view, {n: _agreed(low) for n, low in zip(stages, lows, strict=True)}
+
+        return await self._on(job, use)
+
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """See the port."""
+        keys = lay.job_keys(job)
+        for name in epochs:
+            keys += lay.stage_keys(job, name)
+        raw = await self._run(
+            job,
+            "publish",
+            keys,
+            "",
+            pack(
+                [
+                    lay.channel(job),
+                    str(generation),
+                    str(revision),
+                    [[name, lay.pack_view(view)] for name, view in views.items()],
+                    [[k, lay.epoch_text(e)] for k, e in enumerate(epochs.values(), 1)],
+                ]
+            ),
+        )
+        if _reply.decode(raw)[1] == "lost":
+            raise StateLostError(job)
+        self._wake(job, views)
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        return await self._on(job, lambda plan: self._ranges(plan, stage, limit, order))
+
+    async def _ranges(
+        self, plan: Plan, stage: str, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        found = plan.pipeline.stages.get(stage)
+        if found is None:
+            raise refusals.unknown_stage(plan.job, stage)
+        if found.layout is None:
+            return []
+        if order == "range":
+            indices = list(range(min(limit, len(found.layout))))
+        else:
+            raw = await self._client.command("GET", lay.stage_keys(plan.job, stage)[1])
+            weights = np.frombuffer(raw or b"", dtype="<f8")
+            # Idle ranges are not waited for: they come with the final ones.
+            weights = np.where(weights == lay.IDLE, float(MAX), weights)
+            indices = np.argsort(weights, kind="stable")[:limit].tolist()
+        views: list[RangeView] = []
+        for start in range(0, len(indices), 1_000):
+            part = indices[start : start + 1_000]
+            _, results = await self._step(plan, "ranges", (stage,), part)
+            views += [
+                _range_view(plan.name(stage, index), result)
+                for index, result in zip(part, results or (), strict=True)
+            ]
+        return views
+
+    async def promises(self, job: str, stage: str) -> Sequence[int]:
+        """See the port."""
+
+        async def use(plan: Plan) -> Sequence[int]:
+            found = plan.pipeline.stages.get(stage)
+            if found is None:
+                raise refusals.unknown_stage(job, stage)
+            if found.layout is None:
+                return []
+            chunks = [(stage, number) for number in lay.chunks_of(found.layout)]
+            saved = await self._chunks(plan, chunks)
+            return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").tolist()
+
+        return await self._on(job, use)
+
+    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+        """See the port."""
+        if job is not None:
+            return await self._on(job, self._unsaved)
+        found: list[PromiseChunk] = []
+        for name in await self._names():
+            with contextlib.suppress(StateLostError):
+                found += await self._on(name, self._unsaved)
+        return found
+
+    async def _unsaved(self, plan: Plan) -> Sequence[PromiseChunk]:
+        _, fields = await self._step(plan, "unsaved", (), [])
+        chunks: list[tuple[str, int]] = []
+        for name in (fields or ())[::2]:
+            stage, _, number = name.rpartition(":")
+            if stage in plan.pipeline.stages:
+                chunks.append((stage, int(number)))
+        return await self._chunks(plan, sorted(chunks))
+
+    async def _chunks(
+        self, plan: Plan, chunks: Sequence[tuple[str, int]]
+    ) -> Sequence[PromiseChunk]:
+        found: list[PromiseChunk] = []
+        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+            part = chunks[start : start + _CHUNKS_AT_ONCE]
+            stages = list(dict.fromkeys(stage for stage, _ in part))
+            asked = [[stages.index(stage) + 1, number] for stage, number in part]
+            raw = await self._run(plan.job, "unsaved", plan.keys(stages), plan.at, pack(asked))
+            head, *columns = raw if isinstance(raw, list) else [raw]
+            _, heads, incarnation = self._read_reply(plan, head)
+            for (stage, number), (stamp, idle, since), column in zip(
+                part, heads, columns, strict=True
+            ):
+                weights = np.frombuffer(column, dtype="<f8")
+                promises = lay.promises_of(weights, {int(i): p for i, p in idle or ()})
+                found.append(
+                    PromiseChunk(
+                        job=plan.job,
+                        stage=stage,
+                        incarnation=int(incarnation),
+                        generation=plan.generation,
+                        layout_since=int(since),
+                        chunk=number,
+                        stamp=int(stamp or 0),
+                        promises=promises.astype("<i8").tobytes(),
+                    )
+                )
+        return found
+
+    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+        """See the port."""
+        by_job: dict[str, list[PromiseChunk]] = {}
+        for chunk in chunks:
+            by_job.setdefault(chunk.job, []).append(chunk)
+        for job, saved in by_job.items():
+            args = [[f"{c.stage}:{c.chunk}", str(c.stamp)] for c in saved]
+            # If the layout or the incarnation is another by now, so is what is dirty.
+            with contextlib.suppress(StateLostError, _MovedError, _FrozenError):
+                plan = await self._plan(job)
+                if plan.generation == saved[0].generation:
+                    await self._step(plan, "mark_saved", (), [str(saved[0].incarnation), args])
+
+    # ---- waiting
+
+    @contextmanager
+    def watch(self, job: str, stage: str | None = None) -> Generator[_Watch]:
+        """See the port."""
+        watch = _Watch()
+        watches = self._job(job).watches
+        watches.setdefault(stage, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            watches[stage].discard(watch)
+            if not watches[stage]:
+                del watches[stage]
+
+    def _wake(self, job: str, stages: Iterable[str]) -> None:
+        found = self._jobs.get(job)
+        if found is None:
+            return
+        for stage in (*stages, None):
+            for watch in found.watches.get(stage, ()):
+                watch.wake()
+
+    def _wake_all(self, job: str) -> None:
+        found = self._jobs.get(job)
+        for watches in found.watches.values() if found else ():
+            for watch in watches:
+                watch.wake()
+
+    def let_go(self) -> None:
+        """See the port."""
+        for job in list(self._jobs):
+            self._wake_all(job)
+
+    async def _listen(self) -> None:
+        """Hear what other processes publish. It is a hint, no more: whoever is woken reads again."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._hints()) as hints:
+                    async for hint in hints:
+                        self._heed(hint)
+            except UnavailableError as error:
+                log.warning("not listening to other replicas: %s", error.detail)
+            except Exception:
+                log.exception("listening failed, and goes on")
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+
+    def _hints(self) -> AsyncGenerator[tuple[str, bytes] | None]:
+        return self._client.hints(lay.CHANNELS)
+
+    def _heed(self, hint: tuple[str, bytes] | None) -> None:
+        if hint is None:
+            # Nobody knows what was said while nobody listened.
+            self.let_go()
+            return
+        name, message = hint
+        job = name.removeprefix(lay.channel(""))
+        stages = _reply.decode(message)
+        if stages:
+            self._wake(job, stages)
+        elif job in self._jobs:
+            self._jobs[job].plan = None
+            self._wake_all(job)
+
+
+_CHUNKS_AT_ONCE = 64
+_EXPIRED_AT_ONCE = 256
+
+
+class _MovedError(Exception):
+    """The job's layout is another by now."""
+
+
+class _DueError(Exception):
+    """Leases have run out, and must be ended first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """The head of a job's state, whoever wrote it."""
+
+    incarnation: int | None
+    """None: there is no state at all."""
+    at: str
+    generation: int
+    layout_version: int
+    stage_names: Sequence[str]
+    identity: str
+    """Changes whenever somebody begins the state afresh or changes its layout."""
+
+    @classmethod
+    def read(cls, fields: Sequence[bytes | None]) -> _Meta:
+        server, incarnation, at, generation, layout_version, stages = fields
+        return cls(
+            None if incarnation is None else int(incarnation),
+            (at or b"").decode(),
+            int(generation or 0),
+            int(layout_version or 0),
+            msgspec.json.decode(stages or b"[]", type=list[str]),
+            b"|".join((server or b"", incarnation or b"", at or b"")).decode(),
+        )
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.generation, self.layout_version
+
+
+_META_FIELDS = ("server", "incarnation", "at", "generation", "layout_version", "stages")
+
+
+async def _pipeline_of(plan: Plan) -> Pipeline:
+    return plan.pipeline
+
+
+def _flat(fields: Mapping[Any, Any]) -> list[Any]:
+    return [
+        blob(each) if isinstance(each, bytes) else each for pair in fields.items() for each in pair
+    ]
+
+
+def _pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
+    if isinstance(reply, Mapping):
+        return dict(reply)
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
+    """Make the fields, the weights and the tree of a stage that starts from the ledger."""
+    stage, installed = job.pipeline.stages[name], job.stages[name]
+    epoch = lay.epoch_text(installed.progress.epoch)
+    fields: dict[str, Any] = {
+        "name": name,
+        "source": int(stage.is_source),
+        "run": installed.progress.run,
+        "epoch": epoch,
+        "recorded": epoch,
+    }
+    if stage.layout is None:
+        return fields | _counts(np.zeros(0), {}, 0, installed), b"", b""
+    if installed.promises is None:
+        weights = np.full(len(stage.layout), lay.NOTHING)
+    else:
+        weights = lay.as_column(installed.promises)
+    fields |= _counts(weights, {}, 0, installed)
+    return fields, weights.astype("<f8").tobytes(), lay.tree_over(weights)
+
+
+def _counts(
+    weights: lay.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
+) -> dict[str, Any]:
+    """Count a stage's ranges. `weights` are those of `common.lua`, where an idle one has its own."""
+    unheard = sum(promise == lay.NOTHING for promise in idle.values())
+    return {
+        "n": len(weights),
+        "since": installed.layout_since,
+        "promised": int(np.count_nonzero(weights != lay.NOTHING)) - unheard,
+        "idle": len(idle),
+        "final": int(np.count_nonzero(weights == float(MAX))),
+        "leased": leased,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Dumped:
+    """A stage as it stands in Redis while its job is frozen."""
+
+    fields: Mapping[bytes, bytes]
+    weights: lay.Floats
+    owners: lay.Floats
+    moments: lay.Floats
+    holds: Mapping[bytes, bytes]
+    waiting: Mapping[bytes, bytes]
+    idle: Mapping[bytes, bytes]
+
+
+def _read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
+    """Read which stage each lease is on."""
+    fields = _pairs(reply)
+    return {
+        int(name[1:]): _reply.decode(fields[b"t" + token])[1]
+        for name, token in fields.items()
+        if name.startswith(b"f") and b"t" + token in fields
+    }
+
+
+class _LayoutChange:
+    """The next layout of a job, worked out from the one that stands."""
+
+    def __init__(self, job: InstalledJob, old: Plan) -> None:
+        self._job = job
+        self._old = old
+        before, after = old.pipeline.stages, job.pipeline.stages
+        self.carried: list[str] = []
+        """Stages whose ranges change, but not their kind."""
+        self._fresh: list[str] = []
+        for name, stage in after.items():
+            if name not in before or type(before[name].layout) is not type(stage.layout):
+                self._fresh.append(name)
+            elif before[name].layout != stage.layout:
+                self.carried.append(name)
+        self._gone = [name for name in before if name not in after]
+
+    def make(
+        self, dumped: Mapping[str, _Dumped], leases: Mapping[int, str]
+    ) -> tuple[list[str], list[Any], list[bytes]]:
+        """Return the keys, the arguments and the columns of the step that puts it in place."""
+        job = self._job
+        keys = lay.job_keys(job.name)
+        entries: list[Any] = []
+        columns: list[bytes] = []
+        ended = {*self._fresh, *self._gone}
+        held = [[fence, [], 0] for fence, stage in leases.items() if stage in ended]
+        dirty: list[str] = []
+        for name in self.carried:
+            entry, own_columns, owners = self._carry(name, dumped[name])
+            entries.append(entry)
+            columns += own_columns
+            for fence in (f for f, stage in leases.items() if stage == name):
+                members = np.flatnonzero(owners == fence)
+                held.append([fence, lay.runs_of(members), len(members)])
+        for name in self._fresh:
+            fields, weights, tree = _fresh(name, job)
+            view = lay.pack_view(job.stages[name].view)
+            entries.append([_flat(fields), [], [], [], name, view])
+            columns += [weights, tree, bytes(len(weights)), bytes(len(weights))]
+        for name in (*self.carried, *self._fresh):
+            layout = job.pipeline.stages[name].layout
+            if layout is not None:
+                dirty += [f"{name}:{number}" for number in lay.chunks_of(layout)]
+        for name in (*self.carried, *self._fresh, *self._gone):
+            keys += lay.stage_keys(job.name, name)
+        meta = {
+            "layout_version": job.layout_version,
+            "at": lay.position(job.generation, job.layout_version),
+            "pipeline": lay.pack_pipeline(job.pipeline),
+            "stages": msgspec.json.encode(list(job.stages)).decode(),
+        }
+        args = [lay.channel(job.name), _flat(meta), self._gone, entries, held, dirty]
+        return keys, args, columns
+
+    def _carry(self, name: str, old: _Dumped) -> tuple[list[Any], list[bytes], lay.Floats]:
+        before, after = (
+            self._old.pipeline.stages[name].layout,
+            self._job.pipeline.stages[name].layout,
+        )
+        assert before is not None
+        assert after is not None
+        were = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
+        promises = lay.as_column(
+            inherit(before, lay.promises_of(old.weights, were).tolist(), after)
+        )
+        index = {one: i for i, one in enumerate(before.names)}
+        stays = {index[one]: i for i, one in enumerate(after.names) if one in index}
+        source, target = list(stays), list(stays.values())
+        owners, moments = np.zeros(len(after)), np.zeros(len(after))
+        owners[target], moments[target] = old.owners[source], old.moments[source]
+        idle = {stays[i]: promise for i, promise in were.items() if i in stays}
+        weights = lay.idle_weights(promises, idle)
+        leased = int(np.count_nonzero(owners))
+        fields = {
+            key.decode(): value
+            for key, value in old.fields.items()
+            if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
+        }
+        fields["source"] = int(self._job.pipeline.stages[name].is_source)
+        fields |= _counts(weights, idle, leased, self._job.stages[name])
+        entry = [
+            _flat(fields),
+            _flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
+            _flat({stays[int(i)]: said for i, said in old.holds.items() if int(i) in stays}),
+            _flat(_renumbered(old.waiting, stays)),
+            name,
+            lay.pack_view(self._job.stages[name].view),
+        ]
+        columns = [
+            weights.astype("<f8").tobytes(),
+            lay.tree_over(weights),
+            owners.astype("<f8").tobytes(),
+            moments.astype("<f8").tobytes(),
+        ]
+        return entry, columns, owners
+
+
+def _renumbered(waiting: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
+    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
+    blocks: dict[str, dict[int, list[Any]]] = {}
+    for name, packed in waiting.items():
+        epoch, colon, _ = name.decode().partition(":")
+        by_block = blocks.setdefault(epoch, {})
+        for entry in (_reply.decode(packed) or ()) if colon else ():
+            if entry[0] in stays:
+                index = stays[entry[0]]
+                by_block.setdefault(index // lay.BLOCK, []).append([index, *entry[1:]])
+    fields: dict[str, bytes] = {}
+    for epoch, by_block in blocks.items():
+        fields[epoch] = pack(list(by_block))
+        for block, entries in by_block.items():
+            fields[f"{epoch}:{block}"] = pack(entries)
+    return fields
+
+
+def _report_args(stage: int, asked: _Asked) -> list[Any]:
+    said, order = asked.said, asked.order
+    promises = lay.as_column(_sorted(said.promises, order))
+    spans = lay.spans_of(asked.indices) if len(asked.indices) else []
+    return [
+        stage,
+        said.token,
+        False if said.epoch is None else lay.epoch_text(said.epoch),
+        False if said.observed_input is None else float(said.observed_input),
+        said.capped_at_commit,
+        spans,
+        _by_span(spans, promises.astype("<f8").tobytes()),
+        False if said.idle is None else _picked(said.idle, order),
+        False if said.holds is None else [_hold(h) for h in _picked(said.holds, order)],
+    ]
+
+
+def _by_span(spans: Sequence[Sequence[Any]], promises: bytes) -> list[msgspec.Raw]:
+    parts: list[msgspec.Raw] = []
+    start = 0
+    for span in spans:
+        end = start + 8 * (len(span[2]) if len(span) == 3 else span[3] - span[2] + 1)
+        parts.append(blob(promises[start:end]))
+        start = end
+    return parts
+
+
+def _sorted(column: Column, order: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    values = np.asarray(column, dtype=np.int64)
+    return values if order is None else values[order]
+
+
+def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:
+    return list(values) if order is None else [values[i] for i in order.tolist()]
+
+
+def _hold(holds: Holds | None) -> msgspec.Raw | bool:
+    return blob(msgspec.json.encode(holds)) if holds else False
+
+
+def _reported(
+    plan: Plan, asked: _Asked, result: Sequence[Any], ahead: bool
+) -> Reported | Exception:
+    stage, said = asked.stage, asked.said
+    match result:
+        case ["ok", accepted, behind, rejected, ttl_ms, view, counts]:
+            return Reported(
+                accepted=int(accepted),
+                behind=[plan.name(stage, index) for index in behind or ()],
+                rejected=_rejected(plan, asked, rejected or ()),
+                expires_in_ms=int(ttl_ms),
+                view=lay.read_view(view),
+                advances=ahead and bool(counts),
+            )
+        case ["none", rejected]:
+            return refusals.none_covered(stage, _rejected(plan, asked, rejected or ()))
+        case ["lease-lost", "unknown"]:
+            return refusals.unknown_lease(stage)
+        case ["lease-lost", reason]:
+            return refusals.lost_lease(reason)
+        case ["stale-run", ours, theirs]:
+            return refusals.stale_run(stage, int(ours), int(theirs))
+        case ["stale-epoch", last]:
+            return refusals.stale_epoch(stage, said.epoch or 0, int(last))
+        case ["input-ahead", view]:
+            published = lay.read_view(view).watermark.input
+            return refusals.input_ahead(stage, said.observed_input or 0, published)
+        case ["epochs-waiting", count]:
+            return refusals.epochs_waiting(stage, int(count))
+        case _:
+            raise AssertionError(result)
+
+
+def _rejected(
+    plan: Plan, asked: _Asked, rejected: Iterable[Sequence[Any]]
+) -> list[tuple[str, LostReason]]:
+    """Put what was rejected in the order of the report."""
+    reasons: dict[str, LostReason] = dict.fromkeys(asked.unknown, "unknown")
+    for index, reason in rejected:
+        reasons[plan.name(asked.stage, index)] = reason
+    if not reasons:
+        return []
+    return [(name, reasons[name]) for name in asked.said.ranges if name in reasons]
+
+
+def _agreed(lowest: float) -> Agreement:
+    if lowest == lay.IDLE:
+        return IDLE
+    return FINAL if lowest >= float(MAX) else Agreement(int(lowest))
+
+
+def _range_view(name: str, result: Sequence[Any]) -> RangeView:
+    promise, idle, holds, moment, lease = result
+    fence, holder, left_ms = lease or (None, None, None)
+    return RangeView(
+        name=name,
+        promise=lay.as_time(promise),
+        idle=bool(idle),
+        holds=msgspec.json.decode(holds, type=dict[str, int]) if holds else {},
+        holder=holder,
+        fence=None if fence is None else int(fence),
+        expires_in_ms=None if left_ms is None else int(left_ms),
+        reported_at_ms=int(moment) or None,
+    )

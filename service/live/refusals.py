@@ -1,0 +1,92 @@
+"""What both live stores say when they refuse a step, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.errors import (
+    EpochsWaitingError,
+    InputAheadError,
+    InvalidRequestError,
+    LeaseConflictError,
+    LeaseLostError,
+    StaleEpochError,
+    StaleRunError,
+    UnknownStageError,
+)
+from service.frontier.timestamps import to_wire
+from service.live.port import Denied, LostReason
+
+
+def unknown_stage(job: str, stage: str) -> UnknownStageError:
+    """Say that the job has no such stage."""
+    return UnknownStageError(f"job {job!r} has no stage {stage!r}")
+
+
+def no_ranges(stage: str) -> InvalidRequestError:
+    """Say that a passthrough has nothing to claim or report for."""
+    return InvalidRequestError(f"stage {stage!r} is a passthrough: it has no ranges")
+
+
+def none_granted(stage: str, denied: Sequence[Denied]) -> LeaseConflictError:
+    """Say that a claim came to nothing."""
+    return LeaseConflictError(
+        f"none of {len(denied)} ranges of stage {stage!r} could be granted", denied=denied
+    )
+
+
+def unknown_lease(stage: str) -> LeaseLostError:
+    """Say that nobody knows the token here."""
+    return LeaseLostError(f"the token covers no range of stage {stage!r}", reason="unknown")
+
+
+def lost_lease(reason: LostReason) -> LeaseLostError:
+    """Say that the lease is over."""
+    return LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
+
+
+def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> LeaseLostError:
+    """Say that the lease is on none of the ranges that were reported."""
+    return LeaseLostError(
+        f"the token covers none of these {len(rejected)} ranges of stage {stage!r}",
+        reason=rejected[0][1],
+    )
+
+
+def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
+    """Say that the stage belongs to another run. 0: to none."""
+    whose = f"run {theirs}" if theirs else "no run"
+    owner = f"run {ours}" if ours else "no run"
+    return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", run=ours or None)
+
+
+def stale_epoch(stage: str, epoch: int, last: int) -> StaleEpochError:
+    """Say that the epoch is over."""
+    return StaleEpochError(
+        f"epoch {epoch} of stage {stage!r} is over: the last committed one is {last}",
+        last_epoch=last,
+    )
+
+
+def epochs_waiting(stage: str, count: int) -> EpochsWaitingError:
+    """Say that too many epochs wait."""
+    return EpochsWaitingError(
+        f"{count} epochs of stage {stage!r} wait for their commit; commit them first"
+    )
+
+
+def input_ahead(stage: str, observed: int, published: int) -> InputAheadError:
+    """Say that nobody can have observed this input watermark."""
+    return InputAheadError(
+        f"input_watermark {observed} is ahead of stage {stage!r}: its input is at"
+        f" {to_wire(published)}",
+        input_watermark=to_wire(published),
+    )
+
+
+def uncapped(stage: str, epoch: int) -> InvalidRequestError:
+    """Say that a commit lacks the input watermark that its reports left to it."""
+    return InvalidRequestError(
+        f"stages.{stage}.input_watermark is missing: ranges have reported epoch {epoch}"
+        " without one, and it caps what they promise"
+    )
