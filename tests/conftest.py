@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.stores import Stores
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,22 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
     """One Postgres for all. Tests keep apart by `database()`."""
     with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
         yield server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stores",
+        default="memory,sqlite",
+        help="what the service in process runs on: memory or redis, sqlite or postgres",
+    )
+
+
+@pytest.fixture
+def stores(request: pytest.FixtureRequest) -> Stores:
+    """The stores under the service in process: `--stores`, or what a test is parametrised with."""
+    chosen: str = getattr(request, "param", None) or request.config.getoption("--stores")
+    live, ledger = chosen.split(",")
+    return Stores(
+        request.getfixturevalue("redis_server") if live == "redis" else None,
+        request.getfixturevalue("postgres_server") if ledger == "postgres" else None,
+    )

@@ -17,6 +17,7 @@ from service.live.redis import RedisLiveStore
 from tests.support.clock import FakeClock
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisCluster, RedisServer
+from tests.support.stores import hasten
 
 T = TypeVar("T")
 Run = Callable[[Awaitable[T]], T]
@@ -74,14 +75,11 @@ def live(
 
 @pytest.fixture
 def advance(clock: FakeClock, redis_servers: Sequence[RedisServer]) -> Callable[[int], None]:
-    """Let time pass for leases. Redis judges by its own clock: there every deadline comes nearer."""
+    """Let time pass for leases."""
 
     def advance(ms: int) -> None:
         clock.advance(ms)
-        for server in redis_servers:
-            for key in server.command("KEYS", "*:deadlines"):
-                for fence in server.command("ZRANGE", key, 0, -1):
-                    server.command("ZINCRBY", key, -ms, fence)
+        hasten(redis_servers, ms)
 
     return advance
 

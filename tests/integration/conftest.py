@@ -11,6 +11,7 @@ import pytest
 from tests.support.api import Api
 from tests.support.inprocess import InProcess, with_schema
 from tests.support.server import Service
+from tests.support.stores import Stores
 
 
 @pytest.fixture
@@ -19,8 +20,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def gauge(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(with_schema(tmp_path)) as service:
+async def gauge(tmp_path: Path, stores: Stores) -> AsyncIterator[InProcess]:
+    async with InProcess(with_schema(tmp_path), stores=stores) as service:
         yield service
 
 

@@ -186,7 +186,7 @@ async def test_below_the_promise_in_an_epoch_changes_nothing(job: Api, token: st
 async def test_a_commit_needs_no_living_lease(job: Api, gauge: InProcess):
     token = await job.token("s", ttl_ms=1_000)
     await job.report("s", token, {"0": 10, "1": 10}, epoch=1)
-    gauge.clock.advance(60_000)
+    gauge.advance(60_000)
     assert (await job.commit(1, {"s": {}}))["applied"] == {"s": 2}
     assert await job.output("s") == 10
 
@@ -215,7 +215,7 @@ async def test_an_idle_word_of_a_lost_lease_is_not_applied(job: Api, gauge: InPr
     await job.report("s", busy, {"1": 10})
     await job.report("s", quiet, {"0": {"idle": True}}, epoch=1)
     if how == "expired":
-        gauge.clock.advance(1_001)
+        gauge.advance(1_001)
     elif how == "released":
         await job.release(quiet)
     else:

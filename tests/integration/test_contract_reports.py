@@ -229,7 +229,7 @@ async def test_idle_lapses_with_its_lease(job: Api, gauge: InProcess, how: str):
     await job.report("s", busy, {"1": 10})
     assert await job.output("s") == 10
     if how == "expired":
-        gauge.clock.advance(5_001)
+        gauge.advance(5_001)
     elif how == "released":
         await job.release(quiet)
     else:
@@ -245,7 +245,7 @@ async def test_an_expired_lease_goes_on_holding_the_stage(job: Api, gauge: InPro
     fast = await job.token("s", ["1"], holder="b", ttl_ms=600_000)
     await job.report("s", slow, {"0": 5})
     await job.report("s", fast, {"1": 10})
-    gauge.clock.advance(300_000)
+    gauge.advance(300_000)
     await job.report("s", fast, {"1": 1_000})
     assert await job.output("s") == 5
     assert (await job.watermark("s"))["ranges"]["leased"] == 1
@@ -443,10 +443,10 @@ async def test_a_body_that_is_too_large(job: Api, token: str):
 
 async def test_a_refused_report_does_not_renew(job: Api, gauge: InProcess):
     token = await job.token("s", ttl_ms=5_000)
-    gauge.clock.advance(4_000)
+    gauge.advance(4_000)
     problem(await job.post_report("s", token, {"0": "bad"}), 422)
     problem(await job.post_report("s", token, {"nope": 1}), 410)
-    gauge.clock.advance(1_001)
+    gauge.advance(1_001)
     problem(await job.post_report("s", token, {"0": 1}), 410, "lease-lost")
 
 

@@ -102,7 +102,7 @@ def test_invariant_2_complete(runner: asyncio.Runner, sayings: Any):
             token = await api.token("s", [shard], ttl_ms=1_000)
             await api.report("s", token, {shard: time})
             promised[shard] = max(time, promised.get(shard, time))
-            gauge.clock.advance(1_001)  # a lease that ran out keeps its promise
+            gauge.advance(1_001)  # a lease that ran out keeps its promise
             wanted = min(promised.values()) if len(promised) == len(SHARDS) else None
             assert await api.output("s") == await api.output("u") == wanted
 
@@ -125,7 +125,7 @@ def test_invariant_3_fenced(runner: asyncio.Runner, loss: str, time: int, epoch:
         await api.report("s", old["token"], dict.fromkeys(SHARDS, -60))
         fresh: dict[str, Any] = {}
         if loss == "expired":
-            gauge.clock.advance(5_001)
+            gauge.advance(5_001)
         elif loss == "released":
             await api.release(old["token"])
         elif loss == "restart":

@@ -1,4 +1,4 @@
-"""Every vector of `tests/data/aggregation.json` over HTTP."""
+"""Every vector of `tests/data/aggregation.json` over HTTP, on every combination of stores."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ async def check(api: Api, step: dict[str, Any]) -> None:
     assert checked, "a step without an expectation"
 
 
+@pytest.mark.parametrize(
+    "stores",
+    ["memory,sqlite", "memory,postgres", "redis,sqlite", "redis,postgres"],
+    indirect=True,
+)
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
 async def test_vector(api: Api, vector: dict[str, Any]):
     await api.define(vector["stages"])

@@ -1,4 +1,4 @@
-"""The whole service in this process, on a fake clock and a real SQLite file."""
+"""The whole service in this process, on a fake clock and real stores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ from service.settings import Settings
 from tests.support.api import Api
 from tests.support.asgi import App, StreamingTransport, running
 from tests.support.clock import FakeClock
+from tests.support.stores import Stores
 
 
 class InProcess:
     """One service that can be stopped, lost and opened again on the same ledger."""
 
-    def __init__(self, folder: Path, clock: FakeClock | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: FakeClock | None = None,
+        stores: Stores | None = None,
+        **settings: Any,
+    ) -> None:
         self.clock = clock or FakeClock()
+        self.stores = stores or Stores()
         self._folder = folder
         self._lives = 0
         self._ledger = folder / "0.db"
@@ -36,8 +44,8 @@ class InProcess:
     async def start(self) -> None:
         settings = Settings(
             _env_file=None,  # pyright: ignore[reportCallIssue]
-            ledger_url=f"sqlite+aiosqlite:///{self._ledger}",
-            live_url="memory://",
+            ledger_url=self.stores.ledger_url or f"sqlite+aiosqlite:///{self._ledger}",
+            live_url=self.stores.live_url,
             **self._settings,
         )
         app = cast("App", create_app(settings, clock=self.clock))
@@ -52,8 +60,15 @@ class InProcess:
         """Shut down as on SIGTERM."""
         await self._stack.aclose()
 
+    def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self.clock.advance(ms)
+        self.stores.hasten(ms)
+
     async def restart(self) -> None:
+        """Shut down and start again; the live store is a new one."""
         await self.stop()
+        self.stores.lose()
         await self.start()
 
     async def crash(self) -> None:
@@ -61,6 +76,9 @@ class InProcess:
 
         The old application is closed after the picture is taken, on a file that nobody reads again.
         """
+        if self.stores.ledger_url is not None:
+            await self.restart()
+            return
         self._lives += 1
         image = self._folder / f"{self._lives}.db"
         with _connect(self._ledger) as source, _connect(image) as target:
@@ -69,6 +87,7 @@ class InProcess:
         target.close()
         await self.stop()
         self._ledger = image
+        self.stores.lose()
         await self.start()
 
     def api(self, job: str = "job") -> Api:

@@ -1,0 +1,45 @@
+"""Which stores a test runs the service on, and how time passes and state is lost there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisServer
+
+
+def hasten(servers: Sequence[RedisServer], ms: int) -> None:
+    """Let time pass for leases in Redis, which judges by its own clock: every deadline comes nearer."""
+    for server in servers:
+        for key in server.command("KEYS", "*:deadlines"):
+            for fence in server.command("ZRANGE", key, 0, -1):
+                server.command("ZINCRBY", key, -ms, fence)
+
+
+@dataclass
+class Stores:
+    """The servers behind a service; without them it is on its embedded stores."""
+
+    redis: RedisServer | None = None
+    postgres: PostgresServer | None = None
+    ledger_url: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.redis is not None:
+            self.redis.command("FLUSHALL")
+        if self.postgres is not None:
+            self.ledger_url = self.postgres.database()
+
+    @property
+    def live_url(self) -> str:
+        return "memory://" if self.redis is None else self.redis.url
+
+    def hasten(self, ms: int) -> None:
+        if self.redis is not None:
+            hasten([self.redis], ms)
+
+    def lose(self) -> None:
+        """Let the live store lose everything, as memory does when its process ends."""
+        if self.redis is not None:
+            self.redis.command("FLUSHALL")
