@@ -198,19 +198,35 @@ def test_a_record_waits_for_whoever_has_the_job_and_then_looks_again(
     with psycopg.connect(url.replace("+psycopg", "")) as holder:
         holder.execute("UPDATE jobs SET incarnation = 99 WHERE name = 'a'")
 
-        async def begun() -> asyncio.Task[object]:
-            task: asyncio.Task[object] = asyncio.create_task(two[0].record([record("a", 5)], 1))
-            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            while server.execute(waits) != [(1,)]:  # noqa: ASYNC110 - nobody here could set it
-                await asyncio.sleep(0)
-            # Readers wait for nobody.
-            assert (await two[0].get("a")).installed.incarnation == 1
+        async def readers() -> None:
+            assert (await two[1].get("a")).installed.incarnation == 1
             assert len(await two[0].heads()) == 1
-            return task
 
-        task = runner.run(begun())
+        task = runner.run(_blocked(lambda: two[0].record([record("a", 5)], 1), server))
+        # Who only reads waits for nobody.
+        runner.run(readers())
         holder.commit()
     assert runner.run(_awaited(task)) == {}
+
+
+def test_a_checkpoint_waits_for_the_incarnation_that_is_about_to_begin(
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    with psycopg.connect(url.replace("+psycopg", "")) as holder:
+        holder.execute("UPDATE jobs SET incarnation = 99 WHERE name = 'a'")
+        task = runner.run(_blocked(lambda: ledger.checkpoint(record("a", 1).chunks), server))
+        holder.commit()
+    runner.run(_awaited(task))
+    assert server.execute("SELECT count(*) FROM promise_chunks", name(url)) == [(0,)]
+
+
+async def _blocked(ask: Callable[[], Awaitable[T]], server: PostgresServer) -> asyncio.Task[T]:
+    """Ask, and come back once the answer waits for a lock."""
+    task = asyncio.ensure_future(_awaited(ask()))
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    while server.execute(waits) != [(1,)]:  # noqa: ASYNC110 - nobody here could set an event
+        await asyncio.sleep(0)
+    return task
 
 
 async def _awaited(task: Awaitable[T]) -> T:

@@ -65,6 +65,8 @@ class PostgresServer:
             "fsync": "on" if self._durable else "off",
             "shared_buffers": "16MB",
             "logging_collector": "off",
+            # Postgres does not end before those who have connected and then said nothing.
+            "authentication_timeout": 5,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [postgres_folder() / "postgres", "-D", data, *options]
