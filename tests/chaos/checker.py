@@ -520,12 +520,16 @@ class Fences:
 
     def _superseded(self, lease: Lease, name: str, at_ns: int) -> Proof | None:
         key = (lease.record.job, lease.stage, name)
-        for index, since in ((self._by_start, lease.record.end_ns), (self._by_fence, lease.fence)):
-            best = index[key].before(at_ns) if key in index else None
-            # Of two grants at the same time, the later one is the one with the higher fence.
-            if best is not None and best[1].token != lease.token and best[0] > since:
-                return Proof("the range had been granted anew", best[1].record)
-        return None
+        latest = self._by_start[key].before(at_ns) if key in self._by_start else None
+        if latest is not None and latest[0] > lease.record.end_ns:
+            return Proof("the range had been granted anew", latest[1].record)
+        highest = self._by_fence[key].before(at_ns) if key in self._by_fence else None
+        # Of two grants at the same time, the later one is the one with the higher fence.
+        if highest is None or highest[0] <= lease.fence:
+            return None
+        if highest[1].record.end_ns < lease.record.start_ns:
+            return None
+        return Proof("the range had been granted anew", highest[1].record)
 
     def _told(self, lease: Lease, name: str, at_ns: int) -> Proof | None:
         for key in ((lease.token, name), (lease.token, "*")):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chaos.checker import MARGIN_MS
 from tests.chaos.client import Client, Mischief
 from tests.chaos.history import Exchange, History, Mark, Topology
 from tests.support.api import tile_ids
@@ -141,6 +142,9 @@ class Worker:
             await self._renew(self.token)
         elif self.chance.random() < (0.02 if self._may_work() else 0.1):
             await self._release(self.token)
+        if self.chance.random() < 0.001:
+            # For longer than the lease lasts: what it says then must be refused.
+            await asyncio.sleep((TTL_MS + MARGIN_MS + 300) / 1_000)
         if self.token is not None:
             await self._report(self.token)
         if self.chance.random() < 0.1:
