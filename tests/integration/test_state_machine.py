@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 from hypothesis import HealthCheck, settings
@@ -33,6 +35,8 @@ from tests.support.model import (
     bounds,
     largest,
 )
+from tests.support.redis_server import RedisServer
+from tests.support.stores import Stores
 
 T = TypeVar("T")
 
@@ -98,11 +102,13 @@ class Handed:
 class Tidegauge(RuleBasedStateMachine):
     """Workers, drivers, operators and accidents, one step at a time."""
 
+    make_stores: ClassVar[Callable[[], Stores]] = Stores
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tidegauge-"))
         self.runner = asyncio.Runner()
-        self.gauge = InProcess(with_schema(self.folder))
+        self.gauge = InProcess(with_schema(self.folder), stores=type(self).make_stores())
         self.model = Model(FIRST)
         self.apart = Model({"s": ((), ("0",))})
         self.handed: list[Handed] = []
@@ -123,6 +129,7 @@ class Tidegauge(RuleBasedStateMachine):
     # -- scaffolding -------------------------------------------------------------------------
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
+        self.gauge.stores.stand_still()
         return self.runner.run(call)
 
     @property
@@ -739,10 +746,32 @@ class Tidegauge(RuleBasedStateMachine):
         assert {state["generation"] for state in self.seen.values()} == {self.generation}
 
 
-TestTidegauge = Tidegauge.TestCase
-TestTidegauge.settings = settings(
-    max_examples=int(os.environ.get("TIDEGAUGE_EXAMPLES", "200")),
+@functools.cache
+def redis_server() -> RedisServer:
+    """One for all examples: it ends with this process, as its folder does."""
+    folder = tempfile.TemporaryDirectory(prefix="tidegauge-")
+    server = RedisServer(Path(folder.name), appendonly=False)
+    server.start()
+    atexit.register(folder.cleanup)
+    atexit.register(server.stop)
+    return server
+
+
+class TidegaugeOnRedis(Tidegauge):
+    """The same steps on the other live store."""
+
+    make_stores = staticmethod(lambda: Stores(redis_server()))
+
+
+EXAMPLES = int(os.environ.get("TIDEGAUGE_EXAMPLES", "200"))
+COMMON = settings(
+    max_examples=EXAMPLES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+TestTidegauge = Tidegauge.TestCase
+TestTidegauge.settings = COMMON
+TestTidegaugeOnRedis = TidegaugeOnRedis.TestCase
+TestTidegaugeOnRedis.settings = settings(COMMON, max_examples=max(1, EXAMPLES // 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Stores:
     redis: RedisServer | None = None
     postgres: PostgresServer | None = None
     ledger_url: str | None = field(default=None, init=False)
+    _looked_at: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
         if self.redis is not None:
@@ -38,6 +40,12 @@ class Stores:
     def hasten(self, ms: int) -> None:
         if self.redis is not None:
             hasten([self.redis], ms)
+
+    def stand_still(self) -> None:
+        """Let no time have passed since this was called last: only a fake clock moves."""
+        now = time.monotonic()
+        passed_ms, self._looked_at = int(1_000 * (now - self._looked_at)), now
+        self.hasten(-passed_ms)
 
     def lose(self) -> None:
         """Let the live store lose everything, as memory does when its process ends."""
