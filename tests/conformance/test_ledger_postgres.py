@@ -11,6 +11,7 @@ from typing import TypeVar
 import psycopg
 import pytest
 import uvloop
+from sqlalchemy import event
 
 from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
@@ -318,6 +319,25 @@ def test_a_postgres_that_stands_still_is_not_waited_for(
     server.resume()
     assert not any(isinstance(got, Exception) for got in runner.run(many(3)))
     assert runner.run(ledger.get("a")).installed.stages["s"].view.watermark.output == 3
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_postgres_that_stands_still_in_mid_greeting_is_not_waited_for(
+    url: str, runner: asyncio.Runner, server: PostgresServer
+) -> None:
+    ledger = SqlLedger(url)
+    engine = ledger.database._engine.sync_engine
+
+    def pause(*_: object) -> None:
+        server.pause()
+
+    # Ahead of what SQLAlchemy asks of a first connection.
+    event.listen(engine, "connect", pause, insert=True)
+    unavailable(runner, ledger.ping, PATIENCE_S + 2)
+    event.remove(engine, "connect", pause)
+    server.resume()
+    runner.run(_awaited(ledger.ping()))
+    runner.run(ledger.close())
 
 
 @pytest.mark.usefixtures("impatient")
