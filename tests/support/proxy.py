@@ -126,10 +126,10 @@ class Proxy:
     async def _shut(self) -> None:
         self._server.close()
         await self._cut_all()
+        # Not cancelled: asyncio's own callback would then complain of those that it started.
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        if others:
+            await asyncio.wait(others, timeout=PATIENCE_S / 2)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
