@@ -1,4 +1,4 @@
-"""What readers are shown while the live store is away: what it showed last, if nothing newer can exist."""
+"""What readers are shown while the live store is away: what it showed last, if that is the newest."""
 
 from __future__ import annotations
 

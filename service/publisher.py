@@ -157,22 +157,7 @@ class Publisher:
 
     async def _publish(self, touched: Mapping[str, _Touched]) -> list[str]:
         """Publish; return the jobs that are done with."""
-        done: list[str] = []
-        records: list[JobRecord] = []
-        for job, what in touched.items():
-            try:
-                record = await self._record(job, what)
-            except StateLostError:
-                # Deleted, or lost: then whoever restores it touches all of it afresh.
-                _fail(what.done, UnavailableError("the job's state was lost: say it again"))
-                done.append(job)
-            except UnavailableError as error:
-                self._wait_with([what], error)
-            else:
-                if record is None:
-                    done.append(job)
-                else:
-                    records.append(record)
+        done, records = await self._records(touched)
         if not records:
             return done
         try:
@@ -195,6 +180,26 @@ class Publisher:
             else:
                 done.append(record.job)
         return done
+
+    async def _records(self, touched: Mapping[str, _Touched]) -> tuple[list[str], list[JobRecord]]:
+        """Work out what there is to record; return the jobs that have nothing, and the records."""
+        done: list[str] = []
+        records: list[JobRecord] = []
+        for job, what in touched.items():
+            try:
+                record = await self._record(job, what)
+            except StateLostError:
+                # Deleted, or lost: then whoever restores it touches all of it afresh.
+                _fail(what.done, UnavailableError("the job's state was lost: say it again"))
+                done.append(job)
+            except UnavailableError as error:
+                self._wait_with([what], error)
+            else:
+                if record is None:
+                    done.append(job)
+                else:
+                    records.append(record)
+        return done, records
 
     async def _show(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
         await self._live.publish(

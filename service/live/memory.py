@@ -6,11 +6,10 @@ its last write.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import ClassVar
@@ -48,10 +47,12 @@ from service.live.port import (
     StageCommit,
     StageView,
     StateLostError,
+    Watch,
     new_token,
 )
 from service.live.range_table import NOBODY, Looked, RangeTable, as_list
 from service.live.tournament import Int64s
+from service.live.watches import Watches
 from service.state import InstalledJob, InstalledStage
 
 
@@ -144,20 +145,6 @@ class _Job:
         return stage, stage.table
 
 
-class _MemoryWatch:
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def rearm(self) -> None:
-        self._event.clear()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-    def wake(self) -> None:
-        self._event.set()
-
-
 class MemoryLiveStore:
     """Keeps everything in this process. See `service.live.port.LiveStore` for what each method does."""
 
@@ -170,7 +157,7 @@ class MemoryLiveStore:
         self._deadlines: list[tuple[int, int, str]] = []
         """A heap of (deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is
         looked at again when it comes up."""
-        self._watches: dict[tuple[str, str | None], set[_MemoryWatch]] = {}
+        self._watches = Watches()
 
     # ---- jobs
 
@@ -233,7 +220,7 @@ class MemoryLiveStore:
     def _put(self, job: _Job) -> None:
         job.views = {name: stage.view for name, stage in job.stages.items()}
         self._jobs[job.name] = job
-        self._wake_all(job.name)
+        self._watches.wake_job(job.name)
 
     def _catch_up(self, job: _Job, installed: InstalledJob) -> None:
         """Take over what is newer in the ledger: somebody recorded it and then could not say it here."""
@@ -282,7 +269,7 @@ class MemoryLiveStore:
         found = self._jobs.get(job)
         if found is not None and found.generation <= generation:
             del self._jobs[job]
-        self._wake_all(job)
+        self._watches.wake_job(job)
 
     async def head(self, job: str) -> LiveHead | None:
         """See the port."""
@@ -297,7 +284,7 @@ class MemoryLiveStore:
         """See the port."""
         return [_job_view(job) for job in self._jobs.values()]
 
-    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - never out of date
         """See the port."""
         return self._job(job).pipeline
 
@@ -414,7 +401,10 @@ class MemoryLiveStore:
             self._end(found, lease, "released")
         return len(current)
 
-    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
+    async def expire(
+        self,
+        job: str | None = None,  # noqa: ARG002 - to ask all of them costs nothing here
+    ) -> Mapping[str, Mapping[str, int]]:
         """See the port."""
         now_ms = self._clock.steady_ms()
         ended: dict[str, dict[str, int]] = {}
@@ -575,13 +565,14 @@ class MemoryLiveStore:
 
     def _publish(self, job: _Job, revision: int, views: Mapping[str, StageView]) -> None:
         job.revision = max(job.revision, revision)
+        changed: list[str] = []
         for name, view in views.items():
             state = job.stages.get(name)
             if state is None or view.version <= state.view.version:
                 continue
             state.view = job.views[name] = view
-            self._wake(job.name, name)
-        self._wake(job.name, None)
+            changed.append(name)
+        self._watches.wake(job.name, changed)
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
@@ -619,37 +610,16 @@ class MemoryLiveStore:
                 continue
             state.table.saved(chunk.chunk, chunk.stamp)
 
-    @contextmanager
-    def watch(self, job: str, stage: str | None = None) -> Generator[_MemoryWatch]:
+    def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
         """See the port."""
-        watch = _MemoryWatch()
-        watches = self._watches.setdefault((job, stage), set())
-        watches.add(watch)
-        try:
-            yield watch
-        finally:
-            watches.discard(watch)
-            if not watches and self._watches.get((job, stage)) is watches:
-                del self._watches[job, stage]
-
-    def _wake(self, job: str, stage: str | None) -> None:
-        for watch in self._watches.get((job, stage), ()):
-            watch.wake()
-
-    def _wake_all(self, job: str) -> None:
-        for key, watches in self._watches.items():
-            if key[0] == job:
-                for watch in watches:
-                    watch.wake()
-
-    async def ping(self) -> None:
-        """See the port."""
+        return self._watches.watch(job, stage)
 
     def let_go(self) -> None:
         """See the port."""
-        for watches in self._watches.values():
-            for watch in watches:
-                watch.wake()
+        self._watches.wake_all()
+
+    async def ping(self) -> None:
+        """See the port."""
 
     async def close(self) -> None:
         """See the port."""

@@ -81,7 +81,7 @@ class RangeTable:
         self.holds: dict[int, Holds] = {}
         """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
         self._changed: dict[int, int] = {}
-        """Chunks with a promise that changed since the last checkpoint, and when they did, as a count."""
+        """Chunks with a promise that changed since the last checkpoint, with the stamp of it."""
         self._stamp = 0
         self.leased = 0
         self._promise_view = self._promise.data
@@ -296,7 +296,7 @@ class RangeTable:
         return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
 
     def unsaved(self) -> Sequence[tuple[int, int]]:
-        """The chunks that changed since they were saved, each with the stamp of its last change."""
+        """Return the chunks that changed since they were saved, with the stamp of the last change."""
         return list(self._changed.items())
 
     def saved(self, number: int, stamp: int) -> None:

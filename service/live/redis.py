@@ -14,70 +14,71 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Generator,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from redis.exceptions import ResponseError
 
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.frontier.agreement import FINAL, IDLE, Agreement
 from service.frontier.graph import Pipeline
-from service.frontier.ranges import Layout, inherit
+from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
 from service.live import redis_layout as lay
 from service.live import refusals
+from service.live.batching import Batcher
 from service.live.port import (
     FENCE_BITS,
     Census,
     Claim,
-    Column,
     Commit,
     Committed,
     Denied,
     Grant,
-    Holds,
     JobView,
     LiveHead,
     LostLease,
-    LostReason,
     RangeOrder,
     RangeView,
     Renewal,
     Report,
     Reported,
     StateLostError,
+    Watch,
     new_token,
 )
-from service.live.redis_client import RedisClient, blob, pack
+from service.live.redis_client import Hint, RedisClient, pack
 from service.live.redis_layout import Plan
-from service.state import InstalledJob, InstalledStage, PromiseChunk, StageView
+from service.live.redis_reports import Asked, asked_of, report_args, reported_of
+from service.live.redis_state import (
+    META_FIELDS,
+    Dumped,
+    LayoutChange,
+    Meta,
+    flat,
+    fresh,
+    pairs,
+    read_leases,
+)
+from service.live.watches import Watches
+from service.state import InstalledJob, PromiseChunk, StageView
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 A = TypeVar("A")
 
-_BATCH = 128
-"""Reports, or readers, that share a call."""
-
-_BATCH_RANGES = 10_000
-"""Ranges in one call: what makes the others wait for as long as Redis is busy with it."""
-
 _FLIGHTS = 2
 """Calls with reports for one job that may be under way: one is worked on while the next is packed."""
-
-_QUEUE = 4_096
-"""Reports of one job that may wait for their call; more are told to come again."""
 
 _FROZEN_PATIENCE_S = 5.0
 """How long a step waits for a layout change; then whoever was at it is taken for dead."""
@@ -102,91 +103,6 @@ class _Due:
     heard_at_ms: int
 
 
-class _Watch:
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def rearm(self) -> None:
-        self._event.clear()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-    def wake(self) -> None:
-        self._event.set()
-
-
-class _Batcher(Generic[A, T]):
-    """Lets things that are asked while a call is under way share the next one."""
-
-    def __init__(
-        self,
-        call: Callable[[Sequence[A]], Awaitable[Sequence[T | Exception]]],
-        weight: Callable[[A], int],
-        flights: int,
-    ) -> None:
-        self._call = call
-        self._weight = weight
-        self._left = flights
-        self._waiting: list[tuple[A, asyncio.Future[T]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def ask(self, what: A) -> T:
-        if len(self._waiting) >= _QUEUE:
-            raise UnavailableError(f"{_QUEUE} requests wait for the live store: come again")
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((what, future))
-        if self._left:
-            self._left -= 1
-            task = asyncio.get_running_loop().create_task(self._fly())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await future
-
-    def _next(self) -> list[tuple[A, asyncio.Future[T]]]:
-        size, ranges = 0, 0
-        for what, _ in self._waiting[:_BATCH]:
-            ranges += self._weight(what)
-            if size and ranges > _BATCH_RANGES:
-                break
-            size += 1
-        batch, self._waiting = self._waiting[:size], self._waiting[size:]
-        return batch
-
-    async def _fly(self) -> None:
-        try:
-            while batch := self._next():
-                await self._one(batch)
-        finally:
-            self._left += 1
-
-    async def _one(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
-        try:
-            results = await self._call([what for what, _ in batch])
-        except Exception as error:  # noqa: BLE001 - each who asked is told
-            results = [error] * len(batch)
-        for (_, future), result in zip(batch, results, strict=True):
-            if future.done():
-                continue  # Whoever asked has gone.
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A report, with the indices of its ranges worked out."""
-
-    stage: str
-    said: Report
-    order: npt.NDArray[np.int64] | None
-    """How the report's ranges were sorted; None: they were in order."""
-    indices: npt.NDArray[np.int64]
-    unknown: Sequence[str]
-    """Names that the layout does not have."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Read:
     """What one call has read of a job, for all who asked."""
@@ -199,11 +115,10 @@ class _Read:
 class _Job:
     """What this process has at hand for a job."""
 
-    reports: _Batcher[tuple[Plan, _Asked], Reported]
-    reads: _Batcher[str | None, _Read]
+    reports: Batcher[tuple[Plan, Asked], Reported]
+    reads: Batcher[str | None, _Read]
     plan: Plan | None = None
     due: _Due | None = None
-    watches: dict[str | None, set[_Watch]] = field(default_factory=dict[str | None, set[_Watch]])
 
 
 class RedisLiveStore:
@@ -216,6 +131,7 @@ class RedisLiveStore:
         self._clock = clock
         self._new_token = tokens
         self._jobs: dict[str, _Job] = {}
+        self._watches = Watches()
         self._listening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -238,12 +154,12 @@ class RedisLiveStore:
         found = self._jobs.get(job)
         if found is None:
             found = self._jobs[job] = _Job(
-                reports=_Batcher(
-                    lambda asked: self._report_all(job, asked),
+                reports=Batcher(
+                    self._report_all,
                     lambda asked: len(asked[1].indices),
                     _FLIGHTS,
                 ),
-                reads=_Batcher(lambda asked: self._read_all(job, asked), lambda _: 1, 1),
+                reads=Batcher(lambda asked: self._read_all(job, asked), lambda _: 1, 1),
             )
         return found
 
@@ -267,7 +183,7 @@ class RedisLiveStore:
 
     async def _run(
         self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - what a script answers
         try:
             return await self._client.step(name, keys, *args, repeatable=repeatable)
         except ResponseError as error:
@@ -316,17 +232,15 @@ class RedisLiveStore:
             "HMGET", lay.job_keys(job)[0], "at", "generation", "layout_version", "pipeline"
         )
         if at is None or packed is None:
-            self._forget_unwatched(job)
+            self._forget(job)
             raise StateLostError(job)
         if at.startswith(b"!"):
             raise _FrozenError
         return Plan(job, at.decode(), int(generation), int(version), lay.read_pipeline(packed))
 
-    def _forget_unwatched(self, job: str) -> None:
+    def _forget(self, job: str) -> None:
         """Let go of what is at hand for a job that may not exist: anybody may ask for any name."""
-        found = self._jobs.get(job)
-        if found is not None and not found.watches:
-            del self._jobs[job]
+        self._jobs.pop(job, None)
 
     # ---- jobs
 
@@ -362,13 +276,13 @@ class RedisLiveStore:
                 continue
             if done:
                 self._job(job.name).plan = None
-                self._wake_all(job.name)
+                self._watches.wake_job(job.name)
                 return
 
-    async def _meta(self, job: str) -> _Meta:
-        return _Meta.read(await self._client.command("HMGET", lay.job_keys(job)[0], *_META_FIELDS))
+    async def _meta(self, job: str) -> Meta:
+        return Meta.read(await self._client.command("HMGET", lay.job_keys(job)[0], *META_FIELDS))
 
-    async def _start(self, job: InstalledJob, now: _Meta, *, supersede: bool) -> bool:
+    async def _start(self, job: InstalledJob, now: Meta, *, supersede: bool) -> bool:
         """Write a job's state afresh; False: it is not as `now` any more."""
         stages = list(job.stages)
         meta: dict[str, bytes | str | int] = {
@@ -386,8 +300,8 @@ class RedisLiveStore:
         columns: list[bytes] = []
         entries: list[Any] = []
         for name in stages:
-            fields, weights, tree = _fresh(name, job)
-            entries.append([_flat(fields), name, lay.pack_view(job.stages[name].view)])
+            fields, weights, tree = fresh(name, job)
+            entries.append([flat(fields), name, lay.pack_view(job.stages[name].view)])
             columns += [weights, tree]
         gone = [stage for stage in now.stage_names if stage not in job.stages]
         keys = lay.job_keys(job.name)
@@ -399,7 +313,7 @@ class RedisLiveStore:
             "begin",
             keys,
             lay.position(job.generation, job.layout_version),
-            pack([lay.channel(job.name), now.identity, supersede, _flat(meta), entries]),
+            pack([lay.channel(job.name), now.identity, supersede, flat(meta), entries]),
             *columns,
             # Each incarnation begins once: a second time, after a loss in between, would grant the
             # fences of the first again.
@@ -424,7 +338,7 @@ class RedisLiveStore:
         )
         return True
 
-    async def _relayout(self, job: InstalledJob, now: _Meta) -> bool:
+    async def _relayout(self, job: InstalledJob, now: Meta) -> bool:
         """Put the next layout in place; False: somebody else was at it, look again.
 
         First every step on the job is stopped: what is read then stays as it is, until it is written
@@ -437,9 +351,9 @@ class RedisLiveStore:
         if now.at != frozen:
             with contextlib.suppress(_FrozenError):
                 await self._step(plan, "freeze", (), [], at=now.at)
-        change = _LayoutChange(job, plan)
+        change = LayoutChange(job, plan)
         stages = {name: await self._dump(plan, name) for name in change.carried}
-        leases = _read_leases(await self._client.command("HGETALL", plan.job_keys[2]))
+        leases = read_leases(await self._client.command("HGETALL", plan.job_keys[2]))
         keys, args, columns = change.make(stages, leases)
         raw = await self._run(job.name, "relayout", keys, frozen, pack(args), *columns)
         self._read_reply(plan, raw)
@@ -452,20 +366,20 @@ class RedisLiveStore:
             raise StateLostError(job)
         return packed
 
-    async def _dump(self, plan: Plan, stage: str) -> _Dumped:
+    async def _dump(self, plan: Plan, stage: str) -> Dumped:
         keys = lay.stage_keys(plan.job, stage)
-        fields = _pairs(await self._client.command("HGETALL", keys[0]))
+        fields = pairs(await self._client.command("HGETALL", keys[0]))
         weights, owners, moments = [
             np.frombuffer(await self._client.command("GET", key) or b"", dtype="<f8")
             for key in (keys[1], keys[3], keys[4])
         ]
-        holds = _pairs(await self._client.command("HGETALL", keys[5]))
-        waiting = _pairs(await self._client.command("HGETALL", keys[6]))
-        idle = _pairs(await self._client.command("HGETALL", keys[7]))
+        holds = pairs(await self._client.command("HGETALL", keys[5]))
+        waiting = pairs(await self._client.command("HGETALL", keys[6]))
+        idle = pairs(await self._client.command("HGETALL", keys[7]))
         layout = plan.pipeline.stages[stage].layout
         if not fields or (layout is not None and len(weights) != len(layout)):
             raise StateLostError(plan.job)
-        return _Dumped(fields, weights, owners, moments, holds, waiting, idle)
+        return Dumped(fields, weights, owners, moments, holds, waiting, idle)
 
     async def remove(self, job: str, generation: int) -> None:
         """See the port."""
@@ -481,10 +395,10 @@ class RedisLiveStore:
                 break
         if (await self._meta(job)).incarnation is None:
             await self._client.command("SREM", lay.JOBS, job)
-        self._wake_all(job)
+        self._watches.wake_job(job)
         if job in self._jobs:
             self._jobs[job].plan = None
-        self._forget_unwatched(job)
+        self._forget(job)
 
     async def head(self, job: str) -> LiveHead | None:
         """See the port."""
@@ -641,7 +555,7 @@ class RedisLiveStore:
         _, results = await self._step(plan, "renew", stages, asked)
         renewed: list[Renewal] = []
         lost: list[LostLease] = []
-        for token, (word, *rest) in zip(tokens, results or (), strict=True):
+        for token, (word, *rest) in zip(tokens, lay.read_list(results), strict=True):
             if word == "ok":
                 ttl_ms, stage, runs = rest
                 renewed.append(Renewal(token, int(ttl_ms), plan.names(stage, runs or ())))
@@ -698,10 +612,10 @@ class RedisLiveStore:
         stages: list[str] = []
         while True:
             _, counts, others = await self._step(plan, "expire", stages, stages)
-            for name, count in counts or ():
+            for name, count in lay.read_list(counts):
                 ended[name] = ended.get(name, 0) + int(count)
-            stages = [name for name in others or () if name in plan.pipeline.stages]
-            if not stages and sum(count for _, count in counts or ()) < _EXPIRED_AT_ONCE:
+            stages = [name for name in lay.read_list(others) if name in plan.pipeline.stages]
+            if not stages and sum(count for _, count in lay.read_list(counts)) < _EXPIRED_AT_ONCE:
                 return ended
             stages = stages or list(ended)
 
@@ -711,37 +625,24 @@ class RedisLiveStore:
         """See the port."""
 
         async def use(plan: Plan) -> Reported:
-            asked = self._asked(plan, stage, report)
+            self._layout(plan, stage)
+            asked = asked_of(plan, stage, report)
             return await self._job(job).reports.ask((plan, asked))
 
         return await self._on(job, use)
 
-    def _asked(self, plan: Plan, stage: str, report: Report) -> _Asked:
-        self._layout(plan, stage)
-        index = plan.index(stage)
-        places = [index.get(name, -1) for name in report.ranges]
-        at = np.array(places, dtype=np.int64)
-        if len(at) == 1 and places[0] >= 0:
-            return _Asked(stage, report, None, at, ())
-        unknown = [name for name, i in zip(report.ranges, places, strict=True) if i < 0]
-        if not unknown and bool((np.diff(at) > 0).all()):
-            return _Asked(stage, report, None, at, ())
-        order = np.argsort(at, kind="stable")
-        order = order[at[order] >= 0]
-        return _Asked(stage, report, order, at[order], unknown)
-
     async def _report_all(
-        self, job: str, asked: Sequence[tuple[Plan, _Asked]]
+        self, asked: Sequence[tuple[Plan, Asked]]
     ) -> Sequence[Reported | Exception]:
         plan = asked[0][0]
         # The layout may have changed between two that were asked: those go again by the new one.
         same = [each for by, each in asked if by is plan]
         stages = list(dict.fromkeys(each.stage for each in same))
-        args = [_report_args(stages.index(each.stage) + 1, each) for each in same]
+        args = [report_args(stages.index(each.stage) + 1, each) for each in same]
         _, results, ahead = await self._step(plan, "report", stages, args)
-        outcomes = iter(
+        outcomes: Iterator[Reported | Exception] = iter(
             [
-                _reported(plan, each, result, bool(ahead[stages.index(each.stage)]))
+                reported_of(plan, each, result, ahead=bool(ahead[stages.index(each.stage)]))
                 for each, result in zip(same, results, strict=True)
             ]
         )
@@ -757,7 +658,7 @@ class RedisLiveStore:
             if name not in plan.pipeline.stages:
                 raise refusals.unknown_stage(plan.job, name)
         observed = [commit.stages[name].observed_input for name in stages]
-        word, *rest = await self._step(
+        reply = await self._step(
             plan,
             "commit",
             stages,
@@ -767,15 +668,16 @@ class RedisLiveStore:
                 [False if value is None else float(value) for value in observed],
             ],
         )
+        word, rest = reply[0], reply[1:]
         if word == "ok":
             incarnation, applied, unrecorded = rest
             return Committed(
-                applied=dict(zip(stages, map(int, applied or ()), strict=True)),
-                unrecorded=[stages[k - 1] for k in unrecorded or ()],
+                applied=dict(zip(stages, map(int, lay.read_list(applied)), strict=True)),
+                unrecorded=[stages[k - 1] for k in lay.read_list(unrecorded)],
                 incarnation=int(incarnation),
                 generation=plan.generation,
             )
-        k = rest[0] - 1
+        k = int(rest[0]) - 1
         if word == "stale-run":
             raise refusals.stale_run(stages[k], int(rest[1]), commit.run)
         if word == "stale-epoch":
@@ -834,7 +736,7 @@ class RedisLiveStore:
         )
         if _reply.decode(raw)[1] == "lost":
             raise StateLostError(job)
-        self._wake(job, views)
+        self._watches.wake(job, views)
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
@@ -864,7 +766,7 @@ class RedisLiveStore:
             _, results = await self._step(plan, "ranges", (stage,), part)
             views += [
                 _range_view(plan.name(stage, index), result)
-                for index, result in zip(part, results or (), strict=True)
+                for index, result in zip(part, lay.read_list(results), strict=True)
             ]
         return views
 
@@ -911,7 +813,9 @@ class RedisLiveStore:
             stages = list(dict.fromkeys(stage for stage, _ in part))
             asked = [[stages.index(stage) + 1, number] for stage, number in part]
             raw = await self._run(plan.job, "unsaved", plan.keys(stages), plan.at, pack(asked))
-            head, *columns = raw if isinstance(raw, list) else [raw]
+            # One answer for the heads, then the columns as they are.
+            answers: list[bytes] = raw
+            head, columns = answers[0], answers[1:]
             _, heads, incarnation = self._read_reply(plan, head)
             for (stage, number), (stamp, idle, since), column in zip(
                 part, heads, columns, strict=True
@@ -947,37 +851,13 @@ class RedisLiveStore:
 
     # ---- waiting
 
-    @contextmanager
-    def watch(self, job: str, stage: str | None = None) -> Generator[_Watch]:
+    def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
         """See the port."""
-        watch = _Watch()
-        watches = self._job(job).watches
-        watches.setdefault(stage, set()).add(watch)
-        try:
-            yield watch
-        finally:
-            watches[stage].discard(watch)
-            if not watches[stage]:
-                del watches[stage]
-
-    def _wake(self, job: str, stages: Iterable[str]) -> None:
-        found = self._jobs.get(job)
-        if found is None:
-            return
-        for stage in (*stages, None):
-            for watch in found.watches.get(stage, ()):
-                watch.wake()
-
-    def _wake_all(self, job: str) -> None:
-        found = self._jobs.get(job)
-        for watches in found.watches.values() if found else ():
-            for watch in watches:
-                watch.wake()
+        return self._watches.watch(job, stage)
 
     def let_go(self) -> None:
         """See the port."""
-        for job in list(self._jobs):
-            self._wake_all(job)
+        self._watches.wake_all()
 
     async def _listen(self) -> None:
         """Hear what other processes publish. It is a hint, no more: whoever is woken reads again."""
@@ -992,10 +872,10 @@ class RedisLiveStore:
                 log.exception("listening failed, and goes on")
             await asyncio.sleep(_LISTEN_AGAIN_S)
 
-    def _hints(self) -> AsyncGenerator[tuple[str, bytes] | None]:
+    def _hints(self) -> AsyncGenerator[Hint]:
         return self._client.hints(lay.CHANNELS)
 
-    def _heed(self, hint: tuple[str, bytes] | None) -> None:
+    def _heed(self, hint: Hint) -> None:
         if hint is None:
             # Nobody knows what was said while nobody listened.
             self.let_go()
@@ -1004,10 +884,10 @@ class RedisLiveStore:
         job = name.removeprefix(lay.channel(""))
         stages = _reply.decode(message)
         if stages:
-            self._wake(job, stages)
+            self._watches.wake(job, stages)
         elif job in self._jobs:
             self._jobs[job].plan = None
-            self._wake_all(job)
+            self._watches.wake_job(job)
 
 
 _CHUNKS_AT_ONCE = 64
@@ -1022,313 +902,8 @@ class _DueError(Exception):
     """Leases have run out, and must be ended first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    """The head of a job's state, whoever wrote it."""
-
-    incarnation: int | None
-    """None: there is no state at all."""
-    at: str
-    generation: int
-    layout_version: int
-    stage_names: Sequence[str]
-    identity: str
-    """Changes whenever somebody begins the state afresh or changes its layout."""
-
-    @classmethod
-    def read(cls, fields: Sequence[bytes | None]) -> _Meta:
-        server, incarnation, at, generation, layout_version, stages = fields
-        return cls(
-            None if incarnation is None else int(incarnation),
-            (at or b"").decode(),
-            int(generation or 0),
-            int(layout_version or 0),
-            msgspec.json.decode(stages or b"[]", type=list[str]),
-            b"|".join((server or b"", incarnation or b"", at or b"")).decode(),
-        )
-
-    @property
-    def position(self) -> tuple[int, int]:
-        return self.generation, self.layout_version
-
-
-_META_FIELDS = ("server", "incarnation", "at", "generation", "layout_version", "stages")
-
-
 async def _pipeline_of(plan: Plan) -> Pipeline:
     return plan.pipeline
-
-
-def _flat(fields: Mapping[Any, Any]) -> list[Any]:
-    return [
-        blob(each) if isinstance(each, bytes) else each for pair in fields.items() for each in pair
-    ]
-
-
-def _pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
-    if isinstance(reply, Mapping):
-        return dict(reply)
-    return dict(zip(reply[::2], reply[1::2], strict=True))
-
-
-def _fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
-    """Make the fields, the weights and the tree of a stage that starts from the ledger."""
-    stage, installed = job.pipeline.stages[name], job.stages[name]
-    epoch = lay.epoch_text(installed.progress.epoch)
-    fields: dict[str, Any] = {
-        "name": name,
-        "source": int(stage.is_source),
-        "run": installed.progress.run,
-        "epoch": epoch,
-        "recorded": epoch,
-    }
-    if stage.layout is None:
-        return fields | _counts(np.zeros(0), {}, 0, installed), b"", b""
-    if installed.promises is None:
-        weights = np.full(len(stage.layout), lay.NOTHING)
-    else:
-        weights = lay.as_column(installed.promises)
-    fields |= _counts(weights, {}, 0, installed)
-    return fields, weights.astype("<f8").tobytes(), lay.tree_over(weights)
-
-
-def _counts(
-    weights: lay.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
-) -> dict[str, Any]:
-    """Count a stage's ranges. `weights` are those of `common.lua`, where an idle one has its own."""
-    unheard = sum(promise == lay.NOTHING for promise in idle.values())
-    return {
-        "n": len(weights),
-        "since": installed.layout_since,
-        "promised": int(np.count_nonzero(weights != lay.NOTHING)) - unheard,
-        "idle": len(idle),
-        "final": int(np.count_nonzero(weights == float(MAX))),
-        "leased": leased,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Dumped:
-    """A stage as it stands in Redis while its job is frozen."""
-
-    fields: Mapping[bytes, bytes]
-    weights: lay.Floats
-    owners: lay.Floats
-    moments: lay.Floats
-    holds: Mapping[bytes, bytes]
-    waiting: Mapping[bytes, bytes]
-    idle: Mapping[bytes, bytes]
-
-
-def _read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
-    """Read which stage each lease is on."""
-    fields = _pairs(reply)
-    return {
-        int(name[1:]): _reply.decode(fields[b"t" + token])[1]
-        for name, token in fields.items()
-        if name.startswith(b"f") and b"t" + token in fields
-    }
-
-
-class _LayoutChange:
-    """The next layout of a job, worked out from the one that stands."""
-
-    def __init__(self, job: InstalledJob, old: Plan) -> None:
-        self._job = job
-        self._old = old
-        before, after = old.pipeline.stages, job.pipeline.stages
-        self.carried: list[str] = []
-        """Stages whose ranges change, but not their kind."""
-        self._fresh: list[str] = []
-        for name, stage in after.items():
-            if name not in before or type(before[name].layout) is not type(stage.layout):
-                self._fresh.append(name)
-            elif before[name].layout != stage.layout:
-                self.carried.append(name)
-        self._gone = [name for name in before if name not in after]
-
-    def make(
-        self, dumped: Mapping[str, _Dumped], leases: Mapping[int, str]
-    ) -> tuple[list[str], list[Any], list[bytes]]:
-        """Return the keys, the arguments and the columns of the step that puts it in place."""
-        job = self._job
-        keys = lay.job_keys(job.name)
-        entries: list[Any] = []
-        columns: list[bytes] = []
-        ended = {*self._fresh, *self._gone}
-        held = [[fence, [], 0] for fence, stage in leases.items() if stage in ended]
-        dirty: list[str] = []
-        for name in self.carried:
-            entry, own_columns, owners = self._carry(name, dumped[name])
-            entries.append(entry)
-            columns += own_columns
-            for fence in (f for f, stage in leases.items() if stage == name):
-                members = np.flatnonzero(owners == fence)
-                held.append([fence, lay.runs_of(members), len(members)])
-        for name in self._fresh:
-            fields, weights, tree = _fresh(name, job)
-            view = lay.pack_view(job.stages[name].view)
-            entries.append([_flat(fields), [], [], [], name, view])
-            columns += [weights, tree, bytes(len(weights)), bytes(len(weights))]
-        for name in (*self.carried, *self._fresh):
-            layout = job.pipeline.stages[name].layout
-            if layout is not None:
-                dirty += [f"{name}:{number}" for number in lay.chunks_of(layout)]
-        for name in (*self.carried, *self._fresh, *self._gone):
-            keys += lay.stage_keys(job.name, name)
-        meta = {
-            "layout_version": job.layout_version,
-            "at": lay.position(job.generation, job.layout_version),
-            "pipeline": lay.pack_pipeline(job.pipeline),
-            "stages": msgspec.json.encode(list(job.stages)).decode(),
-        }
-        args = [lay.channel(job.name), _flat(meta), self._gone, entries, held, dirty]
-        return keys, args, columns
-
-    def _carry(self, name: str, old: _Dumped) -> tuple[list[Any], list[bytes], lay.Floats]:
-        before, after = (
-            self._old.pipeline.stages[name].layout,
-            self._job.pipeline.stages[name].layout,
-        )
-        assert before is not None
-        assert after is not None
-        were = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
-        promises = lay.as_column(
-            inherit(before, lay.promises_of(old.weights, were).tolist(), after)
-        )
-        index = {one: i for i, one in enumerate(before.names)}
-        stays = {index[one]: i for i, one in enumerate(after.names) if one in index}
-        source, target = list(stays), list(stays.values())
-        owners, moments = np.zeros(len(after)), np.zeros(len(after))
-        owners[target], moments[target] = old.owners[source], old.moments[source]
-        idle = {stays[i]: promise for i, promise in were.items() if i in stays}
-        weights = lay.idle_weights(promises, idle)
-        leased = int(np.count_nonzero(owners))
-        fields = {
-            key.decode(): value
-            for key, value in old.fields.items()
-            if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
-        }
-        fields["source"] = int(self._job.pipeline.stages[name].is_source)
-        fields |= _counts(weights, idle, leased, self._job.stages[name])
-        entry = [
-            _flat(fields),
-            _flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
-            _flat({stays[int(i)]: said for i, said in old.holds.items() if int(i) in stays}),
-            _flat(_renumbered(old.waiting, stays)),
-            name,
-            lay.pack_view(self._job.stages[name].view),
-        ]
-        columns = [
-            weights.astype("<f8").tobytes(),
-            lay.tree_over(weights),
-            owners.astype("<f8").tobytes(),
-            moments.astype("<f8").tobytes(),
-        ]
-        return entry, columns, owners
-
-
-def _renumbered(waiting: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
-    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
-    blocks: dict[str, dict[int, list[Any]]] = {}
-    for name, packed in waiting.items():
-        epoch, colon, _ = name.decode().partition(":")
-        by_block = blocks.setdefault(epoch, {})
-        for entry in (_reply.decode(packed) or ()) if colon else ():
-            if entry[0] in stays:
-                index = stays[entry[0]]
-                by_block.setdefault(index // lay.BLOCK, []).append([index, *entry[1:]])
-    fields: dict[str, bytes] = {}
-    for epoch, by_block in blocks.items():
-        fields[epoch] = pack(list(by_block))
-        for block, entries in by_block.items():
-            fields[f"{epoch}:{block}"] = pack(entries)
-    return fields
-
-
-def _report_args(stage: int, asked: _Asked) -> list[Any]:
-    said, order = asked.said, asked.order
-    promises = lay.as_column(_sorted(said.promises, order))
-    spans = lay.spans_of(asked.indices) if len(asked.indices) else []
-    return [
-        stage,
-        said.token,
-        False if said.epoch is None else lay.epoch_text(said.epoch),
-        False if said.observed_input is None else float(said.observed_input),
-        said.capped_at_commit,
-        spans,
-        _by_span(spans, promises.astype("<f8").tobytes()),
-        False if said.idle is None else _picked(said.idle, order),
-        False if said.holds is None else [_hold(h) for h in _picked(said.holds, order)],
-    ]
-
-
-def _by_span(spans: Sequence[Sequence[Any]], promises: bytes) -> list[msgspec.Raw]:
-    parts: list[msgspec.Raw] = []
-    start = 0
-    for span in spans:
-        end = start + 8 * (len(span[2]) if len(span) == 3 else span[3] - span[2] + 1)
-        parts.append(blob(promises[start:end]))
-        start = end
-    return parts
-
-
-def _sorted(column: Column, order: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-    values = np.asarray(column, dtype=np.int64)
-    return values if order is None else values[order]
-
-
-def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:
-    return list(values) if order is None else [values[i] for i in order.tolist()]
-
-
-def _hold(holds: Holds | None) -> msgspec.Raw | bool:
-    return blob(msgspec.json.encode(holds)) if holds else False
-
-
-def _reported(
-    plan: Plan, asked: _Asked, result: Sequence[Any], ahead: bool
-) -> Reported | Exception:
-    stage, said = asked.stage, asked.said
-    match result:
-        case ["ok", accepted, behind, rejected, ttl_ms, view, counts]:
-            return Reported(
-                accepted=int(accepted),
-                behind=[plan.name(stage, index) for index in behind or ()],
-                rejected=_rejected(plan, asked, rejected or ()),
-                expires_in_ms=int(ttl_ms),
-                view=lay.read_view(view),
-                advances=ahead and bool(counts),
-            )
-        case ["none", rejected]:
-            return refusals.none_covered(stage, _rejected(plan, asked, rejected or ()))
-        case ["lease-lost", "unknown"]:
-            return refusals.unknown_lease(stage)
-        case ["lease-lost", reason]:
-            return refusals.lost_lease(reason)
-        case ["stale-run", ours, theirs]:
-            return refusals.stale_run(stage, int(ours), int(theirs))
-        case ["stale-epoch", last]:
-            return refusals.stale_epoch(stage, said.epoch or 0, int(last))
-        case ["input-ahead", view]:
-            published = lay.read_view(view).watermark.input
-            return refusals.input_ahead(stage, said.observed_input or 0, published)
-        case ["epochs-waiting", count]:
-            return refusals.epochs_waiting(stage, int(count))
-        case _:
-            raise AssertionError(result)
-
-
-def _rejected(
-    plan: Plan, asked: _Asked, rejected: Iterable[Sequence[Any]]
-) -> list[tuple[str, LostReason]]:
-    """Put what was rejected in the order of the report."""
-    reasons: dict[str, LostReason] = dict.fromkeys(asked.unknown, "unknown")
-    for index, reason in rejected:
-        reasons[plan.name(asked.stage, index)] = reason
-    if not reasons:
-        return []
-    return [(name, reasons[name]) for name in asked.said.ranges if name in reasons]
 
 
 def _agreed(lowest: float) -> Agreement:

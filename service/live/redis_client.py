@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
 from redis.asyncio import Redis, RedisCluster, Sentinel
-from redis.asyncio.client import PubSub
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import BlockingConnectionPool, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.crc import key_slot
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
 )
@@ -54,7 +52,8 @@ _REFUSALS = ("OOM ", "MISCONF ", "NOREPLICAS ", "READONLY ", "LOADING ", "MASTER
 """Answers of a server that is there, but in no state to take a write."""
 
 Key = str
-Reply = Sequence[Any]
+Hint = tuple[str, bytes] | None
+"""A channel and what was said on it; None: something may have been missed."""
 
 
 class Server:
@@ -123,12 +122,13 @@ class RedisClient:
             raise StoreRefusedError(
                 f"TIDEGAUGE_LIVE_URL {_hidden(url)!r} cannot be used: {error}"
             ) from error
-        self._pubsub: PubSub | None = None
-        self._listener: Redis | None = None
+        client: Any = self._client
+        # Takes any argument that the connection's own encoder knows, `SERVER` among them.
+        self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
     async def step(
         self, name: str, keys: Sequence[Key], *args: bytes | str, repeatable: bool = True
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - what a script answers
         """Run a step as one atomic script; return what it answers.
 
         Raises `UnavailableError`. A connection that broke is tried once more, since it may have been
@@ -155,11 +155,9 @@ class RedisClient:
 
     async def _evaluate(
         self, command: str, script: str, keys: Sequence[Key], args: Sequence[bytes | str]
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401 - what a script answers
         try:
-            return await self._client.execute_command(
-                command, script, len(keys), *keys, SERVER, *args
-            )
+            return await self._execute(command, script, len(keys), *keys, SERVER, *args)
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise _away(error) from error
@@ -167,10 +165,10 @@ class RedisClient:
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
 
-    async def command(self, *words: object) -> Any:
+    async def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - what Redis answers
         """Run a plain command. Raises `UnavailableError`."""
         try:
-            return await self._client.execute_command(*words)
+            return await self._execute(*words)
         except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
             raise _away(error) from error
         except ResponseError as error:
@@ -182,13 +180,13 @@ class RedisClient:
         """Return if the server that has `key` answers."""
         await self.command("EXISTS", key)
 
-    async def hints(self, pattern: str) -> AsyncIterator[tuple[str, bytes] | None]:
+    async def hints(self, pattern: str) -> AsyncGenerator[Hint]:
         """Yield what is published on channels, as (channel, message); None: some may have been missed.
 
         Ends with an error when the connection does; then listen again.
         """
-        client = await self._hint_source()
-        pubsub = cast("PubSub", client.pubsub())
+        client: Any = await self._hint_source()
+        pubsub = client.pubsub()
         try:
             await pubsub.psubscribe(pattern)
             yield None
@@ -227,17 +225,12 @@ class RedisClient:
         await self._client.aclose()
 
 
-def same_slot(keys: Sequence[Key]) -> bool:
-    """Tell whether a cluster keeps all of these on one node."""
-    return len({key_slot(key.encode()) for key in keys}) <= 1
-
-
 def _away(error: BaseException) -> UnavailableError:
     return UnavailableError(f"the live store does not answer: {error or type(error).__name__}")
 
 
 def blob(data: bytes) -> msgspec.Raw:
-    """Wrap bytes for `pack`: what Redis unpacks knows strings of bytes, but not MessagePack's own type."""
+    """Wrap bytes for `pack`: Redis unpacks strings of bytes, but not MessagePack's own type."""
     return msgspec.Raw(_BLOB.pack(0xDB, len(data)) + data)
 
 
@@ -269,7 +262,7 @@ def _client(url: str) -> Redis | RedisCluster:
             return _cluster(parts, tls=scheme == "rediss")
         case _:
             # With their own words on the way: an unknown option in the URL is an error here, not later.
-            options = dict(parse_url(url)) | _options()
+            options: dict[str, Any] = {**parse_url(url)} | _options()
             return Redis.from_pool(
                 BlockingConnectionPool(
                     max_connections=_CONNECTIONS, timeout=_POOL_TIMEOUT_S, **options

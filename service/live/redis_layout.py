@@ -1,4 +1,4 @@
-"""How a job is laid out in Redis: its keys, its ranges as columns, and what a replica remembers of it."""
+"""How a job is laid out in Redis: keys, ranges as columns, and what a replica remembers of it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")
 _EPOCH_DIGITS = 20
+
+
+def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of what a script answered
+    """Read a list: an empty one is packed as a map, in Lua they are the same."""
+    return list(value) if value else []
 
 
 def channel(job: str) -> str:
@@ -265,10 +270,13 @@ class Plan:
     def name(self, stage: str, index: int) -> str:
         """Name the range at `index`."""
         layout = self.pipeline.stages[stage].layout
-        if isinstance(layout, KeyLayout):
-            return range_id(layout.bounds[index], layout.bounds[index + 1])
-        assert layout is not None
-        return layout.shards[index]
+        match layout:
+            case KeyLayout(bounds):
+                return range_id(bounds[index], bounds[index + 1])
+            case ShardLayout(shards):
+                return shards[index]
+            case None:
+                raise IndexError(f"stage {stage!r} has no ranges")
 
     def names(self, stage: str, runs: Runs) -> list[str]:
         """Name the ranges of runs."""

@@ -1,0 +1,68 @@
+"""Readers that wait in this process, and how they are woken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+
+
+class EventWatch:
+    """One reader's wake-up. See `service.live.port.Watch`."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def rearm(self) -> None:
+        """See the port."""
+        self._event.clear()
+
+    async def wait(self) -> None:
+        """See the port."""
+        await self._event.wait()
+
+    def wake(self) -> None:
+        """Wake the reader."""
+        self._event.set()
+
+
+class Watches:
+    """The readers that wait, by job and stage (None: any)."""
+
+    def __init__(self) -> None:
+        self._by_job: dict[str, dict[str | None, set[EventWatch]]] = {}
+
+    @contextmanager
+    def watch(self, job: str, stage: str | None) -> Generator[EventWatch]:
+        """Enter a reader for as long as it waits."""
+        watch = EventWatch()
+        self._by_job.setdefault(job, {}).setdefault(stage, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            by_stage = self._by_job[job]
+            by_stage[stage].discard(watch)
+            if not by_stage[stage]:
+                del by_stage[stage]
+            if not by_stage:
+                del self._by_job[job]
+
+    def wake(self, job: str, stages: Iterable[str]) -> None:
+        """Wake those who wait for one of these stages, or for any of the job's."""
+        by_stage = self._by_job.get(job)
+        if by_stage is None:
+            return
+        for stage in (*stages, None):
+            for watch in by_stage.get(stage, ()):
+                watch.wake()
+
+    def wake_job(self, job: str) -> None:
+        """Wake all who wait for anything of the job."""
+        for watches in self._by_job.get(job, {}).values():
+            for watch in watches:
+                watch.wake()
+
+    def wake_all(self) -> None:
+        """Wake everybody."""
+        for job in self._by_job:
+            self.wake_job(job)
