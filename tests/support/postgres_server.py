@@ -26,6 +26,7 @@ from tests.support.binaries import (
     wait_until,
 )
 
+HOME = "tidegauge-pg"
 STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
@@ -82,7 +83,7 @@ class PostgresServer:
         if self._home is None:
             # Root's temporary folders are closed to others, and Postgres is never root.
             root = os.geteuid() == 0
-            self._home = Path(tempfile.mkdtemp(prefix="tidegauge-pg-")) if root else self.folder
+            self._home = _open_folder() if root else self.folder
             if root:
                 os.chown(self._home, self._owner.uid, self._owner.gid)
             data = self._home / "data"
@@ -184,6 +185,15 @@ class PostgresServer:
         self.stop("immediate")
         if self._home is not None and self._home != self.folder:
             shutil.rmtree(self._home)
+
+
+def _open_folder() -> Path:
+    """Make a folder that others than root can reach, and sweep up after tests that were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{HOME}-*-*"):
+        whose = left.name.removeprefix(f"{HOME}-").split("-")[0]
+        if whose.isdecimal() and not _alive(int(whose)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{HOME}-{os.getpid()}-"))
 
 
 def _children(parent: int) -> Sequence[int]:
