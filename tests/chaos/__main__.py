@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -69,15 +70,18 @@ def _say(struck: Struck) -> None:
     console.print(f"  {struck.fault:<40} {struck.lasted_s:6.2f} s, {moved}", markup=False)
 
 
-def _keep(outcome: Outcome, folder: Path | None) -> Path | None:
-    """Write the history down if that was asked for, or if somebody has to look at it."""
+def _keep(outcome: Outcome, cluster: Cluster, folder: Path | None) -> Path | None:
+    """Keep history and logs if that was asked for, or if somebody has to look at them."""
     if folder is None:
         if not outcome.violations:
             return None
-        folder = Path(tempfile.mkdtemp(prefix="tidegauge-chaos-"))
+        folder = Path(tempfile.mkdtemp(prefix="tidegauge-chaos-kept-"))
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{outcome.job}.jsonl"
     outcome.history.dump(kept)
+    if outcome.violations:
+        for replica in cluster.replicas:
+            shutil.copy(replica.log_file, folder / f"{outcome.job}-{replica.name}.log")
     return kept
 
 
@@ -87,10 +91,8 @@ def _run(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> 
 
     def over(outcome: Outcome, cluster: Cluster) -> None:
         nonlocal held
-        _show(outcome, _keep(outcome, options.keep_history))
-        if outcome.violations:
-            held = False
-            console.print(cluster.logs(), markup=False)
+        _show(outcome, _keep(outcome, cluster, options.keep_history))
+        held = held and not outcome.violations
 
     chance: dict[str, Any] = {"seed": options.seed, "hold_s": options.hold, "say": _say}
     with Cluster(folder, embedded=options.embedded) as cluster:

@@ -32,6 +32,10 @@ class Replica(Service):
         self.front = Proxy(self.port)
         self.front_url = f"http://127.0.0.1:{self.front.port}"
 
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "service.log"
+
     def wait_ready(self) -> None:
         """Start it again if it ends because a store is away: so would whoever runs it."""
         deadline = time.monotonic() + START_S
