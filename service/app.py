@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import threading
@@ -78,6 +79,9 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        # A report of a thousand ranges makes as many objects, all of which are gone with its answer:
+        # with the default threshold the collector would walk through everything for each of them.
+        gc.set_threshold(100_000, 20, 100)
         try:
             aggregator = Aggregator(
                 open_live_store(settings.live_url, clock),

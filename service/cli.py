@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import logging.config
+import os
 import socket
 import sys
+from collections.abc import Iterable
 from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ import typer
 import uvicorn
 from pydantic import ValidationError
 from rich.console import Console
+from uvicorn.supervisors import Multiprocess
 
 from service.app import create_app, open_ledger
 from service.errors import ProblemError
@@ -84,21 +86,16 @@ def serve(
         )
     logging.config.dictConfig(_logging(settings))
     listener = _listen(settings)
+    if workers > 1:
+        _serve_many(settings, listener, workers)
+        return
     application = create_app(settings)
     config = uvicorn.Config(
         application,
-        loop="uvloop",
-        http="httptools",
-        lifespan="on",
-        access_log=False,
         log_config=None,
-        timeout_graceful_shutdown=10,
-        server_header=False,
+        **_SERVER,
     )
     server = _Server(config)
-    # A report of a thousand ranges makes as many objects, all of which are gone with its answer: with
-    # the default threshold the collector would walk through everything for each of them.
-    gc.set_threshold(100_000, 20, 100)
     # It exits by itself when it could not start.
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         server.run(sockets=[listener])
@@ -107,15 +104,59 @@ def serve(
         raise typer.Exit(2) if refusal is None else fail(refusal.detail)
 
 
+_SERVER: dict[str, Any] = {
+    "loop": "uvloop",
+    "http": "httptools",
+    "lifespan": "on",
+    "access_log": False,
+    "timeout_graceful_shutdown": 10,
+    "server_header": False,
+}
+
+
+def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> None:
+    """Serve with several processes on one port. One that dies is replaced."""
+    try:
+        # Once, before all of them try: a refusal is one line, not one for each start of each.
+        asyncio.run(_migrate(settings))
+    except ProblemError as error:
+        raise fail(error.detail) from None
+    # The processes are started afresh, and read their settings as any process does.
+    for name, value in settings.model_dump().items():
+        os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
+    config = uvicorn.Config(
+        "service.app:create_app",
+        factory=True,
+        workers=workers,
+        log_config=_logging(settings),
+        **_SERVER,
+    )
+    _say_where([listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        Multiprocess(config, sockets=[listener]).run()
+
+
+async def _migrate(settings: Settings) -> None:
+    ledger = open_ledger(settings.ledger_url)
+    try:
+        await ledger.open(exclusive=False)
+    finally:
+        await ledger.close()
+
+
 class _Server(uvicorn.Server):
     """Says where it listens once it does."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         await super().startup(sockets)
-        for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            typer.echo(f"tidegauge listens on http://{f'[{host}]' if ':' in host else host}:{port}")
+        _say_where(sockets or ())
+
+
+def _say_where(sockets: Iterable[socket.socket]) -> None:
+    for listener in sockets:
+        host, port = listener.getsockname()[:2]
+        typer.echo(f"tidegauge listens on http://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -142,15 +183,8 @@ def migrate(
     """Bring the ledger's schema up to date. `serve` does so by itself when it starts."""
     settings = _settings(ledger_url=ledger_url)
 
-    async def run() -> None:
-        ledger = open_ledger(settings.ledger_url)
-        try:
-            await ledger.open(exclusive=False)
-        finally:
-            await ledger.close()
-
     try:
-        asyncio.run(run())
+        asyncio.run(_migrate(settings))
     except ProblemError as error:
         raise fail(error.detail) from None
     typer.echo("the ledger's schema is up to date")

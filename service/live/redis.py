@@ -670,11 +670,11 @@ class RedisLiveStore:
         )
         word, rest = reply[0], reply[1:]
         if word == "ok":
-            incarnation, applied, unrecorded = rest
+            applied, unrecorded = lay.read_list(rest[1]), lay.read_list(rest[2])
             return Committed(
-                applied=dict(zip(stages, map(int, lay.read_list(applied)), strict=True)),
-                unrecorded=[stages[k - 1] for k in lay.read_list(unrecorded)],
-                incarnation=int(incarnation),
+                applied=dict(zip(stages, map(int, applied), strict=True)),
+                unrecorded=[stages[int(k) - 1] for k in unrecorded],
+                incarnation=int(rest[0]),
                 generation=plan.generation,
             )
         k = int(rest[0]) - 1
