@@ -177,6 +177,9 @@ class Publisher:
                 await self._show(record, recorded, touched[record.job].since_ms)
             except UnavailableError as error:
                 self._wait_with([touched[record.job]], error)
+            except StateLostError:
+                # It is in the ledger, and whoever restores the job's state begins with that.
+                done.append(record.job)
             else:
                 done.append(record.job)
         return done

@@ -129,8 +129,9 @@ class Reconciler:
             installed.incarnation,
         )
         self._metrics.incarnations.inc()
-        await self._live.begin(installed)
+        # Known before it is there: if this fails, the next try need not wait for somebody else.
         self._known[head.job] = installed.incarnation
+        await self._live.begin(installed)
         # A checkpoint may be ahead of the last advance, and what was idle is not any more.
         self._publisher.touch(head.job, installed.stages)
 

@@ -123,6 +123,10 @@ class RedisClient:
                 f"TIDEGAUGE_LIVE_URL {_hidden(url)!r} cannot be used: {error}"
             ) from error
         client: Any = self._client
+        pool: Any = getattr(client, "connection_pool", None)
+        self._sentinels: Sequence[Any] = (
+            pool.sentinel_manager.sentinels if isinstance(pool, SentinelConnectionPool) else ()
+        )
         # Takes any argument that the connection's own encoder knows, `SERVER` among them.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
@@ -223,6 +227,8 @@ class RedisClient:
     async def close(self) -> None:
         """Close every connection."""
         await self._client.aclose()
+        for sentinel in self._sentinels:
+            await sentinel.aclose()
 
 
 def _away(error: BaseException) -> UnavailableError:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import httpx
 
 from service.app import create_app
+from service.clock import Clock
 from service.settings import Settings
 from tests.support.api import Api
 from tests.support.asgi import App, StreamingTransport, running
@@ -28,7 +29,7 @@ class InProcess:
     def __init__(
         self,
         folder: Path,
-        clock: FakeClock | None = None,
+        clock: Clock | None = None,
         stores: Stores | None = None,
         **settings: Any,
     ) -> None:
@@ -62,6 +63,7 @@ class InProcess:
 
     def advance(self, ms: int) -> None:
         """Let time pass."""
+        assert isinstance(self.clock, FakeClock)
         self.clock.advance(ms)
         self.stores.hasten(ms)
 

@@ -24,18 +24,17 @@ class Stores:
 
     redis: RedisServer | None = None
     postgres: PostgresServer | None = None
+    live_url: str = ""
+    """How to reach Redis, if not at its own address."""
     ledger_url: str | None = field(default=None, init=False)
     _looked_at: float = field(default_factory=time.monotonic, init=False)
 
     def __post_init__(self) -> None:
         if self.redis is not None:
             self.redis.command("FLUSHALL")
+        self.live_url = self.live_url or ("memory://" if self.redis is None else self.redis.url)
         if self.postgres is not None:
             self.ledger_url = self.postgres.database()
-
-    @property
-    def live_url(self) -> str:
-        return "memory://" if self.redis is None else self.redis.url
 
     def hasten(self, ms: int) -> None:
         if self.redis is not None:
@@ -51,3 +50,9 @@ class Stores:
         """Let the live store lose everything, as memory does when its process ends."""
         if self.redis is not None:
             self.redis.command("FLUSHALL")
+
+    def execute(self, statement: str) -> None:
+        """Change the ledger behind the service's back, as another replica would."""
+        assert self.postgres is not None
+        assert self.ledger_url is not None
+        self.postgres.execute(statement, self.ledger_url.rpartition("/")[2])

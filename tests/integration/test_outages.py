@@ -1,0 +1,216 @@
+"""Stores that are lost, replaced or away: it costs time, never truth, and mends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.clock import SystemClock
+from tests.support.api import Api, eventually, ok, problem
+from tests.support.inprocess import InProcess
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.stores import Stores
+
+pytestmark = pytest.mark.anyio
+
+FLOW = {"s": {"shards": ["0", "1"]}, "k": {"inputs": ["s"], "ranges": 1}}
+KEYS = "00000000-100000000"
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """One of the test's own: it is going to be mistreated."""
+    (tmp_path / "redis").mkdir()
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+        server.resume()
+
+
+@pytest.fixture(scope="module")
+def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture
+async def gauge(
+    tmp_path: Path, redis: RedisServer, own_postgres: PostgresServer
+) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path, clock=SystemClock(), stores=Stores(redis, own_postgres)) as service:
+        yield service
+
+
+@pytest.fixture
+async def job(gauge: InProcess) -> Api:
+    """A job whose watermarks stand at 10, with its checkpoint in the ledger."""
+    api = gauge.api()
+    await api.define(FLOW)
+    token = await api.token("s", ttl_ms=600_000)
+    run = await api.run("s")
+    token = await api.token("s", ttl_ms=600_000, run=run)
+    await api.report("s", token, {"0": 10, "1": 11}, epoch=1)
+    await api.commit(1, {"s": {}}, run=run)
+    assert await outputs(api) == (10, 10)
+    return api
+
+
+async def outputs(api: Api) -> tuple[int | None, int | None]:
+    seen = await api.snapshot()
+    return seen["s"]["output_watermark"], seen["k"]["input_watermark"]
+
+
+async def goes_on(job: Api) -> None:
+    """Leases are void, the watermark stands where it was, and moves once somebody reports again."""
+    assert await outputs(job) == (10, 10)
+    assert (await job.watermark("s"))["ranges"]["leased"] == 0
+    token = await job.token("s", run=1)
+    await job.report("s", token, {"0": 20})
+    assert await outputs(job) == (11, 11)
+
+
+def lose_flush(redis: RedisServer) -> None:
+    redis.command("FLUSHALL")
+
+
+def lose_empty(redis: RedisServer) -> None:
+    redis.kill()
+    redis._forget()
+    redis.start()
+
+
+def lose_nothing_but_the_process(redis: RedisServer) -> None:
+    redis.kill()
+    redis.start()
+
+
+@pytest.mark.parametrize("lose", [lose_flush, lose_empty, lose_nothing_but_the_process])
+async def test_invariant_7_a_lost_live_store_costs_time(job: Api, redis: RedisServer, lose):
+    fence = (await job.claim("s", run=1, ttl_ms=600_000))["fence"]
+    lose(redis)
+    assert await outputs(job) == (10, 10)
+    await goes_on(job)
+    assert (await job.claim("s", run=1))["fence"] >> 32 > fence >> 32
+
+
+async def test_an_old_file_is_no_state_to_go_on_from(job: Api, redis: RedisServer):
+    old = redis.save_files()
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    await job.report("s", token, {"0": 30, "1": 40})
+    assert await outputs(job) == (30, 30)
+    redis.kill()
+    redis.restore_files(old)
+    redis.start()
+    assert await outputs(job) == (30, 30)
+    problem(await job.post_report("s", token, {"0": 50}), 410, "lease-lost")
+
+
+async def test_a_replica_that_lags_takes_over(
+    tmp_path: Path, redis: RedisServer, own_postgres: PostgresServer
+):
+    for name in ("second", "sentinel"):
+        (tmp_path / name).mkdir()
+    with (
+        RedisServer(tmp_path / "second") as second,
+        RedisSentinel(tmp_path / "sentinel", redis, second) as sentinel,
+    ):
+        stores = Stores(redis, own_postgres, live_url=sentinel.url)
+        async with InProcess(tmp_path, clock=SystemClock(), stores=stores) as gauge:
+            api = gauge.api()
+            await api.define(FLOW)
+            token = await api.token("s", ttl_ms=600_000)
+            await api.report("s", token, {"0": 10, "1": 11})
+            second.pause()
+            await api.report("s", token, {"0": 20, "1": 21})
+            redis.kill()
+            second.resume()
+            sentinel.wait_for_primary(second.port)
+            await eventually(lambda: outputs_or_none(api), lambda seen: seen == (20, 20))
+            problem(await api.post_report("s", token, {"0": 50}), 410, "lease-lost")
+            token = await api.token("s")
+            await api.report("s", token, {"0": 30, "1": 30})
+            assert await outputs(api) == (30, 30)
+
+
+async def outputs_or_none(api: Api) -> tuple[int | None, int | None] | None:
+    """The same, or None while nobody may say."""
+    try:
+        return await outputs(api)
+    except AssertionError as error:
+        if "503" in str(error):
+            return None
+        raise
+
+
+async def test_a_flushed_script_cache_is_filled_again(job: Api, redis: RedisServer):
+    token = await job.token("s", run=1)
+    redis.command("SCRIPT", "FLUSH")
+    await job.report("s", token, {"0": 12, "1": 12})
+    assert await outputs(job) == (12, 12)
+
+
+async def test_without_redis_writes_wait_and_reads_go_on_where_that_is_safe(
+    job: Api, gauge: InProcess, redis: RedisServer
+):
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    assert await outputs(job) == (10, 10)
+    redis.stop()
+    refused = await job.post_report("s", token, {"0": 20, "1": 20})
+    problem(refused, 503, "unavailable")
+    assert int(refused.headers["Retry-After"]) >= 1
+    problem(await gauge.client.get("/readyz"), 503, "unavailable")
+    ok(await gauge.client.get("/healthz"))
+    assert await outputs(job) == (10, 10)
+    # What another replica has recorded meanwhile may or may not have been seen: neither is safe.
+    gauge.stores.execute("UPDATE jobs SET revision = revision + 1")
+    problem(await job.get_watermark("s"), 503, "unavailable")
+    redis.start()
+    await goes_on(job)
+
+
+async def test_a_redis_that_hangs_is_away(job: Api, redis: RedisServer):
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    assert await outputs(job) == (10, 10)
+    redis.pause()
+    assert await outputs(job) == (10, 10)
+    problem(await job.post_report("s", token, {"0": 20}), 503, "unavailable")
+    redis.resume()
+    # The same server, with all it knew: nothing was lost, not even the lease.
+    answer = await job.report("s", token, {"0": 20})
+    assert answer["accepted"] == 1
+
+
+async def test_without_postgres_watermarks_stand_and_reports_are_taken(
+    job: Api, gauge: InProcess, own_postgres: PostgresServer
+):
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    own_postgres.stop("immediate")
+    try:
+        for value in (20, 21):
+            answer = await job.report("s", token, {"0": value, "1": value})
+            assert answer["accepted"] == 2
+            assert answer["watermark"]["output_watermark"] == 10
+        assert await outputs(job) == (10, 10)
+        await job.report("s", token, {"0": 30, "1": 30}, epoch=2)
+        problem(await job.post_commit(2, {"s": {}}, run=1), 503, "unavailable")
+        problem(await gauge.client.get("/readyz"), 503, "unavailable")
+    finally:
+        own_postgres.start()
+    # The commit was not answered, but not lost either: what it applied is published as soon as may be.
+    await eventually(lambda: job.output("s"), lambda output: output == 30)
+    await job.commit(2, {"s": {}}, run=1)
+    assert await outputs(job) == (30, 30)
+
+
+async def test_what_was_recorded_but_never_shown_is_shown(
+    job: Api, gauge: InProcess, redis: RedisServer
+):
+    """A replica dies between the ledger's commit and the live store's: another one notices."""
+    gauge.stores.execute(
+        "UPDATE stages SET output = 15, version = version + 1, revision = revision + 1"
+        " WHERE stage = 's'"
+    )
+    gauge.stores.execute("UPDATE jobs SET revision = revision + 1")
+    await eventually(lambda: job.output("s"), lambda output: output == 15)
