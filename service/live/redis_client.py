@@ -124,9 +124,8 @@ class RedisClient:
             ) from error
         client: Any = self._client
         pool: Any = getattr(client, "connection_pool", None)
-        self._sentinels: Sequence[Any] = (
-            pool.sentinel_manager.sentinels if isinstance(pool, SentinelConnectionPool) else ()
-        )
+        manager: Any = getattr(pool, "sentinel_manager", None)
+        self._sentinels: Sequence[Any] = () if manager is None else manager.sentinels
         # Takes any argument that the connection's own encoder knows, `SERVER` among them.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
