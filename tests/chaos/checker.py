@@ -767,7 +767,7 @@ def well_formed(facts: Facts, _fences: Fences) -> Iterator[Violation]:
             yield Violation("well formed", "503 without Retry-After", (record,))
 
 
-# ---- 14 and 15: it goes on
+# ---- 14 to 16: it goes on
 
 
 def resumes(facts: Facts, _fences: Fences) -> Iterator[Violation]:
@@ -820,6 +820,30 @@ def ends_where_it_must(facts: Facts, _fences: Fences) -> Iterator[Violation]:
                     yield Violation("ends where it must", text, (final, seen.record))
 
 
+def streams_keep_up(facts: Facts, _fences: Fences) -> Iterator[Violation]:
+    """16. A stream has shown by its end whatever anybody had been shown `RESUME_S` before that."""
+    told: dict[tuple[str, str], list[tuple[int, int, Exchange]]] = defaultdict(list)
+    shown: dict[int, dict[str, int]] = defaultdict(dict)
+    for seen in facts.seen:
+        item = (seen.record.end_ns, _version(seen), seen.record)
+        told[seen.key[0], seen.key[2]].append(item)
+        if seen.record.stream is not None:
+            shown[seen.record.stream][seen.key[2]] = _version(seen)
+    greatest = {key: Maximum(items) for key, items in told.items()}
+    for end in facts.of_action("event"):
+        by_ns = end.end_ns - RESUME_S * 1_000 * NS_PER_MS
+        if end.status is not None or end.stream is None or end.start_ns > by_ns:
+            continue
+        mine = shown[end.stream]
+        # One that goes on from an id need not show again what has not changed since.
+        fresh = end.request.get("last_event_id") is None
+        for stage in facts.topology.stages if fresh else mine:
+            best = greatest[end.job, stage].before(by_ns) if (end.job, stage) in greatest else None
+            if best is not None and best[0] > mine.get(stage, -1):
+                text = f"a stream did not show version {best[0]} of {stage} in {RESUME_S} s"
+                yield Violation("streams keep up", text, (best[1], end))
+
+
 SHOWN: tuple[Callable[[Facts], Iterator[Violation]], ...] = (
     no_step_back,
     streams_in_order,
@@ -838,6 +862,7 @@ DONE: tuple[Callable[[Facts, Fences], Iterator[Violation]], ...] = (
     well_formed,
     resumes,
     ends_where_it_must,
+    streams_keep_up,
 )
 
 

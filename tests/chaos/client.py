@@ -8,15 +8,18 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
+from tests.chaos.checker import RESUME_S
 from tests.chaos.history import Action, Exchange, History
 
 PATIENCE_S = 3.0
 NO_LIMIT = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+SILENCE = httpx.Timeout(PATIENCE_S, read=RESUME_S + 5)
+"""A stream that is silent for so long is behind: the checker has to see that."""
 _streams = itertools.count(1)
 
 
@@ -117,61 +120,52 @@ class Client:
     async def listen(
         self, who: str, replica: str, last_event_id: str | None
     ) -> AsyncGenerator[str | None]:
-        """Record what a stream of events shows; yields the ids. Ends with the connection."""
-        stream, start_ns = next(_streams), time.monotonic_ns()
+        """Record what a stream of events shows, and its end; yields the ids of what it has shown."""
+        stream = Exchange(
+            who=who,
+            replica=replica,
+            action="event",
+            job=self._job,
+            start_ns=time.monotonic_ns(),
+            end_ns=0,
+            request={"last_event_id": last_event_id},
+            stream=next(_streams),
+        )
         headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        why = "left"
         try:
             async with self._doors[replica].stream(
-                "GET", f"/v1/jobs/{self._job}/events", headers=headers
+                "GET", f"/v1/jobs/{self._job}/events", headers=headers, timeout=SILENCE
             ) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    self._refused(who, replica, start_ns, response)
+                    self._hear(stream, response, _json(response))
                     return
                 async for line in response.aiter_lines():
                     name, _, value = line.partition(": ")
                     if name == "id":
                         last_event_id = value
                     elif name == "data":
-                        self._event(who, replica, start_ns, stream, json.loads(value))
+                        self._hear(stream, response, json.loads(value))
                     elif not line:
                         yield last_event_id
-        except (httpx.TransportError, ValueError):
+        except (httpx.TransportError, ValueError) as error:
             # httpx hands out the last line even where the connection was cut within it.
-            return
+            why = repr(error)
+        finally:
+            self._history.add(replace(stream, end_ns=time.monotonic_ns(), why=why))
 
-    def _event(self, who: str, replica: str, start_ns: int, stream: int, state: Any) -> None:
-        self._history.add(
-            Exchange(
-                who=who,
-                replica=replica,
-                action="event",
-                job=self._job,
-                start_ns=start_ns,
-                end_ns=time.monotonic_ns(),
-                stage=state["stage"],
-                status=200,
-                answer=state,
-                content_type="application/json",
-                stream=stream,
-            )
+    def _hear(self, stream: Exchange, response: httpx.Response, answer: Any) -> None:
+        heard = replace(
+            stream,
+            end_ns=time.monotonic_ns(),
+            stage=answer["stage"] if response.status_code == 200 else None,
+            status=response.status_code,
+            answer=answer,
+            content_type=response.headers.get("content-type", ""),
+            retry_after=response.headers.get("retry-after"),
         )
-
-    def _refused(self, who: str, replica: str, start_ns: int, response: httpx.Response) -> None:
-        self._history.add(
-            Exchange(
-                who=who,
-                replica=replica,
-                action="event",
-                job=self._job,
-                start_ns=start_ns,
-                end_ns=time.monotonic_ns(),
-                status=response.status_code,
-                answer=_json(response),
-                content_type=response.headers.get("content-type", ""),
-                retry_after=response.headers.get("retry-after"),
-            )
-        )
+        self._history.add(heard)
 
 
 def _json(response: httpx.Response) -> Any:

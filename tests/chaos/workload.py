@@ -58,8 +58,6 @@ class Common:
     began_ns: int = field(default_factory=time.monotonic_ns)
     resting: bool = False
     """Workers: say the last word, and end."""
-    over: bool = False
-    """Readers: end."""
     errands: set[asyncio.Task[Exchange]] = field(default_factory=set[asyncio.Task[Exchange]])
 
     def elapsed_ms(self) -> int:
@@ -392,7 +390,7 @@ class Reader:
 
     async def look(self) -> None:
         """Ask for one stage, for all of them, or whether one has changed."""
-        while not self.common.over:
+        while True:
             dice = self.chance.random()
             if dice < 0.3:
                 await self.common.client.ask(self.who, "snapshot", "GET", "/watermarks")
@@ -403,7 +401,7 @@ class Reader:
 
     async def poll(self) -> None:
         """Wait for changes, or for a watermark."""
-        while not self.common.over:
+        while True:
             stage = self.chance.choice(TOPOLOGY.stages)
             if self.chance.random() < 0.3:
                 await self._ask(stage, at_least=self.common.now_ms() + 500, wait_s=2)
@@ -440,17 +438,21 @@ class Reader:
             answer = exchange.answer
             self.tags[stage] = f'"{answer["generation"]}-{answer["version"]}"'
 
-    async def listen(self) -> None:
+    async def follow(self) -> None:
+        """Follow events for as long as a stream lasts."""
+        await self.listen(12_000, 30_000)
+
+    async def listen(self, least_ms: int = 1_000, most_ms: int = 5_000) -> None:
         """Follow events for a while, then go on at any replica, at times from where it was."""
         last: str | None = None
-        while not self.common.over:
+        while True:
             replica = self.chance.choice(self.common.client.replicas)
             resumed = last if self.chance.random() < 0.7 else None
-            until_ms = self.common.elapsed_ms() + self.chance.randint(1_000, 5_000)
+            until_ms = self.common.elapsed_ms() + self.chance.randint(least_ms, most_ms)
             stream = self.common.client.listen(self.who, replica, resumed)
             async for seen in stream:
                 last = seen
-                if self.common.over or self.common.elapsed_ms() > until_ms:
+                if self.common.elapsed_ms() > until_ms:
                     break
             await stream.aclose()
             await asyncio.sleep(self.chance.uniform(*RETRY_S))
@@ -529,16 +531,18 @@ class Workload:
             await self._define(client)
             async with asyncio.TaskGroup() as group:
                 working = [group.create_task(work()) for work in self._workers(common)]
-                for read in self._readers(common):
-                    group.create_task(read())
+                reading = [group.create_task(read()) for read in self._readers(common)]
                 await self._resting.wait()
                 await self._finale(common, working)
+                # Nothing happens any more that could wake them.
+                for task in reading:
+                    task.cancel()
         finally:
             await client.close()
 
     async def _define(self, client: Client) -> None:
         while True:
-            exchange = await client.ask("lead", "define", "PUT", "", body={"stages": STAGES})
+            exchange = await client.ask("author", "define", "PUT", "", body={"stages": STAGES})
             if exchange.status in {200, 201}:
                 return
             await asyncio.sleep(0.1)
@@ -559,7 +563,8 @@ class Workload:
         return [
             *(Reader(common, f"r{n}").look for n in range(1, 6)),
             Reader(common, "r6").poll,
-            *(Reader(common, f"r{n}").listen for n in (7, 8)),
+            Reader(common, "r7").listen,
+            Reader(common, "r8").follow,
         ]
 
     async def _finale(self, common: Common, working: list[asyncio.Task[None]]) -> None:
@@ -575,5 +580,4 @@ class Workload:
         expected = dict.fromkeys(TOPOLOGY.stages, FINAL_MS)
         self.history.add(Mark("final", "final", begin_ns, time.monotonic_ns(), expected))
         for replica in common.client.replicas:
-            await common.client.ask("lead", "snapshot", "GET", "/watermarks", replica=replica)
-        common.over = True
+            await common.client.ask("author", "snapshot", "GET", "/watermarks", replica=replica)

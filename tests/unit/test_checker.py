@@ -631,6 +631,34 @@ def test_nobody_looks_in_the_end(ample: Told):
     assert ample.rules() == {"ends where it must"}
 
 
+def end_stream(told: Told, start: int, end: int, last_event_id: str | None = None) -> None:
+    request = {"last_event_id": last_event_id}
+    told.say("event", start, end, None, None, stream=1, request=request)
+
+
+def test_a_stream_falls_behind(told: Told):
+    told.read(10, 20, "s", 90, stream=1)
+    told.read(30, 40, "s", 100)
+    end_stream(told, 10, 10_030, "1-1")
+    assert told.violations() == []
+    end_stream(told, 10, 10_050, "1-1")
+    assert told.rules() == {"streams keep up"}
+
+
+def test_a_stream_that_keeps_up(told: Told):
+    told.read(30, 40, "s", 90)
+    told.read(10, 41, "s", 100, stream=1)
+    end_stream(told, 10, 60_000, "1-1")
+    assert told.violations() == []
+
+
+@pytest.mark.parametrize(("cursor", "rules"), [(None, {"streams keep up"}), ("1-7", set[str]())])
+def test_a_stream_that_shows_nothing_of_a_stage(told: Told, cursor: str | None, rules: set[str]):
+    told.read(10, 11, "s", 90)
+    end_stream(told, 20, 60_000, cursor)
+    assert told.rules() == rules
+
+
 # ---- in general
 
 
