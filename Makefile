@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test lint format bench lock clean
+.PHONY: setup demo test lint format bench chaos lock clean
 
 setup: $(VENV)/.ready
 
@@ -47,6 +47,10 @@ format: setup
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# Every fault in turn, five times each, then all of them at once: about half an hour.
+chaos: setup
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 # Needs uv. Upgrades with ARGS=--upgrade.
 lock:

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def stores(request: pytest.FixtureRequest) -> Stores:
     """The stores under the service in process: `--stores`, or what a test is parametrised with."""
-    chosen: str = getattr(request, "param", None) or request.config.getoption("--stores")
+    chosen = str(getattr(request, "param", None) or request.config.getoption("--stores"))
     live, ledger = chosen.split(",")
     return Stores(
         request.getfixturevalue("redis_server") if live == "redis" else None,

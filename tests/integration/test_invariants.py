@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.api import KEYS, MAX, Api, events, ok, problem, tile_ids
 from tests.support.inprocess import InProcess, with_schema
+from tests.support.redis_server import RedisServer
+from tests.support.stores import Stores
 
 T = TypeVar("T")
 SHARDS = ("0", "1", "2")
@@ -29,10 +32,19 @@ property_test = settings(
 )
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as one:
-        yield one
+@dataclass(frozen=True)
+class World:
+    """Where the stories take place."""
+
+    runner: asyncio.Runner
+    redis: RedisServer | None
+
+
+@pytest.fixture(scope="module", params=["memory", "redis"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    redis = request.getfixturevalue("redis_server") if request.param == "redis" else None
+    with asyncio.Runner() as runner:
+        yield World(runner, redis)
 
 
 @contextmanager
@@ -44,15 +56,15 @@ def folder() -> Generator[Path]:
         shutil.rmtree(made)
 
 
-def in_gauge(runner: asyncio.Runner, story: Callable[[InProcess], Awaitable[T]]) -> T:
+def in_gauge(world: World, story: Callable[[InProcess], Awaitable[T]]) -> T:
     """Tell a story in a service of its own."""
 
     async def tell(path: Path) -> T:
-        async with InProcess(path) as gauge:
+        async with InProcess(path, stores=Stores(world.redis)) as gauge:
             return await story(gauge)
 
     with folder() as path:
-        return runner.run(tell(path))
+        return world.runner.run(tell(path))
 
 
 def below(time: int | None) -> float:
@@ -61,7 +73,7 @@ def below(time: int | None) -> float:
 
 @property_test
 @given(sayings=SAYINGS, crash_after=st.integers(0, 12))
-def test_invariant_1_monotone(runner: asyncio.Runner, sayings: Any, crash_after: int):
+def test_invariant_1_monotone(world: World, sayings: Any, crash_after: int):
     """No reader, whatever way it reads, is shown less than any reader was shown before."""
 
     async def story(gauge: InProcess) -> None:
@@ -86,12 +98,12 @@ def test_invariant_1_monotone(runner: asyncio.Runner, sayings: Any, crash_after:
                 assert below(output) >= highest
                 highest = below(output)
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
 @given(sayings=SAYINGS)
-def test_invariant_2_complete(runner: asyncio.Runner, sayings: Any):
+def test_invariant_2_complete(world: World, sayings: Any):
     """The output is the minimum of the largest promises, once there is one of every shard."""
 
     async def story(gauge: InProcess) -> None:
@@ -106,7 +118,7 @@ def test_invariant_2_complete(runner: asyncio.Runner, sayings: Any):
             wanted = min(promised.values()) if len(promised) == len(SHARDS) else None
             assert await api.output("s") == await api.output("u") == wanted
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
@@ -115,7 +127,7 @@ def test_invariant_2_complete(runner: asyncio.Runner, sayings: Any):
     time=TIMES,
     epoch=st.sampled_from([None, 5]),
 )
-def test_invariant_3_fenced(runner: asyncio.Runner, loss: str, time: int, epoch: int | None):
+def test_invariant_3_fenced(world: World, loss: str, time: int, epoch: int | None):
     """From the instant that a lease is lost, nothing under it counts, ever."""
 
     async def story(gauge: InProcess) -> None:
@@ -150,7 +162,7 @@ def test_invariant_3_fenced(runner: asyncio.Runner, loss: str, time: int, epoch:
             assert (await api.commit(epoch, {"s": {}}, **run))["applied"] == {"s": 0}
         assert await api.promises("s") == dict.fromkeys(SHARDS, -60)
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
@@ -162,7 +174,7 @@ def test_invariant_3_fenced(runner: asyncio.Runner, loss: str, time: int, epoch:
         max_size=8,
     ),
 )
-def test_invariant_4_never_early(runner: asyncio.Runner, published: list[int], words: Any):
+def test_invariant_4_never_early(world: World, published: list[int], words: Any):
     """A keyed promise is at most what its worker says it has observed, which was published."""
 
     async def story(gauge: InProcess) -> None:
@@ -188,12 +200,12 @@ def test_invariant_4_never_early(runner: asyncio.Runner, published: list[int], w
             wanted = min(promised.values()) if len(promised) == 2 else None
             assert await api.output("k") == wanted
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
 @given(sayings=SAYINGS, way=st.sampled_from(["answer", "get", "event", "poll"]))
-def test_invariant_5_durable_before_visible(runner: asyncio.Runner, sayings: Any, way: str):
+def test_invariant_5_durable_before_visible(world: World, sayings: Any, way: str):
     """However a reader learned of a watermark, a crash at that instant does not take it back."""
 
     async def story(gauge: InProcess) -> None:
@@ -222,7 +234,7 @@ def test_invariant_5_durable_before_visible(runner: asyncio.Runner, sayings: Any
         assert below(await api.output("s")) >= below(seen)
         assert below(await api.output("u")) >= below(seen)
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
@@ -232,7 +244,7 @@ def test_invariant_5_durable_before_visible(runner: asyncio.Runner, sayings: Any
     ),
     base=TIMES,
 )
-def test_invariant_6_epochs_are_atomic(runner: asyncio.Runner, attempts: Any, base: int):
+def test_invariant_6_epochs_are_atomic(world: World, attempts: Any, base: int):
     """Nothing of an epoch counts before its commit; then the smallest word on each range does."""
 
     async def story(gauge: InProcess) -> None:
@@ -260,13 +272,13 @@ def test_invariant_6_epochs_are_atomic(runner: asyncio.Runner, attempts: Any, ba
             late = await api.post_report("s", token, dict.fromkeys(SHARDS, 99), epoch=epoch)
             problem(late, 409, "stale-epoch")
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
 @given(sayings=SAYINGS, after=SAYINGS, graceful=st.booleans())
 def test_invariant_7_loss_costs_time_never_truth(
-    runner: asyncio.Runner, sayings: Any, after: Any, graceful: bool
+    world: World, sayings: Any, after: Any, graceful: bool
 ):
     """After a loss the watermark stands, and moves on only as promises are made again."""
 
@@ -292,7 +304,7 @@ def test_invariant_7_loss_costs_time_never_truth(
             honest = min(below(promise) for promise in promised.values())
             assert below(await api.output("s")) == max(below(stood), honest)
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 TILINGS = st.lists(st.integers(1, 15), max_size=5, unique=True).map(
@@ -321,7 +333,7 @@ async def report_keyed(api: Api, edges: list[int], holds: dict[int, int]) -> Non
     holds=st.dictionaries(st.integers(0, 5), TIMES, max_size=6),
 )
 def test_invariant_8_layout_changes_are_ordered(
-    runner: asyncio.Runner, old: list[int], new: list[int], holds: dict[int, int]
+    world: World, old: list[int], new: list[int], holds: dict[int, int]
 ):
     """Each new range promises the minimum of what it is made of; the output stands till it may."""
 
@@ -350,7 +362,7 @@ def test_invariant_8_layout_changes_are_ordered(
             known = [promise for promise in wanted.values() if promise is not None]
             assert await api.output("k") == min([*known, 100])
 
-    in_gauge(runner, story)
+    in_gauge(world, story)
 
 
 @property_test
@@ -359,7 +371,7 @@ def test_invariant_8_layout_changes_are_ordered(
     theirs=SAYINGS,
     deed=st.sampled_from(["nothing", "reset", "delete", "run", "layout", "final"]),
 )
-def test_invariant_9_jobs_are_apart(runner: asyncio.Runner, mine: Any, theirs: Any, deed: str):
+def test_invariant_9_jobs_are_apart(world: World, mine: Any, theirs: Any, deed: str):
     """Of two jobs of one shape, what happens in one moves nothing in the other."""
 
     async def story(gauge: InProcess) -> None:
@@ -390,4 +402,4 @@ def test_invariant_9_jobs_are_apart(runner: asyncio.Runner, mine: Any, theirs: A
         await one.report("s", token, dict.fromkeys(SHARDS, 60))
         assert await one.output("u") == 60
 
-    in_gauge(runner, story)
+    in_gauge(world, story)

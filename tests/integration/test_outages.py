@@ -39,7 +39,9 @@ def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresS
 async def gauge(
     tmp_path: Path, redis: RedisServer, own_postgres: PostgresServer
 ) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path, clock=SystemClock(), stores=Stores(redis, own_postgres)) as service:
+    async with InProcess(
+        tmp_path, clock=SystemClock(), stores=Stores(redis, own_postgres)
+    ) as service:
         yield service
 
 

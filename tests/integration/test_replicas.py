@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -99,7 +100,7 @@ async def test_a_reader_at_one_is_woken_by_a_change_at_the_other(both: tuple[Api
     )
     keyed = await one.token("k")
     await one.report("s", token, {"0": 5, "1": 5})
-    ranges = dict.fromkeys(("00000000-80000000", "80000000-100000000"), dict[str, int]())
+    ranges: dict[str, Any] = {"00000000-80000000": {}, "80000000-100000000": {}}
     await one.report("k", keyed, ranges, input_watermark=5)
     answer = await asyncio.wait_for(waiting, 10)
     assert answer.json()["output_watermark"] == 5

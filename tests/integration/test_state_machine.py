@@ -12,10 +12,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from hypothesis import HealthCheck, settings
@@ -102,13 +102,11 @@ class Handed:
 class Tidegauge(RuleBasedStateMachine):
     """Workers, drivers, operators and accidents, one step at a time."""
 
-    make_stores: ClassVar[Callable[[], Stores]] = Stores
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tidegauge-"))
         self.runner = asyncio.Runner()
-        self.gauge = InProcess(with_schema(self.folder), stores=type(self).make_stores())
+        self.gauge = InProcess(with_schema(self.folder), stores=self.make_stores())
         self.model = Model(FIRST)
         self.apart = Model({"s": ((), ("0",))})
         self.handed: list[Handed] = []
@@ -125,6 +123,9 @@ class Tidegauge(RuleBasedStateMachine):
         self.settle("start")
         for stage in REPORTING:
             self._claim(stage, "all", "x", 600_000, None, 0, 0)
+
+    def make_stores(self) -> Stores:
+        return Stores()
 
     # -- scaffolding -------------------------------------------------------------------------
 
@@ -760,7 +761,8 @@ def redis_server() -> RedisServer:
 class TidegaugeOnRedis(Tidegauge):
     """The same steps on the other live store."""
 
-    make_stores = staticmethod(lambda: Stores(redis_server()))
+    def make_stores(self) -> Stores:
+        return Stores(redis_server())
 
 
 EXAMPLES = int(os.environ.get("TIDEGAUGE_EXAMPLES", "200"))
