@@ -1,0 +1,501 @@
+"""What is deployed: its files against each other, the service, and what is here of the real programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import redis
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from ruamel.yaml import YAML
+
+from service.app import create_app, open_ledger, open_live_store
+from service.clock import SystemClock
+from service.errors import UnavailableError
+from service.settings import Settings
+from tests.support.api import ok, problem
+from tests.support.binaries import end, free_port, launch, redis_server, wait_until
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisServer
+from tests.support.server import Service
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+HAPROXY = DEPLOY / "haproxy.cfg"
+REPLICAS = ("tidegauge-1", "tidegauge-2")
+LONGEST_POLL_S = 60
+
+haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy on this machine")
+
+
+def read_yaml(path: Path, environment: Mapping[str, str] | None = None) -> Any:
+    """Read a file as `docker compose` does: `${NAME:-default}` is filled in."""
+    environment = environment or {}
+
+    def fill(found: re.Match[str]) -> str:
+        return environment.get(found[1], found[2])
+
+    return YAML(typ="safe").load(re.sub(r"\$\{(\w+):-([^}]*)\}", fill, path.read_text()))
+
+
+COMPOSE = read_yaml(ROOT / "docker-compose.yml")
+SERVICES: dict[str, Any] = COMPOSE["services"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, each in one line."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return [
+        (word, " ".join(rest.split())) for word, rest in (line.split(None, 1) for line in lines)
+    ]
+
+
+def last_stage() -> list[tuple[str, str]]:
+    all_of_them = instructions()
+    start = max(i for i, (word, _) in enumerate(all_of_them) if word == "FROM")
+    return all_of_them[start:]
+
+
+def said(word: str) -> str:
+    """What the image's only instruction of this name says."""
+    [one] = [rest for name, rest in last_stage() if name == word]
+    return one
+
+
+def image_environment() -> dict[str, str]:
+    return dict(re.findall(r"(\S+?)=(\S+)", said("ENV")))
+
+
+def settings_of(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Settings:
+    ours = {name: value for name, value in environment.items() if name.startswith("TIDEGAUGE_")}
+    known = {f"TIDEGAUGE_{name.upper()}" for name in Settings.model_fields}
+    assert set(ours) <= known
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
+    for name, value in ours.items():
+        assert str(getattr(settings, name.removeprefix("TIDEGAUGE_").lower())) == value
+    return settings
+
+
+def routes() -> set[str]:
+    return set(create_app(Settings(live_url="memory://")).openapi()["paths"])
+
+
+def port_of(name: str) -> int:
+    """Where a service of the compose file listens, inside."""
+    if name in REPLICAS:
+        return int(image_environment()["TIDEGAUGE_PORT"])
+    return {"redis": 6379, "postgres": 5432, "prometheus": 9090, "balancer": bound_port()}[name]
+
+
+def bound_port() -> int:
+    [port] = re.findall(r"^\s+bind :(\d+)$", HAPROXY.read_text(), re.MULTILINE)
+    return int(port)
+
+
+def seconds(timeout: str) -> float:
+    """A timeout of the load balancer's."""
+    [found] = re.findall(rf"^\s+timeout {timeout} (\d+)s$", HAPROXY.read_text(), re.MULTILINE)
+    return float(found)
+
+
+# ---- the compose file
+
+
+def test_compose_is_valid() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "check_jsonschema"),
+            *("--builtin-schema", "vendor.compose-spec", str(ROOT / "docker-compose.yml")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("replica", REPLICAS)
+def test_the_settings_of_a_replica(replica: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = image_environment() | SERVICES[replica]["environment"]
+    settings = settings_of(environment, monkeypatch)
+    open_live_store(settings.live_url, SystemClock())
+    open_ledger(settings.ledger_url)
+
+    live, ledger = urlsplit(settings.live_url), urlsplit(settings.ledger_url)
+    options = redis_options()
+    assert (live.hostname, live.port) == ("redis", port_of("redis"))
+    assert live.password == options["requirepass"]
+    assert live.password == SERVICES["redis"]["environment"]["REDISCLI_AUTH"]
+    postgres = SERVICES["postgres"]["environment"]
+    assert (ledger.hostname, ledger.port) == ("postgres", port_of("postgres"))
+    assert ledger.username == postgres["POSTGRES_USER"]
+    assert ledger.password == postgres["POSTGRES_PASSWORD"]
+    assert ledger.path == f"/{postgres['POSTGRES_DB']}"
+    assert settings.host == "0.0.0.0"
+
+
+def test_every_password_comes_from_the_environment() -> None:
+    """None is left in the file once the variables are set."""
+    secrets = {"REDIS_PASSWORD": "hush1", "POSTGRES_PASSWORD": "hush2"}
+    filled = read_yaml(ROOT / "docker-compose.yml", secrets)["services"]
+    for replica in REPLICAS:
+        environment = filled[replica]["environment"]
+        assert urlsplit(environment["TIDEGAUGE_LIVE_URL"]).password == "hush1"
+        assert urlsplit(environment["TIDEGAUGE_LEDGER_URL"]).password == "hush2"
+    assert filled["redis"]["command"][-1] == "hush1"
+    assert filled["redis"]["environment"]["REDISCLI_AUTH"] == "hush1"
+    assert filled["postgres"]["environment"]["POSTGRES_PASSWORD"] == "hush2"
+
+
+def test_two_replicas_that_are_equal() -> None:
+    first, second = (SERVICES[name] for name in REPLICAS)
+    assert first == second
+    assert (ROOT / first["build"]["dockerfile"]).is_file()
+
+
+def test_who_starts_after_whom() -> None:
+    for name, service in SERVICES.items():
+        needed = service.get("depends_on", {})
+        for other in needed:
+            assert other in SERVICES, (name, other)
+            if isinstance(needed, dict) and needed[other]["condition"] == "service_healthy":
+                healthy = "healthcheck" in SERVICES[other] or other in REPLICAS
+                assert healthy, f"{name} waits for the health of {other}, which has no check"
+    for replica in REPLICAS:
+        assert set(SERVICES[replica]["depends_on"]) == {"redis", "postgres"}
+    assert set(SERVICES["balancer"]["depends_on"]) == set(REPLICAS)
+
+
+def test_every_service_has_what_it_needs_to_run_for_long() -> None:
+    for name, service in SERVICES.items():
+        assert service["restart"] == "unless-stopped", name
+        assert service["deploy"]["resources"]["limits"]["memory"], name
+        assert set(service["networks"]) <= set(COMPOSE["networks"]), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            there = (
+                (ROOT / source).is_file()
+                if source.startswith("./")
+                else source in COMPOSE["volumes"]
+            )
+            assert there, (name, volume)
+    # Only on this machine, and each at the port that is listened on.
+    for name in ("balancer", "prometheus"):
+        [published] = SERVICES[name]["ports"]
+        host, _, inside = published.split(":")
+        assert (host, int(inside)) == ("127.0.0.1", port_of(name))
+    closed = {name for name, service in SERVICES.items() if "ports" not in service}
+    assert closed == {*REPLICAS, "redis", "postgres"}
+
+
+def test_who_speaks_to_whom_shares_a_network() -> None:
+    def meet(one: str, other: str) -> bool:
+        return bool(set(SERVICES[one]["networks"]) & set(SERVICES[other]["networks"]))
+
+    for replica in REPLICAS:
+        assert all(
+            meet(replica, other) for other in ("redis", "postgres", "balancer", "prometheus")
+        )
+    assert not meet("balancer", "redis")
+
+
+def test_the_data_of_the_stores_is_kept() -> None:
+    image, mount = SERVICES["postgres"]["image"], SERVICES["postgres"]["volumes"][0]
+    [major] = re.findall(r"^postgres:(\d+)", image)
+    assert int(major) >= 18
+    assert mount.split(":")[1] == "/var/lib/postgresql"
+    assert SERVICES["redis"]["volumes"][0].split(":")[1] == "/data"
+    # An end in order is given the time that it takes.
+    graceful = re.findall(
+        r'"timeout_graceful_shutdown": (\d+)', (ROOT / "service/cli.py").read_text()
+    )
+    for replica in REPLICAS:
+        assert int(SERVICES[replica]["stop_grace_period"].removesuffix("s")) > int(graceful[0])
+
+
+# ---- Redis
+
+
+def redis_options() -> dict[str, str]:
+    program, *words = SERVICES["redis"]["command"]
+    assert program == "redis-server"
+    return {
+        name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)
+    }
+
+
+def test_redis_takes_its_options(tmp_path: Path) -> None:
+    options, port = redis_options(), free_port()
+    _, *words = SERVICES["redis"]["command"]
+    where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(tmp_path)]
+    process = launch([redis_server(), *words, *where], tmp_path / "redis.log", cwd=tmp_path)
+    client = redis.Redis(port=port, password=options["requirepass"], decode_responses=True)
+
+    def answers() -> bool:
+        assert process.poll() is None, (tmp_path / "redis.log").read_text()
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+    try:
+        wait_until(answers, "Redis ready")
+        there = client.config_get("*")
+        given = {**options, "maxmemory": str(1 << 30)}
+        assert options["maxmemory"] == "1gb"
+        assert {name: there[name] for name in given} == given
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=port).ping()
+    finally:
+        client.close()
+        end(process, signal.SIGTERM)
+    assert (options["appendonly"], options["maxmemory-policy"]) == ("yes", "noeviction")
+
+
+# ---- the image
+
+
+def test_the_image_is_built_of_what_is_there() -> None:
+    rules = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    let_in = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert "*" in rules
+    built = False
+    for word, rest in instructions():
+        if word != "COPY":
+            continue
+        *sources, _ = (part for part in rest.split() if not part.startswith("--"))
+        if "--from=" in rest:
+            built = True
+            assert sources == ["/opt/tidegauge"]
+            continue
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert any(fnmatch(source, rule) for rule in let_in), f"{source} is ignored"
+    assert built
+
+
+def test_what_is_installed_is_locked() -> None:
+    """Every package of the image is in the lock, with hashes; and so is what builds it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [install] = [rest for word, rest in instructions() if word == "RUN" and "--constraint" in rest]
+    assert "--constraint requirements.lock" in install
+    assert "--build-constraint requirements.lock" in install
+    [extras] = re.findall(r'"\.\[([^]]+)\]"', install)
+    optional = project["project"]["optional-dependencies"]
+    assert "production" in extras.split(",")
+    assert set(extras.split(",")) <= set(optional)
+
+    lock = (ROOT / "requirements.lock").read_text()
+    pinned = re.findall(r"^([\w.-]+)==\S+[^\n]*\\\n\s+--hash=sha256:", lock, re.MULTILINE)
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["build-system"]["requires"],
+        *(package for extra in extras.split(",") for package in optional[extra]),
+    ]
+    names = {canonicalize_name(Requirement(one).name) for one in wanted}
+    assert names <= {canonicalize_name(name) for name in pinned}
+
+
+def test_the_image_runs_as_nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = [word for word, _ in last_stage()]
+    user = said("USER")
+    assert user not in {"root", "0"}
+    assert re.search(rf"useradd .*--uid \d{{5}} .*\b{user}$", said("RUN"))
+    # Nothing is done as root after that.
+    assert "RUN" not in stage[stage.index("USER") :]
+    assert json.loads(said("CMD")) == ["tidegauge", "serve"]
+    settings = settings_of(image_environment(), monkeypatch)
+    assert settings.port == int(said("EXPOSE"))
+    # By itself it runs on its embedded stores, and the ledger is on the volume.
+    assert settings.live_url == "memory://"
+    assert settings.ledger_url.startswith(f"sqlite+aiosqlite:///{said('VOLUME')}/")
+
+
+def test_the_image_is_healthy_as_long_as_it_is_alive(tmp_path: Path) -> None:
+    check = said("HEALTHCHECK")
+    command: list[str] = json.loads(check[check.index("CMD") + 3 :])
+    [path] = re.findall(r"\}(/\w+)'", command[-1])
+    assert path in routes()
+    assert path == "/healthz"
+    with Service(tmp_path) as service:
+        environment = {"TIDEGAUGE_PORT": str(service.port)}
+        run = [sys.executable, *command[1:]]
+        assert subprocess.run(run, env=environment, timeout=30, check=False).returncode == 0
+    done = subprocess.run(run, env=environment, timeout=30, capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+# ---- who speaks to the replicas
+
+
+def test_prometheus_asks_every_replica() -> None:
+    [job] = read_yaml(DEPLOY / "prometheus.yml")["scrape_configs"]
+    assert job.get("metrics_path", "/metrics") in routes()
+    [static] = job["static_configs"]
+    assert static["targets"] == [f"{name}:{port_of(name)}" for name in REPLICAS]
+
+
+def test_the_balancer_knows_every_replica() -> None:
+    text = HAPROXY.read_text()
+    backends = re.split(r"^backend ", text, flags=re.MULTILINE)[1:]
+    assert len(backends) == 2
+    for backend in backends:
+        servers = re.findall(r"^\s+server (\S+) (\S+)$", backend, re.MULTILINE)
+        assert servers == [(name, f"{name}:{port_of(name)}") for name in REPLICAS]
+        assert "http-request disable-l7-retry if !METH_GET" in backend
+    checks = re.findall(r"http-check send meth GET uri (\S+)", text)
+    assert checks == ["/readyz", "/healthz"]
+    assert set(checks) <= routes()
+    [health] = [word for word in SERVICES["balancer"]["healthcheck"]["test"] if "://" in word]
+    assert urlsplit(health).port == bound_port()
+    assert urlsplit(health).path in routes()
+
+
+def test_the_balancer_waits_longer_than_any_poll() -> None:
+    assert seconds("client") > LONGEST_POLL_S
+    assert seconds("server") > LONGEST_POLL_S
+
+
+def test_the_balancer_speaks_as_the_service_does() -> None:
+    found = re.findall(
+        r"http-error status (\d+) content-type (\S+) hdr Retry-After 1 string '(.*)'",
+        HAPROXY.read_text(),
+    )
+    assert [status for status, _, _ in found] == ["502", "503", "504"]
+    for status, media_type, body in found:
+        assert media_type == "application/problem+json"
+        said_here = json.loads(body)
+        assert said_here["status"] == int(status)
+        assert said_here["type"] == f"/problems/{UnavailableError.slug}"
+        assert said_here["title"] == UnavailableError.title()
+
+
+# ---- the load balancer itself
+
+
+@contextmanager
+def balancer(folder: Path, replicas: Mapping[str, Service]) -> Generator[str]:
+    """The real one by the file that is deployed, but for the addresses; its URL."""
+    port = free_port()
+    text = HAPROXY.read_text().replace(f"bind :{bound_port()}", f"bind 127.0.0.1:{port}")
+    for name, service in replicas.items():
+        text = text.replace(f"{name}:{port_of(name)}", f"127.0.0.1:{service.port}")
+    config, log = folder / "haproxy.cfg", folder / "haproxy.log"
+    config.write_text(text)
+    program = shutil.which("haproxy")
+    assert program is not None
+    checked = subprocess.run(
+        [program, "-c", "-f", str(config)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    process = launch([program, "-db", "-f", config], log, cwd=folder)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(answers, "the balancer")
+        yield url
+    finally:
+        end(process, signal.SIGTERM)
+
+
+@contextmanager
+def production(
+    folder: Path, stores: tuple[RedisServer, PostgresServer]
+) -> Generator[dict[str, Service]]:
+    """Both replicas on the same stores."""
+    live, ledger = stores[0].url, stores[1].database()
+    replicas: dict[str, Service] = {}
+    for name in REPLICAS:
+        (folder / name).mkdir()
+        replicas[name] = Service(folder / name, options=("--live-url", live))
+        replicas[name].ledger_url = ledger
+    with replicas[REPLICAS[0]], replicas[REPLICAS[1]]:
+        yield replicas
+
+
+@haproxy
+def test_two_replicas_behind_the_balancer(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    """Events come as they happen, and a replica that dies costs no request."""
+    with (
+        RedisServer(tmp_path / "redis") as live,
+        production(tmp_path, (live, postgres_server)) as replicas,
+        balancer(tmp_path, replicas) as url,
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        job = "/v1/jobs/deployed"
+        ok(client.put(job, json={"stages": {"s": {"shards": ["0"]}}}), 201)
+        lease = {"ranges": "all", "holder": "worker", "ttl_ms": 600_000}
+        token = ok(client.post(f"{job}/stages/s/leases", json=lease), 201)["token"]
+
+        watermark = f"{job}/stages/s/watermark"
+
+        def report(value: int) -> None:
+            ok(
+                client.post(
+                    f"{job}/stages/s/reports", json={"token": token, "ranges": {"0": value}}
+                )
+            )
+
+        def output() -> Any:
+            return ok(client.get(watermark))["output_watermark"]
+
+        with client.stream("GET", f"{job}/events") as events:
+            lines = events.iter_lines()
+            for value in (1_000, 2_000, 3_000):
+                report(value)
+                begun = time.monotonic()
+                while f'"output_watermark":{value}' not in next(lines):
+                    pass
+                assert time.monotonic() - begun < 1
+
+        poll = client.get(f"{watermark}?at_least=9000", headers={"Prefer": "wait=2"})
+        assert ok(poll)["output_watermark"] == 3_000
+        assert poll.elapsed.total_seconds() > 1.5
+
+        # At once, before any check could have noticed: who cannot be reached is passed over.
+        replicas[REPLICAS[0]].kill()
+        for value in range(4_000, 4_100):
+            report(value)
+            assert output() == value
+        replicas[REPLICAS[0]].start()
+        for service in replicas.values():
+            assert ok(httpx.get(service.url + watermark))["output_watermark"] == 4_099
+
+        # No replica is ready, but readers are still shown what is certain.
+        live.kill()
+        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 503, "no replica is ready")
+        for _ in range(30):
+            assert output() == 4_099
+            time.sleep(0.1)
+
+        for service in replicas.values():
+            service.kill()
+        wait_until(lambda: client.get(f"{job}/watermarks").status_code == 503, "nobody there")
+        problem(client.get(f"{job}/watermarks"), 503, "unavailable")
+        assert client.get(f"{job}/watermarks").headers["retry-after"] == "1"
