@@ -266,13 +266,15 @@ def _client(url: str) -> Redis | RedisCluster:
         case "cluster":
             return _cluster(parts, tls=scheme == "rediss")
         case _:
-            # With their own words on the way: an unknown option in the URL is an error here, not later.
             options: dict[str, Any] = {**parse_url(url)} | _options()
-            return Redis.from_pool(
-                BlockingConnectionPool(
-                    max_connections=_CONNECTIONS, timeout=_POOL_TIMEOUT_S, **options
-                )
+            pool = BlockingConnectionPool(
+                max_connections=_CONNECTIONS, timeout=_POOL_TIMEOUT_S, **options
             )
+            try:
+                pool.make_connection()
+            except TypeError as error:
+                raise ValueError(f"an option in it is not known: {error}") from error
+            return Redis.from_pool(pool)
 
 
 def _options() -> dict[str, Any]:
