@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--json]`: the figures of this machine, against their targets.
+"""`python -m benchmarks [--quick] [--json] [--only …]`: this machine's figures, against their targets.
 
 Exit status 0 unless a measurement itself breaks: a busy machine is no failure.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.figures import FULL, QUICK, Figure, all_figures
+from benchmarks import production
+from benchmarks.figures import FULL, QUICK, Figure, embedded
 from benchmarks.load import generator
 
 
@@ -38,17 +39,26 @@ def table(figures: list[Figure]) -> Table:
     return made
 
 
+PARTS = {"embedded": embedded, "production": production.figures}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short rounds and 100,000 ranges")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--only", choices=PARTS, help="the figures on these stores alone")
     options = parser.parse_args()
     console = Console(stderr=True)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as folder:
-        for figure in all_figures(QUICK if options.quick else FULL, Path(folder)):
-            figures.append(figure)
-            console.print(f"{figure.name}: {shown(figure.value, figure.unit)} ({figure.detail})")
+        for part, measured in PARTS.items():
+            if options.only not in {None, part}:
+                continue
+            for figure in measured(QUICK if options.quick else FULL, Path(folder)):
+                figures.append(figure)
+                console.print(
+                    f"{figure.name}: {shown(figure.value, figure.unit)} ({figure.detail})"
+                )
     if options.json:
         print(json.dumps([figure.as_dict() for figure in figures], indent=2))
     else:

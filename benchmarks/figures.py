@@ -1,4 +1,4 @@
-"""Each figure: what is measured, against what, and what the target is."""
+"""Each figure on the embedded stores: what is measured, against what, and what the target is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Figure:
     """One line of the table."""
 
     name: str
-    value: float
+    value: float | None
+    """None: what it is measured against is not here."""
     unit: str
     target: float | None
     """None: for information only."""
@@ -37,7 +38,7 @@ class Figure:
 
     @property
     def ok(self) -> bool | None:
-        if self.target is None:
+        if self.target is None or self.value is None:
             return None
         return self.value >= self.target if self.at_least else self.value <= self.target
 
@@ -67,7 +68,7 @@ class Job:
         self._client = httpx.Client(timeout=600)
         self._post("PUT", "", {"stages": stages}, 201)
 
-    def _post(self, method: str, path: str, body: Json, status: int = 200) -> Json:
+    def _post(self, method: str, path: str, body: Json | None, status: int = 200) -> Json:
         response = self._client.request(method, self.root + path, json=body)
         if response.status_code != status:
             raise RuntimeError(f"{method} {path}: {response.status_code} {response.text[:500]}")
@@ -94,6 +95,9 @@ class Job:
         if answer["rejected"]:
             raise RuntimeError(f"rejected: {answer['rejected'][:3]}")
         return answer
+
+    def output(self, stage: str) -> int | None:
+        return self._post("GET", f"/stages/{stage}/watermark", None)["output_watermark"]
 
     def reports(self, stage: str) -> str:
         return f"{self.root}/stages/{stage}/reports"
@@ -198,15 +202,26 @@ def latency(plan: Plan, server: Service) -> Iterator[Figure]:
     yield Figure("report to event, p99", found["p99"], "ms", 50, False, detail)
 
 
-def fill(job: Job, stage: str, count: int, word: Callable[[int], Any]) -> str:
-    """Claim and report every range, in batches by different workers; the last worker's token."""
+def fill(
+    job: Job,
+    stage: str,
+    count: int,
+    word: Callable[[int], Any],
+    *,
+    observed: Callable[[int], int] = lambda _: FIRST,
+    last: int | None = None,
+) -> str:
+    """Claim and report every range, or those before `last`, in batches by different workers.
+
+    Gives the last worker's token.
+    """
     names = tile(count)
     token = ""
-    for start in range(0, count, BATCH):
+    for start in range(0, count if last is None else last, BATCH):
         batch = names[start : start + BATCH]
         token = job.claim(stage, batch, holder=f"bench-{start}")
         words = {name: word(start + i) for i, name in enumerate(batch)}
-        job.report(stage, token, words, input_watermark=FIRST)
+        job.report(stage, token, words, input_watermark=observed(start))
     return token
 
 
@@ -267,8 +282,8 @@ def growth(plan: Plan, server: Service) -> Iterator[Figure]:
     yield Figure(name, statistics.median(costs), "ratio", 1.3, False, detail)
 
 
-def all_figures(plan: Plan, folder: Path) -> Iterator[Figure]:
-    """Every figure, in the order of the table."""
+def embedded(plan: Plan, folder: Path) -> Iterator[Figure]:
+    """Every figure on the embedded stores, in the order of the table."""
     with baseline() as bare, service(folder / "rates") as server:
         yield from rates(plan, server, bare)
     with service(folder / "latency") as server:

@@ -78,15 +78,16 @@ def generator() -> str:
     return "wrk" if shutil.which("wrk") else "python"
 
 
-def run(target: Target, seconds: float) -> Outcome:
-    """Keep `CONNECTIONS` connections busy for a while."""
-    outcome = _wrk(target, seconds) if shutil.which("wrk") else _python(target, seconds)
+def run(target: Target, seconds: float, *, connections: int = CONNECTIONS) -> Outcome:
+    """Keep some connections busy for a while."""
+    use = _wrk if shutil.which("wrk") else _python
+    outcome = use(target, seconds, connections)
     if outcome.requests == 0:
         raise LoadFailedError(f"{target.url}: no answers")
     return outcome
 
 
-def _wrk(target: Target, seconds: float) -> Outcome:
+def _wrk(target: Target, seconds: float, connections: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as name:
         folder = Path(name)
         (folder / "body").write_text(target.body)
@@ -102,7 +103,7 @@ def _wrk(target: Target, seconds: float) -> Outcome:
         )
         done = subprocess.run(
             [
-                *("wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s"),
+                *("wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s"),
                 *("--timeout", "30s", "-s", str(folder / "load.lua"), target.url),
             ],
             capture_output=True,
@@ -118,9 +119,9 @@ def _wrk(target: Target, seconds: float) -> Outcome:
     return Outcome(requests, microseconds / 1e6)
 
 
-def _python(target: Target, seconds: float) -> Outcome:
+def _python(target: Target, seconds: float, connections: int) -> Outcome:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.pyload", str(seconds)],
+        [sys.executable, "-m", "benchmarks.pyload", str(seconds), str(connections)],
         input=json.dumps(asdict(target)),
         capture_output=True,
         text=True,

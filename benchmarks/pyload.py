@@ -1,4 +1,4 @@
-"""The load generator for machines without wrk: `python -m benchmarks.pyload SECONDS < target`."""
+"""Load on machines without wrk: `python -m benchmarks.pyload SECONDS CONNECTIONS < target`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 
 import uvloop
 
-from benchmarks.load import CONNECTIONS, RANGE, VALUE, Target
+from benchmarks.load import RANGE, VALUE, Target
 from benchmarks.wire import Connection, encode
 
 
-async def load(target: Target, seconds: float) -> tuple[int, float]:
+async def load(target: Target, seconds: float, connections: int) -> tuple[int, float]:
     counter = itertools.count(target.first)
     ranges = itertools.cycle(target.ranges or ("",))
 
@@ -37,16 +37,11 @@ async def load(target: Target, seconds: float) -> tuple[int, float]:
         connection.close()
         return done
 
-    counts = await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+    counts = await asyncio.gather(*(client() for _ in range(connections)))
     return sum(counts), time.perf_counter() - start
 
 
 if __name__ == "__main__":
     wanted = json.load(sys.stdin)
-    print(
-        json.dumps(
-            uvloop.run(
-                load(Target(**wanted | {"ranges": tuple(wanted["ranges"])}), float(sys.argv[1]))
-            )
-        )
-    )
+    made = Target(**wanted | {"ranges": tuple(wanted["ranges"])})
+    print(json.dumps(uvloop.run(load(made, float(sys.argv[1]), int(sys.argv[2])))))

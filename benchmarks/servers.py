@@ -1,7 +1,9 @@
-"""The two servers that are compared, each a process of its own."""
+"""The servers that are compared, each a process of its own, and what they use."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -43,10 +45,14 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def service(folder: Path) -> Generator[Service]:
-    """The service on a new ledger."""
+def service(
+    folder: Path, *, live_url: str = "memory://", ledger_url: str | None = None
+) -> Generator[Service]:
+    """The service; without a ledger named, on a new one."""
     folder.mkdir()
-    with Service(folder, options=("--log-level", "warning")) as running:
+    made = Service(folder, options=("--log-level", "warning", "--live-url", live_url))
+    made.ledger_url = ledger_url or made.ledger_url
+    with made as running:
         yield running
 
 
@@ -58,7 +64,19 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"no VmRSS of {pid}")
 
 
-def processor_seconds(pid: int) -> float:
-    """How much processor time a process has had, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+def processor_seconds(pid: int, *, family: bool = False) -> float:
+    """How much processor time a process has had, all threads; with its family, its children too."""
+    own = _stat(Path(f"/proc/{pid}/stat"))
+    # Those that have ended are in its own account.
+    ticks = sum(own[11 : 15 if family else 13])
+    if family:
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                other = _stat(path)
+                ticks += sum(other[11:13]) if other[1] == pid else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(path: Path) -> list[int]:
+    """The fields after the name; the first of them, a letter, as 0."""
+    return [0, *map(int, path.read_text().rsplit(")", 1)[1].split()[1:])]
