@@ -201,7 +201,8 @@ class _NoTracebackAtStart(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
-        return "StoreRefusedError" not in record.getMessage()
+        message = record.getMessage()
+        return "StoreRefusedError" not in message and "UnavailableError" not in message
 
 
 class JsonFormatter(logging.Formatter):

@@ -56,6 +56,13 @@ class InvalidReportError(ProblemError):
     status = 422
 
 
+class ClientGoneError(ProblemError):
+    """The client went away before its request was read."""
+
+    slug = "client-gone"
+    status = 400
+
+
 class PayloadTooLargeError(ProblemError):
     """The body, or the number of ranges in it, is above the limit."""
 

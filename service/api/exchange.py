@@ -8,12 +8,14 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import ProblemBody
 from service.api.problems import MEDIA_TYPE
 from service.api.routing import HOT
 from service.errors import (
+    ClientGoneError,
     InvalidRequestError,
     MalformedJsonError,
     PayloadTooLargeError,
@@ -67,6 +69,14 @@ def encode(body: object) -> bytes:
 
 async def read(request: Request, limit: int = MAX_BODY) -> bytes:
     """Read a body of at most `limit` bytes. Raises `PayloadTooLargeError`."""
+    try:
+        return await _read(request, limit)
+    except ClientDisconnect:
+        # Nobody hears it, but it is no error of ours.
+        raise ClientGoneError("the client went away before its request was read") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) <= limit:
         return await request.body()

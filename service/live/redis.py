@@ -156,7 +156,7 @@ class RedisLiveStore:
             found = self._jobs[job] = _Job(
                 reports=Batcher(
                     self._report_all,
-                    lambda asked: len(asked[1].indices),
+                    lambda asked: asked[1].looked.count,
                     _FLIGHTS,
                 ),
                 reads=Batcher(lambda asked: self._read_all(job, asked), lambda _: 1, 1),

@@ -167,11 +167,15 @@ class RedisClient:
             raise
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
+        except RuntimeError as error:
+            raise _broken(error) from error
 
     async def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - what Redis answers
         """Run a plain command. Raises `UnavailableError`."""
         try:
             return await self._execute(*words)
+        except RuntimeError as error:
+            raise _away(_broken(error)) from error
         except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
             raise _away(error) from error
         except ResponseError as error:
@@ -200,6 +204,8 @@ class RedisClient:
                     await pubsub.ping()
                 elif message["type"] == "pmessage":
                     yield message["channel"].decode(), message["data"]
+        except RuntimeError as error:
+            raise _away(_broken(error)) from error
         except (RedisError, OSError) as error:
             raise _away(error) from error
         finally:
@@ -228,6 +234,16 @@ class RedisClient:
         await self._client.aclose()
         for sentinel in self._sentinels:
             await sentinel.aclose()
+
+
+def _broken(error: RuntimeError) -> RedisConnectionError:
+    """Read what uvloop says of a connection that breaks in the very moment of a write.
+
+    Raises the error itself if it is another one.
+    """
+    if "closed" not in str(error):
+        raise error
+    return RedisConnectionError(str(error))
 
 
 def _away(error: BaseException) -> UnavailableError:

@@ -237,6 +237,8 @@ class Plan:
     generation: int
     layout_version: int
     pipeline: Pipeline
+    looked: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What was looked up for the last report under a lease. See `redis_reports`."""
     _indices: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
     @cached_property

@@ -19,39 +19,74 @@ from service.live.redis_layout import Plan
 T = TypeVar("T")
 
 
+_BULK = 64
+"""From so many ranges on, what was looked up is worth remembering."""
+
+_REMEMBERED = 256
+"""Leases whose last report is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Ranges that were looked up in a plan."""
+
+    names: Sequence[str]
+    order: npt.NDArray[np.int64] | None
+    """How they were sorted; None: they were in order."""
+    count: int
+    """Of those that the layout has."""
+    spans: Sequence[Sequence[Any]]
+    unknown: Sequence[str]
+    """Names that the layout does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A report, with the indices of its ranges worked out."""
 
     stage: str
     said: Report
-    order: npt.NDArray[np.int64] | None
-    """How the report's ranges were sorted; None: they were in order."""
-    indices: npt.NDArray[np.int64]
-    unknown: Sequence[str]
-    """Names that the layout does not have."""
+    looked: Looked
 
 
 def asked_of(plan: Plan, stage: str, report: Report) -> Asked:
-    """Look the ranges of a report up, and sort them."""
+    """Look the ranges of a report up.
+
+    A worker mostly reports for the same ranges in the same order, and to see that it does is cheaper
+    than to look them up.
+    """
+    names = report.ranges
+    if len(names) < _BULK:
+        return Asked(stage, report, _look_up(plan, stage, names))
+    remembered: dict[Any, Any] = plan.looked
+    last: Looked | None = remembered.get((stage, report.token))
+    if last is None or last.names != names:
+        last = remembered[stage, report.token] = _look_up(plan, stage, names)
+        if len(remembered) > _REMEMBERED:
+            del remembered[next(iter(remembered))]
+    return Asked(stage, report, last)
+
+
+def _look_up(plan: Plan, stage: str, names: Sequence[str]) -> Looked:
     index = plan.index(stage)
-    places = [index.get(name, -1) for name in report.ranges]
+    places = [index.get(name, -1) for name in names]
     at = np.array(places, dtype=np.int64)
     if len(at) == 1 and places[0] >= 0:
-        return Asked(stage, report, None, at, ())
-    unknown = [name for name, i in zip(report.ranges, places, strict=True) if i < 0]
-    if not unknown and bool((np.diff(at) > 0).all()):
-        return Asked(stage, report, None, at, ())
-    order = np.argsort(at, kind="stable")
-    order = order[at[order] >= 0]
-    return Asked(stage, report, order, at[order], unknown)
+        return Looked(names, None, 1, lay.spans_of(at), ())
+    unknown = [name for name, i in zip(names, places, strict=True) if i < 0]
+    order: npt.NDArray[np.int64] | None = None
+    if unknown or bool((np.diff(at) <= 0).any()):
+        order = np.argsort(at, kind="stable")
+        order = order[at[order] >= 0]
+        at = at[order]
+    spans = lay.spans_of(at) if len(at) else []
+    return Looked(names, order, len(at), spans, unknown)
 
 
 def report_args(stage: int, asked: Asked) -> list[Any]:
     """Write a report as `report.lua` reads it."""
-    said, order = asked.said, asked.order
+    said, order, spans = asked.said, asked.looked.order, asked.looked.spans
     promises = lay.as_column(_sorted(said.promises, order))
-    spans = lay.spans_of(asked.indices) if len(asked.indices) else []
     return [
         stage,
         said.token,
@@ -134,7 +169,7 @@ def _rejected(
     plan: Plan, asked: Asked, rejected: Iterable[Sequence[Any]]
 ) -> list[tuple[str, LostReason]]:
     """Put what was rejected in the order of the report."""
-    reasons: dict[str, LostReason] = dict.fromkeys(asked.unknown, "unknown")
+    reasons: dict[str, LostReason] = dict.fromkeys(asked.looked.unknown, "unknown")
     for index, reason in rejected:
         reasons[plan.name(asked.stage, index)] = reason
     if not reasons:

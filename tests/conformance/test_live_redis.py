@@ -1,0 +1,90 @@
+"""What only a live store on Redis can be asked: its connections, its scripts, its server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+
+from service.clock import SystemClock
+from service.errors import UnavailableError
+from service.live.port import Claim, Rank, Report, StateLostError
+from service.live.redis import RedisLiveStore
+from tests.conformance.test_live import installed, pipeline
+from tests.support.redis_server import RedisServer
+
+
+def test_connections_that_are_cut_are_made_again(redis_server: RedisServer) -> None:
+    """On uvloop, which has a word of its own for a write to a connection that was just closed."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        store = RedisLiveStore(redis_server.url, SystemClock())
+        await store.open()
+        await store.begin(installed(pipeline()))
+        token = (await store.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+        for value in range(100):
+            said = Report(token, ["a", "b"], [value, value])
+            *answers, _ = await asyncio.gather(
+                store.report("j", "s", said),
+                store.job("j"),
+                store.heads(),
+                asyncio.to_thread(redis_server.command, "CLIENT", "KILL", "TYPE", "normal"),
+                return_exceptions=True,
+            )
+            assert all(
+                isinstance(answer, UnavailableError)
+                for answer in answers
+                if isinstance(answer, BaseException)
+            ), answers
+        assert (await store.report("j", "s", Report(token, ["a"], [1_000]))).accepted == 1
+        await store.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+def test_one_steps_scripts_are_sent_once(redis_server: RedisServer) -> None:
+    """The server knows a script by its digest; after SCRIPT FLUSH it is told the source again."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        store = RedisLiveStore(redis_server.url, SystemClock())
+        await store.open()
+        await store.begin(installed(pipeline()))
+        redis_server.command("SCRIPT", "FLUSH")
+        redis_server.command("CONFIG", "RESETSTAT")
+        for _ in range(3):
+            await store.job("j")
+        stats = redis_server.info("commandstats")
+        calls = {
+            name: int(fields.partition("calls=")[2].partition(",")[0])
+            for name, fields in stats.items()
+        }
+        assert (calls["cmdstat_eval"], calls["cmdstat_evalsha"]) == (1, 3)
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+def test_a_key_that_the_server_threw_away_is_noticed(redis_server: RedisServer) -> None:
+    redis_server.command("FLUSHALL")
+
+    async def scenario(key: str) -> None:
+        store = RedisLiveStore(redis_server.url, SystemClock())
+        await store.open()
+        await store.begin(installed(pipeline(), incarnation=1 + KEYS.index(key)))
+        token = (await store.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+        redis_server.command("DEL", f"tidegauge:{{j}}:stage:s{key}")
+        with pytest.raises(StateLostError):
+            await store.report("j", "s", Report(token, ["a", "b"], [5, 5]))
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        for key in KEYS:
+            runner.run(scenario(key))
+
+
+KEYS = ["", ":weights", ":owners"]
