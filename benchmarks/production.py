@@ -6,6 +6,7 @@ everything else: on few cores all of them share those, and the details say what 
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import statistics
@@ -27,10 +28,13 @@ from tests.support.server import Service
 
 RANGES = 1_000
 STEP = 100_000_000
-"""Between the first values of two rounds: each round's are above all of the last one's."""
+"""Between the first values of two measurements: none may be behind what was reported before."""
 
 CORES_FOR_TWO = 4
 """Two replicas, Redis, and the load."""
+
+WORKLOADS = ("standing", "advancing")
+"""Whether the watermark moves with the reports: if it does, each is answered once that is durable."""
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Contestant:
     """Something that is measured once in each round."""
 
     go: Callable[[int], Outcome]
-    """Given the first value of the round."""
+    """Given the first value to report."""
     rates: list[float] = field(default_factory=list[float])
     used: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
     """What share of a core each process had."""
@@ -95,31 +99,36 @@ class Contestant:
     def share(self, process: str) -> float:
         return statistics.median(one.get(process, 0) for one in self.used)
 
-    def shares(self, *without: str) -> str:
-        names = [name for name in self.used[0] if name not in without]
-        return ", ".join(f"{name} {self.share(name):.2f}" for name in names)
+    def shares(self) -> str:
+        shares = {name: self.share(name) for name in self.used[0]}
+        return ", ".join(f"{name} {share:.2f}" for name, share in shares.items() if share >= 0.01)
 
     def over(self, other: Contestant) -> tuple[float, str]:
         """The median ratio of the rates, round by round."""
         ratios = [us / them for us, them in zip(self.rates, other.rates, strict=True)]
         spread = f"rounds {min(ratios):.2f}-{max(ratios):.2f}"
-        detail = f"{self.rate:,.0f}/s to {other.rate:,.0f}/s, {spread}; cores: {self.shares()}"
-        return statistics.median(ratios), detail
+        detail = f"{self.rate:,.0f}/s to {other.rate:,.0f}/s, {spread}"
+        return statistics.median(ratios), f"{detail}; cores: {self.shares()} to {other.shares()}"
 
 
 def measure(plan: Plan, on: Stores, contestants: list[Contestant]) -> None:
     """In each round all of them, in another order each time; the first round only warms up."""
+    firsts = itertools.count(FIRST + STEP, STEP)
     for index in range(plan.rounds + 1):
         turn = index % len(contestants)
         for one in contestants[turn:] + contestants[:turn]:
             before = on.used()
-            outcome = one.go(FIRST + (index + 1) * STEP)
+            outcome = one.go(next(firsts))
             if index:
                 after = on.used()
                 one.rates.append(outcome.rate)
                 one.used.append(
                     {name: (after[name] - before[name]) / outcome.seconds for name in before}
                 )
+
+
+def ranges(count: int) -> str:
+    return f"reports of {count:,} range{'s' if count > 1 else ''}"
 
 
 # ---- one replica
@@ -141,9 +150,8 @@ def one_replica(plan: Plan, on: Stores, folder: Path) -> Iterator[Figure]:
     """Reports through HTTP, Redis and Postgres against redis-py alone, and against etcd."""
     with on.replica() as server, etcd(folder / "etcd") as rival:
 
-        def ours(count: int, *, standing: bool) -> Contestant:
-            name = f"of-{count}-{'standing' if standing else 'advancing'}"
-            target = reporting(server, name, count, standing=standing)
+        def ours(count: int, said: str) -> Contestant:
+            target = reporting(server, f"of-{count}-{said}", count, standing=said == "standing")
             return Contestant(lambda first: run(replace(target, first=first), plan.seconds))
 
         def etcds(port: int, keys: int) -> Contestant:
@@ -153,29 +161,26 @@ def one_replica(plan: Plan, on: Stores, folder: Path) -> Iterator[Figure]:
         clients = redis_alone.fastest(on.redis.port)
         port = on.redis.port
         alone = Contestant(lambda _: redis_alone.run_alone(port, clients, plan.seconds))
-        many = {word: ours(RANGES, standing=word == "standing") for word in WORKLOADS}
-        single = {word: ours(1, standing=word == "standing") for word in WORKLOADS}
+        many = {said: ours(RANGES, said) for said in WORKLOADS}
+        single = {said: ours(1, said) for said in WORKLOADS}
         theirs = {} if rival is None else {count: etcds(rival.port, count) for count in (1, RANGES)}
         measure(plan, on, [alone, *many.values(), *single.values(), *theirs.values()])
 
-    for word, said in WORKLOADS.items():
-        value, detail = many[word].over(alone)
-        detail = f"{detail} (alone: {alone.share('Redis'):.2f}, clients {clients})"
-        name = f"reports of 1,000 ranges, {said} / redis-py alone"
+    for said in WORKLOADS:
+        value, detail = many[said].over(alone)
+        detail = f"{detail}, {clients} calls at a time"
+        name = f"{ranges(RANGES)}, {said} / redis-py alone"
         yield Figure(name, value, "ratio", 0.4, True, detail)
     for count, mine, target in ((RANGES, many, 10.0), (1, single, 1.0)):
-        for word, said in WORKLOADS.items():
-            name = f"reports of {count:,} range{'s' if count > 1 else ''}, {said} / etcd"
+        for said in WORKLOADS:
+            name = f"{ranges(count)}, {said} / etcd"
             if theirs:
-                value, detail = mine[word].over(theirs[count])
-                detail = f"{detail}; etcd through gRPC, {CONNECTIONS} connections each"
+                value, detail = mine[said].over(theirs[count])
+                detail = f"{detail}; {CONNECTIONS} connections each, etcd's of gRPC"
                 yield Figure(name, value, "ratio", target, True, detail)
             else:
-                detail = f"etcd is not installed; {mine[word].rate:,.0f}/s"
+                detail = f"etcd is not installed; {mine[said].rate:,.0f}/s"
                 yield Figure(name, None, "ratio", None, True, detail)
-
-
-WORKLOADS = {"standing": "watermark standing", "advancing": "watermark advancing with each"}
 
 
 # ---- two replicas
@@ -194,45 +199,50 @@ def together(targets: list[Target], seconds: float, first: int) -> Outcome:
     return Outcome(requests, statistics.mean(outcome.seconds for outcome in outcomes))
 
 
+def halves(
+    first: Service, second: Service, count: int, said: str, seconds: float
+) -> tuple[Contestant, Contestant]:
+    """The same two loads, each of half of a stage's ranges: on one replica each, and both on one."""
+    each = [[f"{half}-{i:04d}" for i in range(count)] for half in "ab"]
+    still = ["slow"] if said == "standing" else []
+    job = Job(first, f"halves-{count}-{said}", {"s": {"shards": [*each[0], *each[1], *still]}})
+    bodies: list[str] = []
+    for half in each:
+        token = job.claim("s", half, holder=half[0])
+        words = ",".join(f'"{shard}":{VALUE}' for shard in half)
+        bodies.append(f'{{"token":"{token}","ranges":{{{words}}}}}')
+    if still:
+        job.report("s", job.claim("s", still, holder="slow"), dict.fromkeys(still, 1))
+    job.close()
+
+    def on_these(*servers: Service) -> Contestant:
+        path = job.reports("s").removeprefix(first.url)
+        targets = [
+            Target(server.url + path, "POST", body)
+            for server, body in zip(servers, bodies, strict=True)
+        ]
+        return Contestant(lambda value: together(targets, seconds, value))
+
+    return on_these(first, second), on_these(first, first)
+
+
 def two_replicas(plan: Plan, on: Stores) -> Iterator[Figure]:
-    """The same two loads, each on half of a stage's ranges: on one replica, and on one each."""
+    """What a second replica gives."""
     with ExitStack() as stack:
         first, second = (stack.enter_context(on.replica()) for _ in range(2))
-        pairs: dict[int, tuple[Contestant, Contestant]] = {}
-        for count in (RANGES, 1):
-            halves = [[f"{half}-{i:04d}" for i in range(count)] for half in "ab"]
-            job = Job(first, f"halves-{count}", {"s": {"shards": [*halves[0], *halves[1], "slow"]}})
-            bodies: list[str] = []
-            for half in halves:
-                token = job.claim("s", half, holder=half[0])
-                words = ",".join(f'"{shard}":{VALUE}' for shard in half)
-                bodies.append(f'{{"token":"{token}","ranges":{{{words}}}}}')
-            job.report("s", job.claim("s", ["slow"], holder="slow"), {"slow": 1})
-            job.close()
-            path = job.reports("s").removeprefix(first.url)
-
-            def split(servers: list[Service], path: str, bodies: list[str]) -> Contestant:
-                targets = [
-                    Target(server.url + path, "POST", body)
-                    for server, body in zip(servers, bodies, strict=True)
-                ]
-                return Contestant(lambda value: together(targets, plan.seconds, value))
-
-            pairs[count] = (
-                split([first, second], path, bodies),
-                split([first, first], path, bodies),
-            )
+        pairs = {
+            (count, said): halves(first, second, count, said, plan.seconds)
+            for count in (RANGES, 1)
+            for said in WORKLOADS
+        }
         measure(plan, on, [one for pair in pairs.values() for one in pair])
     cores = os.cpu_count() or 1
     enough = cores >= CORES_FOR_TWO
-    for count, (two, one) in pairs.items():
+    for (count, said), (two, one) in pairs.items():
         value, detail = two.over(one)
-        room = one.rate and two.rate / two.share("Redis") / one.rate
-        detail = (
-            f"{detail} (one: {one.shares('replica 2')}); a core's Redis would carry {room:.1f} of one"
-            + ("" if enough else f"; no target on {cores} cores, which all of it shares")
-        )
-        name = f"reports of {count:,} range{'s' if count > 1 else ''}, two replicas / one"
+        if not enough:
+            detail = f"{detail}; no target, since all of this shares {cores} cores"
+        name = f"{ranges(count)}, {said}: two replicas / one"
         yield Figure(name, value, "ratio", 1.5 if enough else None, True, detail)
 
 
