@@ -10,6 +10,7 @@ import itertools
 import os
 import resource
 import statistics
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,7 @@ RANGES = 1_000
 STEP = 100_000_000
 """Between the first values of two measurements: none may be behind what was reported before."""
 
+LOAD = "load"
 CORES_FOR_TWO = 4
 """Two replicas, Redis, and the load."""
 
@@ -67,7 +69,7 @@ class Stores:
             "Postgres": processor_seconds(self.postgres.pid, family=True),
             **({"etcd": processor_seconds(self.rival.pid)} if self.rival else {}),
             # Those that have ended, which only the load does while something is measured.
-            "load": ours.ru_utime + ours.ru_stime,
+            LOAD: ours.ru_utime + ours.ru_stime,
         }
 
 
@@ -117,14 +119,19 @@ def measure(plan: Plan, on: Stores, contestants: list[Contestant]) -> None:
     for index in range(plan.rounds + 1):
         turn = index % len(contestants)
         for one in contestants[turn:] + contestants[:turn]:
-            before = on.used()
+            before, start = on.used(), time.perf_counter()
             outcome = one.go(next(firsts))
-            if index:
-                after = on.used()
-                one.rates.append(outcome.rate)
-                one.used.append(
-                    {name: (after[name] - before[name]) / outcome.seconds for name in before}
-                )
+            if not index:
+                continue
+            after, took = on.used(), time.perf_counter() - start
+            one.rates.append(outcome.rate)
+            # The servers' time is all of what was measured; the load's is also that of its start.
+            one.used.append(
+                {
+                    name: (after[name] - before[name]) / (took if name == LOAD else outcome.seconds)
+                    for name in before
+                }
+            )
 
 
 def ranges(count: int) -> str:
@@ -168,7 +175,7 @@ def one_replica(plan: Plan, on: Stores, folder: Path) -> Iterator[Figure]:
 
     for said in WORKLOADS:
         value, detail = many[said].over(alone)
-        detail = f"{detail}, {clients} calls at a time"
+        detail = f"{detail}; {clients}"
         name = f"{ranges(RANGES)}, {said} / redis-py alone"
         yield Figure(name, value, "ratio", 0.4, True, detail)
     for count, mine, target in ((RANGES, many, 10.0), (1, single, 1.0)):
