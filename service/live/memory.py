@@ -157,6 +157,8 @@ class MemoryLiveStore:
         self._deadlines: list[tuple[int, int, str]] = []
         """A heap of (deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is
         looked at again when it comes up."""
+        self._expired: dict[str, dict[str, int]] = {}
+        """Leases that ran out, by job and stage, which `expire` has yet to tell of."""
         self._watches = Watches()
 
     # ---- jobs
@@ -406,8 +408,12 @@ class MemoryLiveStore:
         job: str | None = None,  # noqa: ARG002 - to ask all of them costs nothing here
     ) -> Mapping[str, Mapping[str, int]]:
         """See the port."""
+        self._expire()
+        ended, self._expired = self._expired, {}
+        return ended
+
+    def _expire(self) -> None:
         now_ms = self._clock.steady_ms()
-        ended: dict[str, dict[str, int]] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, fence, name = heapq.heappop(self._deadlines)
             found = self._jobs.get(name)
@@ -418,9 +424,8 @@ class MemoryLiveStore:
                 heapq.heappush(self._deadlines, (lease.deadline_ms, fence, name))
                 continue
             self._end(found, lease, "expired")
-            counts = ended.setdefault(name, {})
+            counts = self._expired.setdefault(name, {})
             counts[lease.stage] = counts.get(lease.stage, 0) + 1
-        return ended
 
     def _end(self, job: _Job, lease: _Lease, reason: LostReason) -> None:
         table = job.table(lease.stage)[1]
@@ -537,6 +542,7 @@ class MemoryLiveStore:
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
         """See the port."""
+        self._expire()
         found = self._job(job)
         reach = found.pipeline.reach(touched & found.stages.keys())
         return _job_view(found), {

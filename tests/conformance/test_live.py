@@ -417,6 +417,16 @@ def test_idle_in_an_epoch_counts_only_under_a_current_lease(worker: Worker) -> N
     assert worker.agreement() == STAND_STILL
 
 
+def test_an_idle_word_does_not_count_once_its_lease_has_run_out(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    token = worker.claim(None, ttl_ms=1_000).token
+    worker.report(token, {"a": MIN, "b": 5}, epoch=1, idle=["a"])
+    advance(1_000)
+    worker.commit(1, s=None)
+    assert worker.agreement() == STAND_STILL
+
+
 def test_an_idle_word_whose_lease_is_gone_leaves_its_watermark(worker: Worker) -> None:
     token = worker.claim(None).token
     worker.report(token, {"a": 7, "b": 5}, epoch=1, idle=["a"])
@@ -630,7 +640,6 @@ def test_leases_end_before_an_agreement_is_drawn(
     worker.report(token, {"a": MIN}, idle=["a"])
     assert worker.agreement() == Agreement(50)
     advance(1_000)
-    worker.run(worker.live.expire())
     assert worker.agreement() == Agreement(5)
 
 
