@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_PATIENCE_MS = 3_000
+_PATIENCE_MS = 5_000
 """How long a request waits for its job's state to be restored."""
 
 _GRACE_MS = 1_000
@@ -66,11 +66,11 @@ class Reconciler:
             try:
                 return await use()
             except StateLostError:
+                await self.restore(job)
                 if self._clock.steady_ms() > until_ms:
                     raise UnavailableError(
                         f"the state of job {job!r} is being restored: try again"
                     ) from None
-                await self.restore(job)
 
     async def restore(self, job: str) -> None:
         """Bring a job's state back; return once it may be tried again. Many may ask, one does it."""
@@ -150,12 +150,12 @@ class Reconciler:
         behind: dict[str, LiveHead] = {}
         for head in heads:
             live = lives.get(head.job)
+            if live is not None and _is_behind(live, head):
+                behind[head.job] = live
             try:
                 await self._compare(head, live)
             except (UnknownJobError, StateLostError):
                 continue
-            if live is not None and _is_behind(live, head):
-                behind[head.job] = live
         self._behind = behind
 
     async def _compare(self, head: JobHead, live: LiveHead | None) -> None:
@@ -166,10 +166,11 @@ class Reconciler:
             await self.restore(head.job)
         else:
             self._known[head.job] = live.incarnation
-            if _is_behind(live, head) and self._behind.get(head.job) == live:
-                log.warning("job %s was left behind the ledger: catching up", head.job)
-                await self._catch_up(head.job)
-            if self._live.shared:
+            if _is_behind(live, head):
+                if self._behind.get(head.job) == live:
+                    log.warning("job %s was left behind the ledger: catching up", head.job)
+                    await self._catch_up(head.job)
+            elif self._live.shared:
                 # What another replica was told before it died is published by whoever looks next.
                 self._publisher.touch(head.job, (await self._live.pipeline(head.job)).stages)
 

@@ -34,5 +34,10 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Show the metrics."""
     use = aggregator(request)
-    text = state(request).metrics.render(await use.jobs(), use.now_ms())
+    try:
+        jobs = await use.jobs()
+    except UnavailableError:
+        # What this process has counted is worth knowing then above all.
+        jobs = ()
+    text = state(request).metrics.render(jobs, use.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -80,7 +80,7 @@ A = TypeVar("A")
 _FLIGHTS = 2
 """Calls with reports for one job that may be under way: one is worked on while the next is packed."""
 
-_FROZEN_PATIENCE_S = 5.0
+_FROZEN_PATIENCE_S = 3.0
 """How long a step waits for a layout change; then whoever was at it is taken for dead."""
 
 _FROZEN_POLL_S = 0.01
@@ -417,10 +417,15 @@ class RedisLiveStore:
 
     async def jobs(self) -> Sequence[JobView]:
         """See the port."""
+        found = await asyncio.gather(
+            *(self.job(name) for name in await self._names()), return_exceptions=True
+        )
         views: list[JobView] = []
-        for name in await self._names():
-            with contextlib.suppress(StateLostError):
-                views.append(await self.job(name))
+        for each in found:
+            if isinstance(each, JobView):
+                views.append(each)
+            elif not isinstance(each, StateLostError):
+                raise each
         return views
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
@@ -601,7 +606,8 @@ class RedisLiveStore:
             ]
         ended: dict[str, Mapping[str, int]] = {}
         for name in names:
-            with contextlib.suppress(StateLostError):
+            # One job's node that is away must not hold up the others.
+            with contextlib.suppress(StateLostError, UnavailableError):
                 counts = await self._on(name, self._expire)
                 if counts:
                     ended[name] = counts
@@ -791,7 +797,7 @@ class RedisLiveStore:
             return await self._on(job, self._unsaved)
         found: list[PromiseChunk] = []
         for name in await self._names():
-            with contextlib.suppress(StateLostError):
+            with contextlib.suppress(StateLostError, UnavailableError):
                 found += await self._on(name, self._unsaved)
         return found
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from service.clock import SystemClock
+from service.ledger.port import NewLayout
+from service.ledger.sql import SqlLedger
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.inprocess import InProcess
 from tests.support.postgres_server import PostgresServer
@@ -204,6 +207,31 @@ async def test_without_postgres_watermarks_stand_and_reports_are_taken(
     await eventually(lambda: job.output("s"), lambda output: output == 30)
     await job.commit(2, {"s": {}}, run=1)
     assert await outputs(job) == (30, 30)
+
+
+async def test_a_layout_change_that_nobody_ended_is_ended(
+    job: Api, gauge: InProcess, redis: RedisServer
+):
+    """A replica dies after it has stopped the job for its next layout, before that is in place."""
+    assert gauge.stores.ledger_url is not None
+    ledger = SqlLedger(gauge.stores.ledger_url)
+    finer = FLOW | {"s": {"shards": ["0", "1", "2"]}}
+    redis.command("HSET", "tidegauge:{job}", "at", "!1-1")
+    spec = msgspec.json.encode({"stages": finer})
+    assert await ledger.replace(NewLayout("job", spec, ("s",)), 1, 1, 5) is not None
+    await ledger.close()
+    token = await job.token("s", ["2"], run=1)
+    assert (await job.watermark("s"))["output_watermark"] == 10
+    assert (await job.report("s", token, {"2": 50}))["accepted"] == 1
+
+
+async def test_metrics_are_shown_without_redis(job: Api, gauge: InProcess, redis: RedisServer):
+    assert "tidegauge_watermark_seconds{" in (await gauge.client.get("/metrics")).text
+    redis.stop()
+    response = await gauge.client.get("/metrics")
+    assert response.status_code == 200
+    assert "tidegauge_reports_total" in response.text
+    assert "tidegauge_watermark_seconds{" not in response.text
 
 
 async def test_what_was_recorded_but_never_shown_is_shown(
