@@ -54,7 +54,9 @@ def main() -> None:
         for part, measured in PARTS.items():
             if options.only not in {None, part}:
                 continue
-            for figure in measured(QUICK if options.quick else FULL, Path(folder)):
+            where = Path(folder) / part
+            where.mkdir()
+            for figure in measured(QUICK if options.quick else FULL, where):
                 figures.append(figure)
                 console.print(
                     f"{figure.name}: {shown(figure.value, figure.unit)} ({figure.detail})"

@@ -37,7 +37,7 @@ class Clients:
     depth: int
 
     def __str__(self) -> str:
-        return f"{self.count} clients with {self.depth} calls at a time"
+        return f"best with {self.count} clients, each {self.depth} at a time"
 
 
 CANDIDATES = (Clients(1, 1), Clients(1, 8), Clients(2, 1), Clients(2, 4), Clients(4, 1))
