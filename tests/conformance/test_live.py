@@ -406,6 +406,14 @@ def test_the_smallest_promise_of_an_epoch_counts(worker: Worker) -> None:
     assert list(worker.run(worker.live.promises("j", "s"))) == [10, 20]
 
 
+def test_an_epochs_reports_may_come_in_any_order(worker: Worker) -> None:
+    token = worker.claim(None).token
+    worker.report(token, {"b": 20}, epoch=1)
+    worker.report(token, {"a": 10}, epoch=1)
+    assert worker.commit(1, s=None) == {"s": 2}
+    assert list(worker.run(worker.live.promises("j", "s"))) == [10, 20]
+
+
 def test_idle_in_an_epoch_counts_only_under_a_current_lease(worker: Worker) -> None:
     token = worker.claim(None).token
     worker.report(token, {"a": MIN, "b": 5}, epoch=1, idle=["a"])

@@ -48,7 +48,7 @@ for k, st in ipairs(stages) do
         end
         any_idle = any_idle or idle[i]
       end
-      say(st, block, 1, function(i) return at[i] end, said, any_idle and idle or nil, {})
+      say(st, block, 1, at, said, any_idle and idle or nil, {})
       applied[k] = applied[k] + #said
     end
     settle(st)

@@ -201,44 +201,58 @@ local function word(st, index, weight, said, idle)
 end
 
 -- Takes a word from ranges within the span of `blocks` blocks that begins with block `first`: `said[k]` from
--- the range at position `at(k)` of the span (from 1 on). A promise joins the earlier one; idleness is as
--- said last. Appends to `behind` the indices whose earlier promise was the greater.
+-- the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on, in
+-- any order; false: not said). A promise joins the earlier one; idleness is as said last. Appends to
+-- `behind` the indices whose earlier promise was the greater.
 local function say(st, first, blocks, at, said, idle, behind)
   local start = BLOCK * first
   local count = math.min(BLOCK * blocks, st.n - start)
   local weights = doubles(call('GETRANGE', st.W, 8 * start, 8 * (start + count) - 1))
   if #weights ~= count then error('LOST') end
-  local plain = not idle and st.idle_before + st.idle == 0
-  local low, high, raised_low, raised_high
-  for k = 1, #said do
-    local p = said[k]
-    if p then
-      local i = at(k)
-      local weight = weights[i]
-      local earlier, now, new
-      if plain then
-        earlier = weight
-        now = p > weight and p or weight
-        new = now
-      else
-        earlier, now, new = word(st, start + i - 1, weight, p, idle and idle[k])
+  local offset = type(at) == 'number' and at
+  -- First and last position with another weight now, and with another promise.
+  local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
+  if not idle and st.idle_before + st.idle == 0 then
+    -- Nobody is idle, before or after: weights are promises. The loop that runs for each range of each
+    -- report, so it does no more than it must.
+    for k = 1, #said do
+      local p = said[k]
+      if p then
+        local i = offset and offset + k or at[k]
+        local weight = weights[i]
+        if p > weight then
+          weights[i] = p
+          if weight == MIN then st.promised = st.promised + 1 end
+          if p == MAX then st.final = st.final + 1 end
+          if i < low then low = i end
+          if i > high then high = i end
+        elseif p < weight and p > MIN then
+          behind[#behind + 1] = start + i - 1
+        end
       end
-      if p < earlier and p > MIN then behind[#behind + 1] = start + i - 1 end
-      if now ~= earlier then
-        if earlier == MIN then st.promised = st.promised + 1 end
-        if now == MAX then st.final = st.final + 1 end
-        raised_low = raised_low and math.min(raised_low, i) or i
-        raised_high = raised_high and math.max(raised_high, i) or i
-      end
-      if new ~= weight then
-        weights[i] = new
-        low = low and math.min(low, i) or i
-        high = high and math.max(high, i) or i
+    end
+    raised_low, raised_high = low, high
+  else
+    for k = 1, #said do
+      local p = said[k]
+      if p then
+        local i = offset and offset + k or at[k]
+        local earlier, now, new = word(st, start + i - 1, weights[i], p, idle and idle[k])
+        if p < earlier and p > MIN then behind[#behind + 1] = start + i - 1 end
+        if now ~= earlier then
+          if earlier == MIN then st.promised = st.promised + 1 end
+          if now == MAX then st.final = st.final + 1 end
+          raised_low, raised_high = math.min(raised_low, i), math.max(raised_high, i)
+        end
+        if new ~= weights[i] then
+          weights[i] = new
+          low, high = math.min(low, i), math.max(high, i)
+        end
       end
     end
   end
-  if raised_low then note_changed(st, start + raised_low - 1, start + raised_high - 1) end
-  if not low then return end
+  if raised_high > 0 then note_changed(st, start + raised_low - 1, start + raised_high - 1) end
+  if high == 0 then return end
   call('SETRANGE', st.W, 8 * (start + low - 1), packed(weights, low, high))
   for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
     local least = MAX
@@ -267,7 +281,7 @@ local function lapse_where(st, owner)
     local index = tonumber(field)
     if call('GETRANGE', st.O, 8 * index, 8 * index + 7) == owner then
       local block = math.floor(index / BLOCK)
-      say(st, block, 1, function() return index - BLOCK * block + 1 end, {MIN}, {false}, {})
+      say(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
     end
   end
   settle(st)

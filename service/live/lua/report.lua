@@ -2,13 +2,14 @@
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
 -- {first block, blocks, positions}; `said` has the promises of each span.
 
+-- The positions of a span as `say` takes them, and how many they are.
 local function positions(span)
-  if span[4] then
-    local low = span[3]
-    return function(k) return low + k - 1 end, span[4] - low + 1
-  end
-  local at = span[3]
-  return function(k) return at[k] end, #at
+  if span[4] then return span[3] - 1, span[4] - span[3] + 1 end
+  return span[3], #span[3]
+end
+
+local function position(at, k)
+  return type(at) == 'number' and at + k or at[k]
 end
 
 -- Which of the span's ranges the lease is on: nil if on all of them.
@@ -25,7 +26,7 @@ local function kept(st, span, mine)
   if #raw ~= 8 * size then error('LOST') end
   local keep, total = {}, 0
   for k = 1, count do
-    local i = at(k)
+    local i = position(at, k)
     keep[k] = string.sub(raw, 8 * i - 7, 8 * i) == mine
     if keep[k] then total = total + 1 end
   end
@@ -58,7 +59,7 @@ local function note(st, span, count, keep, holds, offset)
     call('SETRANGE', st.A, 8 * (start + span[3] - 1), string.rep(moment, count))
   else
     for k = 1, count do
-      if not keep or keep[k] then call('SETRANGE', st.A, 8 * (start + at(k) - 1), moment) end
+      if not keep or keep[k] then call('SETRANGE', st.A, 8 * (start + position(at, k) - 1), moment) end
     end
   end
   local any = st.holds
@@ -70,7 +71,7 @@ local function note(st, span, count, keep, holds, offset)
   local set, gone = {}, {}
   for k = 1, count do
     if not keep or keep[k] then
-      local index = start + at(k) - 1
+      local index = start + position(at, k) - 1
       local said = holds and holds[offset + k]
       if said then
         set[#set + 1], set[#set + 2] = index, said
@@ -94,8 +95,8 @@ local function wait(st, epoch, capped, span, said, idle, fence, behind)
   local by_block = {}
   for k = 1, #said do
     if said[k] then
-      local index = start + at(k) - 1
-      if said[k] > MIN and said[k] < promise_of(st, index, weights[at(k)]) then
+      local index = start + position(at, k) - 1
+      if said[k] > MIN and said[k] < promise_of(st, index, weights[position(at, k)]) then
         behind[#behind + 1] = index
       end
       local block = math.floor(index / BLOCK)
@@ -158,7 +159,7 @@ local function report(st, r)
       had = had or members(lease.fence)
       for k = 1, count do
         if not keep[k] then
-          local index = BLOCK * span[1] + at(k) - 1
+          local index = BLOCK * span[1] + position(at, k) - 1
           rejected[#rejected + 1] = {index, among(had, index) and 'superseded' or 'unknown'}
         end
       end
@@ -189,7 +190,7 @@ local function report(st, r)
     if epoch then
       wait(st, epoch, r[5], span, said, idle, lease.fence, behind)
     else
-      say(st, span[1], span[2], positions(span), said, idle, behind)
+      say(st, span[1], span[2], (positions(span)), said, idle, behind)
     end
     offset = offset + count
   end
