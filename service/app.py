@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 import signal
 import sys
 import threading
@@ -32,6 +34,13 @@ from service.live.port import LiveStore
 from service.metrics import Metrics
 from service.settings import Settings
 from service.spec import PipelineSpec
+
+log = logging.getLogger(__name__)
+
+SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
+"""The environment variable with the process that started this one as one of several."""
+
+_SUPERVISOR_POLL_S = 1.0
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -97,10 +106,12 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             raise
         app.state.aggregator = aggregator
         app.state.metrics = metrics
+        orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         try:
             with _readers_let_go_on_signal(aggregator):
                 yield
         finally:
+            orphaned.cancel()
             await aggregator.close()
 
     app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
@@ -111,6 +122,20 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     mount(app, *(module.router for module in modules))
     app.openapi = lambda: _openapi(app)
     return app
+
+
+async def _end_with_supervisor() -> None:
+    """End once the process that started this one is gone, if it is one of several on a port.
+
+    Nobody would replace or stop it any more, and it would keep the port from those who come next.
+    """
+    supervisor = os.environ.get(SUPERVISOR)
+    if supervisor is None:
+        return
+    while os.getppid() == int(supervisor):  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(_SUPERVISOR_POLL_S)
+    log.warning("the process that started this one is gone: ending")
+    signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

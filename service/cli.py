@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from uvicorn.supervisors import Multiprocess
 
-from service.app import create_app, open_ledger
+from service.app import SUPERVISOR, create_app, open_ledger
 from service.errors import ProblemError
 from service.settings import Settings
 
@@ -79,10 +79,11 @@ def serve(
         log_level=log_level,
         log_format=log_format,
     )
-    if workers > 1 and settings.live_url.startswith("memory:"):
+    embedded = settings.live_url.startswith("memory:"), settings.ledger_url.startswith("sqlite")
+    if workers > 1 and any(embedded):
         raise fail(
-            f"--workers {workers} needs a live store that processes can share, and memory:// is for one:"
-            " use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
+            f"--workers {workers} needs stores that processes can share, and memory:// and SQLite are"
+            " for one: use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
         )
     logging.config.dictConfig(_logging(settings))
     listener = _listen(settings)
@@ -124,6 +125,7 @@ def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> No
     # The processes are started afresh, and read their settings as any process does.
     for name, value in settings.model_dump().items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
+    os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
         "service.app:create_app",
         factory=True,

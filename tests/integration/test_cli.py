@@ -31,6 +31,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         (["--ledger-url", "nosuch://x"], "TIDEGAUGE_LEDGER_URL"),
         (["--live-url", "nosuch://x"], "memory://"),
         (["--workers", "2"], "redis://"),
+        (["--workers", "2", "--live-url", "redis://127.0.0.1:1"], "postgresql+psycopg://"),
         (["--log-level", "loud"], "TIDEGAUGE_LOG_LEVEL"),
     ],
 )

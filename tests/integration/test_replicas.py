@@ -152,6 +152,9 @@ async def test_many_workers_share_a_port(
                 async with httpx.AsyncClient(base_url=server.url, timeout=60) as fresh:
                     await Api(fresh, "workers").report("s", token, {"0": value, "1": value})
             assert (await api.watermark("s"))["output_watermark"] == 19
+        left = workers()
+        server.kill()
+        wait_until(lambda: not any(_command(pid) for pid in left), "the workers' end")
 
 
 def _command(pid: int) -> bytes:
