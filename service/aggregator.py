@@ -251,6 +251,9 @@ class Aggregator:
 
     async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
         job, before = old.installed.name, old.installed.pipeline
+        # Whoever stored that layout may not have come to install it: promises are read, and ranges
+        # carried over, from one layout to the next, never past one.
+        await self._on(job, partial(self._live.install, old.installed))
         changed = [
             name
             for name, stage in pipeline.stages.items()
@@ -262,6 +265,8 @@ class Aggregator:
             now = pipeline.stages[name].layout
             if was is not None and now is not None:
                 said = await self._on(job, partial(self._live.promises, job, name))
+                if len(said) != len(was):
+                    raise PreconditionFailedError(f"job {job!r} was changed at the same time")
                 promises[name] = np.array(inherit(was, said, now), dtype="<i8").tobytes()
         stored = await self._ledger.replace(
             NewLayout(job, encode_spec(spec), changed, promises),

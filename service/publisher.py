@@ -214,10 +214,19 @@ class Publisher:
 
     async def _record(self, job: str, touched: _Touched) -> JobRecord | None:
         """Work out what a job has to record; None: nothing."""
-        view, agreements = await self._live.agreements(job, frozenset(touched.stages))
-        published = {name: stage.watermark for name, stage in view.stages.items()}
-        stages = touched.stages & view.pipeline.stages.keys()
-        advances = view.pipeline.propagate(published, agreements, stages)
+        stages = set(touched.stages)
+        while True:
+            view, agreements = await self._live.agreements(job, frozenset(stages))
+            published = {name: stage.watermark for name, stage in view.stages.items()}
+            idle = {name for name, watermark in published.items() if watermark.idle}
+            if idle <= stages:
+                break
+            # That a stage is published as idle may be out of date: its lease may have run out, and
+            # nobody may have said so yet. Whoever goes on without it looks at it first.
+            stages |= idle
+        advances = view.pipeline.propagate(
+            published, agreements, stages & view.pipeline.stages.keys()
+        )
         epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
         if not advances and not epochs:
             return None

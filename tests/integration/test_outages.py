@@ -225,6 +225,17 @@ async def test_a_layout_change_that_nobody_ended_is_ended(
     assert (await job.report("s", token, {"2": 50}))["accepted"] == 1
 
 
+async def test_invariant_8_no_layout_is_passed_over(job: Api, gauge: InProcess):
+    """One replica stores a layout and dies before it installs it; another is asked for the next."""
+    assert gauge.stores.ledger_url is not None
+    ledger = SqlLedger(gauge.stores.ledger_url)
+    without = msgspec.json.encode({"stages": FLOW | {"s": {"shards": ["0", "00"]}}})
+    assert await ledger.replace(NewLayout("job", without, ("s",)), 1, 1, 5) is not None
+    await ledger.close()
+    await job.change(FLOW | {"s": {"shards": ["0", "00", "1"]}})
+    assert await job.promises("s") == {"0": 10, "00": None, "1": None}
+
+
 async def test_metrics_are_shown_without_redis(job: Api, gauge: InProcess, redis: RedisServer):
     assert "tidegauge_watermark_seconds{" in (await gauge.client.get("/metrics")).text
     redis.stop()
