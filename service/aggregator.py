@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -44,7 +43,6 @@ from service.live.port import (
     Renewal,
     Report,
     Reported,
-    StateLostError,
     Watch,
 )
 from service.metrics import Metrics
@@ -55,8 +53,6 @@ from service.state import StageView
 from service.tasks import to_its_end
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 _TICK_S = 0.1
 """How soon the end of a lease is noticed if nobody asks: that ends idleness."""
@@ -140,6 +136,7 @@ class Aggregator:
         self._retention = retention
         self._publisher = Publisher(live, ledger, clock, metrics)
         self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
+        self._on = self._reconciler.on
         self._last_seen = LastSeen(ledger)
         self._layout_changes = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -289,13 +286,6 @@ class Aggregator:
         await self._on(job, partial(self._live.install, stored.installed))
         self._publisher.touch(job, stored.installed.stages)
         await self._visible(job)
-
-    async def _on(self, job: str, use: Callable[[], Awaitable[R]]) -> R:
-        """Do something with a job's live state; one that was lost is restored first."""
-        try:
-            return await use()
-        except StateLostError:
-            return await self._reconciler.on(job, use)
 
     async def definition(self, job: str) -> StoredJob:
         """Return a stored pipeline. Raises `UnknownJobError`."""

@@ -75,7 +75,6 @@ from service.state import InstalledJob, PromiseChunk, StageView
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-A = TypeVar("A")
 
 _FLIGHTS = 2
 """Calls with reports for one job that may be under way: one is worked on while the next is packed."""
@@ -99,8 +98,12 @@ class _FrozenError(Exception):
 class _Due:
     """When the next lease of a job runs out, as heard last, on this process's clock."""
 
-    at_ms: int
+    at_ms: int | None
+    """None: there was no lease."""
     heard_at_ms: int
+
+    def is_over(self, now_ms: int) -> bool:
+        return self.at_ms is not None and self.at_ms <= now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +204,7 @@ class RedisLiveStore:
                 raise _FrozenError
             raise _MovedError
         now_ms = self._clock.steady_ms()
-        self._job(plan.job).due = _Due(
-            now_ms + (_LOOK_AGAIN_MS if due_in < 0 else int(due_in)), now_ms
-        )
+        self._job(plan.job).due = _Due(None if due_in < 0 else now_ms + int(due_in), now_ms)
         return [word, *rest]
 
     async def _on(self, job: str, use: Callable[[Plan], Awaitable[T]]) -> T:
@@ -396,8 +397,6 @@ class RedisLiveStore:
         if (await self._meta(job)).incarnation is None:
             await self._client.command("SREM", lay.JOBS, job)
         self._watches.wake_job(job)
-        if job in self._jobs:
-            self._jobs[job].plan = None
         self._forget(job)
 
     async def head(self, job: str) -> LiveHead | None:
@@ -594,15 +593,14 @@ class RedisLiveStore:
         if job is not None:
             found = self._jobs.get(job)
             due = None if found is None else found.due
-            if due is None or due.at_ms > now_ms or due.at_ms == due.heard_at_ms + _LOOK_AGAIN_MS:
-                return {}
-            names = [job]
+            names = [job] if due is not None and due.is_over(now_ms) else []
         else:
             names = [
                 name
                 for name in await self._names()
                 if (due := self._job(name).due) is None
-                or min(due.at_ms, due.heard_at_ms + _LOOK_AGAIN_MS) <= now_ms
+                or due.is_over(now_ms)
+                or due.heard_at_ms + _LOOK_AGAIN_MS <= now_ms
             ]
         ended: dict[str, Mapping[str, int]] = {}
         for name in names:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from service.clock import SystemClock
 from service.errors import UnavailableError
-from service.live.port import Claim, Rank, Report, StateLostError
+from service.live import redis_client
+from service.live.port import (
+    MAX_WAITING_EPOCHS,
+    REMEMBERED,
+    Claim,
+    Rank,
+    Report,
+    StateLostError,
+)
 from service.live.redis import RedisLiveStore
+from service.live.redis_layout import BLOCK, IDLE
+from service.state import CHUNK
 from tests.conformance.test_live import installed, pipeline
 from tests.support.redis_server import RedisServer
 
@@ -88,3 +100,17 @@ def test_a_key_that_the_server_threw_away_is_noticed(redis_server: RedisServer) 
 
 
 KEYS = ["", ":weights", ":owners"]
+
+
+def test_the_scripts_and_the_code_have_the_same_constants() -> None:
+    source = (Path(redis_client.__file__).parent / "lua" / "common.lua").read_text()
+    found = dict(re.findall(r"^local ([A-Z_]+) = (\d+(?:\^\d+)?)$", source, re.MULTILINE))
+    expected = {
+        "BLOCK": BLOCK,
+        "CHUNK": CHUNK,
+        "IDLE": IDLE,
+        "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
+        "REMEMBERED": REMEMBERED,
+    }
+    values = {name: eval(found[name].replace("^", "**")) for name in expected}
+    assert values == expected

@@ -19,6 +19,7 @@ local IDLE = 2^62
 local BLOCK = 64
 local CHUNK = 4096
 local REMEMBERED = 10000
+local MAX_WAITING_EPOCHS = 64
 local NOBODY = struct.pack('<d', 0)
 
 -- Read once: on some servers the time goes on within a script.

@@ -47,7 +47,7 @@ local function epoch_refused(st, epoch)
   for _, other in ipairs(waiting) do
     if other == epoch then return nil end
   end
-  if #waiting >= 64 then return {'epochs-waiting', #waiting} end
+  if #waiting >= MAX_WAITING_EPOCHS then return {'epochs-waiting', #waiting} end
   return nil
 end
 
