@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,33 @@ class RedisError(Exception):
     """What a server refused."""
 
 
-class _Server:
+class _Started(ABC):
+    """Started on entry, killed on exit."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+
+class _Server(_Started):
     """One `redis-server` on one port, through any number of processes."""
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -111,22 +138,6 @@ class _Server:
             with connection.makefile("rb") as reader:
                 return _decode(reader)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-
 
 class RedisServer(_Server):
     """One Redis with its files in `folder`."""
@@ -204,7 +215,7 @@ class RedisServer(_Server):
         return _fields(self.command("INFO", section))
 
 
-class RedisCluster:
+class RedisCluster(_Started):
     """Masters that share the slots, without replicas."""
 
     def __init__(
@@ -265,22 +276,6 @@ class RedisCluster:
     def kill(self) -> None:
         for node in self.nodes:
             node.kill()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
 
 
 class RedisSentinel(_Server):
