@@ -379,6 +379,8 @@ class RedisLiveStore:
         idle = pairs(await self._client.command("HGETALL", keys[7]))
         layout = plan.pipeline.stages[stage].layout
         if not fields or (layout is not None and len(weights) != len(layout)):
+            # As the scripts do it: what is left is no state.
+            await self._client.command("DEL", plan.job_keys[0])
             raise StateLostError(plan.job)
         return Dumped(fields, weights, owners, moments, holds, waiting, idle)
 

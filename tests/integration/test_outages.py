@@ -236,6 +236,16 @@ async def test_invariant_8_no_layout_is_passed_over(job: Api, gauge: InProcess):
     assert await job.promises("s") == {"0": 10, "00": None, "1": None}
 
 
+@pytest.mark.parametrize("key", ["", ":weights", ":owners"])
+async def test_a_key_that_was_thrown_away_costs_an_incarnation(
+    job: Api, redis: RedisServer, key: str
+):
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    redis.command("DEL", f"tidegauge:{{job}}:stage:s{key}")
+    problem(await job.post_report("s", token, {"0": 20, "1": 20}), 410, "lease-lost")
+    await goes_on(job)
+
+
 async def test_metrics_are_shown_without_redis(job: Api, gauge: InProcess, redis: RedisServer):
     assert "tidegauge_watermark_seconds{" in (await gauge.client.get("/metrics")).text
     redis.stop()

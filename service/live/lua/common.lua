@@ -55,6 +55,13 @@ end
 
 -- ---- the job
 
+-- A part of the state is missing: the server threw it away on its own (an eviction policy), or somebody
+-- did. The rest goes too, so that whoever looks next begins afresh.
+local function lost()
+  call('DEL', META)
+  error('LOST')
+end
+
 -- In how many milliseconds the next lease runs out, so that the caller knows when to look.
 local function due_in()
   local first = call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
@@ -100,8 +107,7 @@ local function load(st)
   local s = call('HMGET', st.S, 'n', 'source', 'run', 'epoch', 'idle', 'name')
   st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
   st.idle_before, st.name = tonumber(s[5]), s[6]
-  -- The server threw a key away on its own (an eviction policy): nothing is to be trusted then.
-  if not st.n then error('LOST') end
+  if not st.n then lost() end
   return st
 end
 
@@ -114,7 +120,7 @@ end
 
 local function view(st)
   local raw = call('HGET', VIEWS, st.name)
-  if not raw then error('LOST') end
+  if not raw then lost() end
   local all = shown(raw)
   return {all = all, input = all[1], output = all[2], idle = all[3] == 1}
 end
@@ -122,7 +128,7 @@ end
 -- The least weight of the stage's ranges.
 local function lowest(st)
   local raw = call('GETRANGE', st.T, -8, -1)
-  if #raw ~= 8 then error('LOST') end
+  if #raw ~= 8 then lost() end
   return (struct.unpack('<d', raw))
 end
 
@@ -159,7 +165,7 @@ local function lift(st)
         local from = BLOCK * parent
         local to = math.min(from + BLOCK, size) - 1
         local children, count = doubles(call('GETRANGE', st.T, 8 * (offset + from), 8 * (offset + to) + 7))
-        if count ~= to - from + 1 then error('LOST') end
+        if count ~= to - from + 1 then lost() end
         local least = children[1]
         for c = 2, count do
           if children[c] < least then least = children[c] end
@@ -182,7 +188,7 @@ end
 local function promise_of(st, index, weight)
   if weight ~= IDLE then return weight end
   local raw = call('HGET', st.I, index)
-  if not raw then error('LOST') end
+  if not raw then lost() end
   return (struct.unpack('<d', raw))
 end
 
@@ -209,7 +215,7 @@ local function say(st, first, blocks, at, said, idle, behind)
   local start = BLOCK * first
   local count = math.min(BLOCK * blocks, st.n - start)
   local weights = doubles(call('GETRANGE', st.W, 8 * start, 8 * (start + count) - 1))
-  if #weights ~= count then error('LOST') end
+  if #weights ~= count then lost() end
   local offset = type(at) == 'number' and at
   -- First and last position with another weight now, and with another promise.
   local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
@@ -335,7 +341,7 @@ local function each_owner(st, runs, use)
     while left > 0 do
       local count = math.min(left, STEP)
       local raw = call('GETRANGE', st.O, 8 * start, 8 * (start + count) - 1)
-      if #raw ~= 8 * count then error('LOST') end
+      if #raw ~= 8 * count then lost() end
       use(start, raw, count)
       start, left = start + count, left - count
     end

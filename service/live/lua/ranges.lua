@@ -7,7 +7,7 @@ local leases, results = {}, {}
 for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
   local weight = call('GETRANGE', st.W, 8 * index, 8 * index + 7)
   local owner = call('GETRANGE', st.O, 8 * index, 8 * index + 7)
-  if #weight ~= 8 or #owner ~= 8 then error('LOST') end
+  if #weight ~= 8 or #owner ~= 8 then lost() end
   local lease = false
   if owner ~= NOBODY then
     if leases[owner] == nil then

@@ -8,7 +8,7 @@ local censuses, lows = {}, {}
 for k = 1, #names do
   local st = stage(k)
   local counts = call('HMGET', st.S, 'n', 'promised', 'idle', 'final', 'leased')
-  if not counts[1] then error('LOST') end
+  if not counts[1] then lost() end
   for i, value in ipairs(counts) do counts[i] = tonumber(value) end
   censuses[k] = counts
   if agreements then lows[k] = counts[1] > 0 and lowest(st) or false end

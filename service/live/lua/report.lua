@@ -18,12 +18,12 @@ local function kept(st, span, mine)
   local start = BLOCK * span[1]
   if span[4] then
     local raw = call('GETRANGE', st.O, 8 * (start + span[3] - 1), 8 * (start + span[4]) - 1)
-    if #raw ~= 8 * count then error('LOST') end
+    if #raw ~= 8 * count then lost() end
     if raw == string.rep(mine, count) then return nil, count end
   end
   local size = math.min(BLOCK * span[2], st.n - start)
   local raw = call('GETRANGE', st.O, 8 * start, 8 * (start + size) - 1)
-  if #raw ~= 8 * size then error('LOST') end
+  if #raw ~= 8 * size then lost() end
   local keep, total = {}, 0
   for k = 1, count do
     local i = position(at, k)

@@ -10,6 +10,7 @@ for n, entry in ipairs(asked) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
   local raw = call('GETRANGE', st.W, 8 * first, 8 * (first + CHUNK) - 1)
+  if #raw ~= 8 * math.min(CHUNK, st.n - first) then lost() end
   local stamp = call('HGET', DIRTY, st.name .. ':' .. entry[2]) or false
   local idle = {}
   if st.idle_before > 0 then
