@@ -193,7 +193,7 @@ async def eventually(
     probe: Callable[[], Awaitable[T]],
     wanted: Callable[[T], bool],
     *,
-    deadline_s: float = 30,
+    deadline_s: float = 120,
     what: str = "the condition",
 ) -> T:
     """Ask again and again until the answer is the wanted one."""

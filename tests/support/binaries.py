@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-WAIT_S = 30
+WAIT_S = 120
+"""Only what hangs takes as long. A Sentinel that was stalled for two seconds, as on a busy machine,
+does nothing for the next thirty ("tilt"), and its usual ways come on top."""
+
 POSTGRES_PROGRAMS = ("initdb", "postgres")
 BUS = 10_000
 """A node of a Redis Cluster speaks with the others on its port plus this."""
