@@ -10,13 +10,13 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar, cast
 
-from sqlalchemy import URL, AsyncAdaptedQueuePool, NullPool, event, text
+from sqlalchemy import URL, AsyncAdaptedQueuePool, Executable, NullPool, Row, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -127,6 +127,7 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         )
+        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         # SQLite has one writer. Waiting for it here costs nothing, waiting in SQLite is a poll.
         self._turn = asyncio.Lock()
         self._file: TextIO | None = None
@@ -148,6 +149,26 @@ class Database:
     async def read(self, work: Work[R]) -> R:
         """Do work that only reads; waits for no writer, except in SQLite."""
         return await self._run(self._reads, work, _TRANSACTION_S)
+
+    async def at_once(
+        self, statement: Executable, parameters: Mapping[str, Any]
+    ) -> Sequence[Row[Any]]:
+        """Run one statement that is a transaction by itself, on Postgres; return its rows.
+
+        There are none also if the connection was lost. Then it may have been done or not, and whoever
+        asks must be able to do it once more.
+        """
+        async with _bounded(_TRANSACTION_S) as patience:
+            try:
+                async with self._alone.connect() as db:
+                    patience.watch(await _wire(db))
+                    rows = (await db.execute(statement, parameters)).all()
+                    patience.watch(None)
+            except DBAPIError as error:
+                if not error.connection_invalidated or patience.over:
+                    raise
+                return ()
+            return rows
 
     async def close(self) -> None:
         """Let go of it."""

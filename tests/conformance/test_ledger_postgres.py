@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import psycopg
@@ -17,11 +18,12 @@ from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MIN
 from service.ledger import database
-from service.ledger.port import JobRecord, NewLayout
+from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
 from service.state import PromiseChunk
 from tests.support.binaries import WAIT_S
 from tests.support.postgres_server import PostgresServer
+from tests.support.proxy import Proxy
 
 T = TypeVar("T")
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
@@ -81,17 +83,34 @@ def layout(job: str) -> NewLayout:
     return NewLayout(job, SPEC, ("s", "k"))
 
 
-def record(job: str, value: int, *, incarnation: int = 1, layout_version: int = 1) -> JobRecord:
+def record(job: str, value: int, *, incarnation: int = 1) -> JobRecord:
     return JobRecord(
         job=job,
         incarnation=incarnation,
         generation=1,
-        layout_version=layout_version,
+        layout_version=1,
         seen=0,
         advances={"s": StageWatermark(MIN, value), "k": StageWatermark(value, value)},
         epochs={"k": value},
         chunks=(PromiseChunk(job, "k", incarnation, 1, 1, 0, value, bytes(16)),),
     )
+
+
+def advance(job: str, value: int, *, seen: int = 0) -> JobRecord:
+    """No more than an advance: one statement takes it, if nobody has moved the job since."""
+    return replace(record(job, value), seen=seen, epochs={}, chunks=())
+
+
+def either(head: JobHead, value: int) -> JobRecord:
+    """One way or the other, of what the job is now."""
+    current = {"incarnation": head.incarnation, "layout_version": head.layout_version}
+    if value % 4 < 2:
+        return replace(advance(head.job, value, seen=head.revision), **current)
+    return replace(record(head.job, value), **current)
+
+
+both_ways = pytest.mark.parametrize("say", [record, advance])
+Say = Callable[[str, int], JobRecord]
 
 
 def name(url: str) -> str:
@@ -122,15 +141,7 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
     async def record_all(ledger: SqlLedger, order: Sequence[str], first: int) -> None:
         for value in range(first, 60, 2):
             heads = {head.job: head for head in await ledger.heads()}
-            records = [
-                record(
-                    job,
-                    value,
-                    incarnation=heads[job].incarnation,
-                    layout_version=heads[job].layout_version,
-                )
-                for job in order
-            ]
+            records = [either(heads[job], value) for job in order]
             await ledger.record(records, value)
             await ledger.checkpoint([chunk for r in records for chunk in r.chunks])
 
@@ -191,8 +202,9 @@ def test_of_many_that_begin_an_incarnation_one_does(
     assert runner.run(two[0].head("a")).incarnation == begun
 
 
+@both_ways
 def test_a_record_waits_for_whoever_has_the_job_and_then_looks_again(
-    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str
+    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str, say: Say
 ) -> None:
     with psycopg.connect(url.replace("+psycopg", "")) as holder:
         holder.execute("UPDATE jobs SET incarnation = 99 WHERE name = 'a'")
@@ -201,11 +213,79 @@ def test_a_record_waits_for_whoever_has_the_job_and_then_looks_again(
             assert (await two[1].get("a")).installed.incarnation == 1
             assert len(await two[0].heads()) == 1
 
-        task = runner.run(_blocked(lambda: two[0].record([record("a", 5)], 1), server))
+        task = runner.run(_blocked(lambda: two[0].record([say("a", 5)], 1), server))
         # Who only reads waits for nobody.
         runner.run(readers())
         holder.commit()
     assert runner.run(_awaited(task)) == {}
+
+
+def test_an_advance_that_waited_tells_of_what_it_waited_for(
+    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    """The statement that takes an advance at once has looked at the stages before it waited."""
+    with psycopg.connect(url.replace("+psycopg", "")) as holder:
+        holder.execute("UPDATE jobs SET revision = 7 WHERE name = 'a'")
+        holder.execute("UPDATE stages SET output = 9, idle = true, revision = 7 WHERE stage = 's'")
+        late = replace(advance("a", 5), advances={"s": StageWatermark(MIN, 5)})
+        task = runner.run(_blocked(lambda: two[0].record([late], 1), server))
+        holder.commit()
+    taken = runner.run(_awaited(task))["a"]
+    assert taken.revision == 8
+    assert taken.views["s"].watermark == StageWatermark(MIN, 9, idle=False)
+
+
+def test_of_many_jobs_those_that_stand_still_are_taken_at_once(
+    two: Sequence[SqlLedger], runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    ledger = two[0]
+    for job in JOBS[1:]:
+        runner.run(ledger.create(layout(job), 1))
+    records = [
+        replace(advance(job, value), incarnation=runner.run(ledger.head(job)).incarnation)
+        for job, value in zip("dcba", (8, 7, 6, 5), strict=True)
+    ]
+    _, c, b, _ = records
+    runner.run(two[1].record([record("b", 3, incarnation=b.incarnation)], 1))
+    runner.run(two[1].begin_incarnation("c", c.incarnation, 1))
+    taken = runner.run(ledger.record(records, 2))
+    assert {job: recorded.revision for job, recorded in taken.items()} == {"a": 1, "b": 2, "d": 1}
+    for job, value in (("a", 5), ("b", 6), ("d", 8)):
+        recorded = taken[job]
+        assert recorded.views["s"].watermark == StageWatermark(MIN, value)
+        assert recorded.views["k"].watermark == StageWatermark(value, value)
+        stored = runner.run(ledger.get(job)).installed
+        assert {name: stage.view for name, stage in stored.stages.items()} == recorded.views
+    advances = "SELECT job, stage, version, output, at_ms FROM watermark_history WHERE at_ms = 2"
+    assert sorted(server.execute(advances, name(url))) == [
+        ("a", "k", 1, 5, 2),
+        ("a", "s", 1, 5, 2),
+        ("b", "k", 2, 6, 2),
+        ("b", "s", 2, 6, 2),
+        ("d", "k", 1, 8, 2),
+        ("d", "s", 1, 8, 2),
+    ]
+
+
+def test_an_advance_whose_answer_is_lost_is_not_taken_twice(
+    runner: asyncio.Runner, server: PostgresServer, url: str
+) -> None:
+    with Proxy(server.port) as proxy:
+        ledger = SqlLedger(url.replace(f":{server.port}/", f":{proxy.port}/"))
+        runner.run(ledger.open(exclusive=False))
+        created = runner.run(ledger.create(layout("a"), 1))
+        assert created is not None
+        proxy.cut_answers(1)
+        taken = runner.run(ledger.record([advance("a", 5)], 2))["a"]
+        assert proxy.answers_cut == 1
+        assert taken.revision == 2
+        assert {view.version for view in taken.views.values()} == {1}
+        strict = replace(advance("a", 6, seen=2), unless_newer=True)
+        proxy.cut_answers(1)
+        # It was taken, and then what is newer is one's own: whoever looks afresh finds that out.
+        assert runner.run(ledger.record([strict], 3)) == {}
+        assert runner.run(ledger.head("a")).revision == 3
+        runner.run(ledger.close())
 
 
 def test_a_checkpoint_waits_for_the_incarnation_that_is_about_to_begin(
@@ -232,12 +312,13 @@ async def _awaited(task: Awaitable[T]) -> T:
     return await task
 
 
+@both_ways
 def test_who_holds_a_job_for_too_long_is_not_waited_for(
-    ledger: SqlLedger, runner: asyncio.Runner, url: str
+    ledger: SqlLedger, runner: asyncio.Runner, url: str, say: Say
 ) -> None:
     with psycopg.connect(url.replace("+psycopg", "")) as holder:
         holder.execute("SELECT FROM jobs WHERE name = 'a' FOR UPDATE")
-        error = unavailable(runner, lambda: ledger.record([record("a", 5)], 1))
+        error = unavailable(runner, lambda: ledger.record([say("a", 5)], 1))
         assert "lock timeout" in error.detail
         assert "UPDATE" not in error.detail
     assert set(runner.run(ledger.record([record("a", 5)], 1))) == {"a"}
@@ -263,11 +344,12 @@ def test_whoever_loses_its_lock_on_the_database_goes_on_until_it_is_fenced(
 # ---- failures of Postgres
 
 
+@both_ways
 def test_a_restart_of_postgres_costs_no_transaction(
-    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, url: str, say: Say
 ) -> None:
     async def many(value: int) -> None:
-        await asyncio.gather(*(ledger.record([record("a", value)], 1) for _ in range(10)))
+        await asyncio.gather(*(ledger.record([say("a", value)], 1) for _ in range(10)))
 
     runner.run(many(1))
     server.restart()
@@ -299,12 +381,13 @@ def test_while_postgres_is_down_everything_says_so_and_recovers(
     assert set(runner.run(ledger.record([record("a", 5)], 1))) == {"a"}
 
 
+@both_ways
 @pytest.mark.usefixtures("impatient")
 def test_a_postgres_that_stands_still_is_not_waited_for(
-    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer
+    ledger: SqlLedger, runner: asyncio.Runner, server: PostgresServer, say: Say
 ) -> None:
     async def many(value: int) -> list[object]:
-        asked = (ledger.record([record("a", value)], 1) for _ in range(5))
+        asked = (ledger.record([say("a", value)], 1) for _ in range(5))
         async with asyncio.timeout(WAIT_S):
             return list(await asyncio.gather(*asked, return_exceptions=True))
 
