@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,7 +46,7 @@ from service.live.port import (
     Watch,
 )
 from service.metrics import Metrics
-from service.publisher import Publisher
+from service.publisher import Publisher, Shown
 from service.reconciler import Reconciler
 from service.spec import PipelineSpec, encode_spec
 from service.state import StageView
@@ -285,7 +285,8 @@ class Aggregator:
         job = stored.installed.name
         await self._on(job, partial(self._live.install, stored.installed))
         self._publisher.touch(job, stored.installed.stages)
-        await self._visible(job)
+        with suppress(UnavailableError):
+            await self._flush(job)
 
     async def definition(self, job: str) -> StoredJob:
         """Return a stored pipeline. Raises `UnknownJobError`."""
@@ -372,9 +373,11 @@ class Aggregator:
         if not reported.advances:
             return reported, reported.view
         self._publisher.touch(job, (stage,))
-        if not await self._visible(job):
-            return reported, reported.view
-        return reported, (await self._state(job, stage)).view
+        shown = None
+        with suppress(UnavailableError):
+            shown = await self._flush(job)
+        # As the round has left it: whoever reads afresh finds that, or more.
+        return reported, reported.view if shown is None else shown.stages.get(stage, reported.view)
 
     @to_its_end
     async def commit(
@@ -393,8 +396,11 @@ class Aggregator:
                 (committed.incarnation, committed.generation),
                 dict.fromkeys(committed.unrecorded, commit.epoch),
             )
-        if not await self._visible(job):
-            raise UnavailableError("the ledger has not taken the commit yet: say it again")
+        try:
+            await self._flush(job)
+        except UnavailableError:
+            error = UnavailableError("the ledger has not taken the commit yet: say it again")
+            raise error from None
         return committed.applied, await self._states(job, commit.stages)
 
     # ---- reading
@@ -508,21 +514,27 @@ class Aggregator:
         if ended:
             self._note_expired(ended)
             if job in ended:
-                await self._visible(job)
+                with suppress(UnavailableError):
+                    await self._flush(job)
 
     def _note_expired(self, ended: Mapping[str, Mapping[str, int]]) -> None:
         for job, stages in ended.items():
             self._metrics.leases_expired.inc(sum(stages.values()))
             self._publisher.touch(job, stages)
 
-    async def _visible(self, job: str) -> bool:
-        """Wait until what this job has moved is visible; False: the stores have not taken it in time."""
+    async def _flush(self, job: str) -> Shown:
+        """Wait until what this job has moved is visible; see `Publisher.flush`.
+
+        Raises `UnavailableError` also if the stores have not taken it in time.
+        """
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
-                await self._publisher.flush(job)
-        except (TimeoutError, UnavailableError):
-            return False
-        return True
+                shown = await self._publisher.flush(job)
+        except TimeoutError:
+            raise UnavailableError("the stores have not taken it in time") from None
+        if shown is not None:
+            self._last_seen.note(shown, {})
+        return shown
 
     async def _still_open(self, after_s: float) -> bool:
         """Wait; False at once if the service ends."""

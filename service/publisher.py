@@ -2,7 +2,8 @@
 it seen.
 
 Advances that arrive while a round is under way wait for the next one and share its transaction, so the
-disk is asked once a round, not once a report.
+disk is asked once a round, not once a report. Under load the next one waits a moment for more of them
+(group commit: DeWitt et al., Implementation Techniques for Main Memory Database Systems, 1984).
 """
 
 from __future__ import annotations
@@ -10,21 +11,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.ledger.port import JobRecord, Ledger, Recorded
-from service.live.port import LiveStore, StateLostError
+from service.live.port import JobView, LiveStore, StateLostError
 from service.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+_GATHER_S = 0.005
+"""How long a round waits for those whom the last one answered."""
 
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 
 
-def _new_future() -> asyncio.Future[None]:
+Shown = JobView | None
+"""The job as a round has left it; None: its state was lost, and is being restored."""
+
+
+def _new_future() -> asyncio.Future[Shown]:
     return asyncio.get_running_loop().create_future()
 
 
@@ -43,7 +52,7 @@ class _Touched:
     """That the epochs were committed in: a reset, or a loss, forgets them."""
     trouble: str | None = None
     """Why it did not get through to the stores when it was tried last."""
-    done: asyncio.Future[None] = field(default_factory=_new_future)
+    done: asyncio.Future[Shown] = field(default_factory=_new_future)
 
     def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
         if state < self.state:
@@ -71,6 +80,11 @@ class Publisher:
         self._touched: dict[str, _Touched] = {}
         self._under_way: dict[str, _Touched] = {}
         self._wake = asyncio.Event()
+        self._all_said = asyncio.Event()
+        self._said = 0
+        """How often something was touched since the last round began."""
+        self._expected = 0
+        """How often it is to be, for the next one to begin at once."""
         self._stopped = False
 
     def touch(self, job: str, stages: Iterable[str]) -> None:
@@ -87,37 +101,60 @@ class Publisher:
         touched = self._touched.get(job)
         if touched is None:
             touched = self._touched[job] = _Touched(self._clock.steady_ms())
+        self._said += 1
+        if self._said >= self._expected:
+            self._all_said.set()
         self._wake.set()
         return touched
 
-    async def flush(self, job: str) -> None:
-        """Return once everything that was touched in the job before this call is visible.
+    async def flush(self, job: str) -> Shown:
+        """Return once everything that was touched in the job before this call is visible: the job as it
+        was shown then, or None if nothing had been touched.
 
         Raises `UnavailableError` at once while a store is away: to wait for it would only pile up.
         """
+        shown: Shown = None
         for pending in (self._under_way.get(job), self._touched.get(job)):
             if pending is None:
                 continue
             if pending.trouble is not None:
                 raise UnavailableError(pending.trouble)
             # Shielded: one reader that gives up must not cancel what others wait for.
-            await asyncio.shield(pending.done)
+            shown = await asyncio.shield(pending.done)
+        return shown
 
     async def run(self) -> None:
         """Do round after round, until `stop`."""
         retry_s = _RETRY_FIRST_S
         while not self._stopped:
             await self._wake.wait()
+            await self._gather()
             self._wake.clear()
+            answered, self._said = self._said, 0
             if await self.round():
                 retry_s = _RETRY_FIRST_S
             else:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)
+            # Who was answered may come back, and who came meanwhile waits already.
+            self._expected = answered + self._said
+
+    async def _gather(self) -> None:
+        """After a round of several, wait a moment for those whom it answered.
+
+        Else two rounds would take turns, each with half of the reports and at the cost of a whole one.
+        Who is alone waits for nobody, and nobody waits for long.
+        """
+        if self._expected > 1 and self._said < self._expected and not self._stopped:
+            self._all_said.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await self._all_said.wait()
 
     def stop(self) -> None:
         """Let `run` end after the round that is under way."""
         self._stopped = True
+        self._all_said.set()
         self._wake.set()
 
     async def round(self) -> bool:
@@ -125,8 +162,8 @@ class Publisher:
         self._under_way, self._touched = self._touched, {}
         left: dict[str, _Touched] = dict(self._under_way)
         try:
-            for job in await self._publish(self._under_way):
-                _resolve(left.pop(job).done)
+            for job, shown in (await self._publish(self._under_way)).items():
+                _resolve(left.pop(job).done, shown)
         except Exception as error:
             # Not to be survived in silence: those who wait are told, and the loop goes on for others.
             log.exception("publishing failed")
@@ -155,17 +192,17 @@ class Publisher:
         self._touched[job] = touched
         self._wake.set()
 
-    async def _publish(self, touched: Mapping[str, _Touched]) -> list[str]:
+    async def _publish(self, touched: Mapping[str, _Touched]) -> Mapping[str, Shown]:
         """Publish; return the jobs that are done with."""
-        done, records = await self._records(touched)
-        if not records:
+        done, plans = await self._plans(touched)
+        if not plans:
             return done
         try:
-            taken = await self._ledger.record(records, self._clock.wall_ms())
+            taken = await self._ledger.record([r for _, r in plans], self._clock.wall_ms())
         except UnavailableError as error:
-            self._wait_with([touched[record.job] for record in records], error)
+            self._wait_with([touched[view.name] for view, _ in plans], error)
             return done
-        for record in records:
+        for view, record in plans:
             recorded = taken.get(record.job)
             # None: the job has another incarnation, generation or layout by now, and whoever changed
             # it installs that in the live store next; or somebody else recorded at the same time.
@@ -179,30 +216,35 @@ class Publisher:
                 self._wait_with([touched[record.job]], error)
             except StateLostError:
                 # It is in the ledger, and whoever restores the job's state begins with that.
-                done.append(record.job)
+                done[record.job] = None
             else:
-                done.append(record.job)
+                stages = {**view.stages, **recorded.views}
+                done[record.job] = replace(view, revision=recorded.revision, stages=stages)
         return done
 
-    async def _records(self, touched: Mapping[str, _Touched]) -> tuple[list[str], list[JobRecord]]:
-        """Work out what there is to record; return the jobs that have nothing, and the records."""
-        done: list[str] = []
-        records: list[JobRecord] = []
+    async def _plans(
+        self, touched: Mapping[str, _Touched]
+    ) -> tuple[dict[str, Shown], list[tuple[JobView, JobRecord]]]:
+        """Work out what there is to record; return the jobs that have nothing, and the records, each
+        with what it rests on.
+        """
+        done: dict[str, Shown] = {}
+        plans: list[tuple[JobView, JobRecord]] = []
         for job, what in touched.items():
             try:
-                record = await self._record(job, what)
+                view, record = await self._plan(job, what)
             except StateLostError:
                 # Deleted, or lost: then whoever restores it touches all of it afresh.
                 _fail(what.done, UnavailableError("the job's state was lost: say it again"))
-                done.append(job)
+                done[job] = None
             except UnavailableError as error:
                 self._wait_with([what], error)
             else:
                 if record is None:
-                    done.append(job)
+                    done[job] = view
                 else:
-                    records.append(record)
-        return done, records
+                    plans.append((view, record))
+        return done, plans
 
     async def _show(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
         await self._live.publish(
@@ -212,8 +254,8 @@ class Publisher:
         self._metrics.advances.inc(len(recorded.views))
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
 
-    async def _record(self, job: str, touched: _Touched) -> JobRecord | None:
-        """Work out what a job has to record; None: nothing."""
+    async def _plan(self, job: str, touched: _Touched) -> tuple[JobView, JobRecord | None]:
+        """Look at a job, and work out what it has to record; None: nothing."""
         stages = set(touched.stages)
         while True:
             view, agreements = await self._live.agreements(job, frozenset(stages))
@@ -229,10 +271,10 @@ class Publisher:
         )
         epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
         if not advances and not epochs:
-            return None
+            return view, None
         # A committed epoch's promises are durable with it: after a crash nobody would repeat them.
         chunks = await self._live.unsaved(job) if epochs else ()
-        return JobRecord(
+        return view, JobRecord(
             job=job,
             incarnation=view.incarnation,
             generation=view.generation,
@@ -246,21 +288,21 @@ class Publisher:
         )
 
 
-def _resolve(done: asyncio.Future[None]) -> None:
+def _resolve(done: asyncio.Future[Shown], shown: Shown) -> None:
     if not done.done():
-        done.set_result(None)
+        done.set_result(shown)
 
 
-def _fail(done: asyncio.Future[None], error: BaseException) -> None:
+def _fail(done: asyncio.Future[Shown], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
         # Perhaps nobody waits; asking for it keeps asyncio from complaining.
         done.exception()
 
 
-def _hand_on(done: asyncio.Future[None], to: asyncio.Future[None]) -> None:
+def _hand_on(done: asyncio.Future[Shown], to: asyncio.Future[Shown]) -> None:
     error = done.exception()
     if error is None:
-        _resolve(to)
+        _resolve(to, done.result())
     else:
         _fail(to, error)

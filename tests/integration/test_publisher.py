@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from service import publisher
 from service.clock import SystemClock
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout, Recorded
@@ -15,6 +17,7 @@ from service.live.memory import MemoryLiveStore
 from service.live.port import Claim, Rank, Report
 from service.metrics import Metrics
 from service.publisher import Publisher
+from tests.support.binaries import WAIT_S
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +90,64 @@ async def test_invariant_4_a_stage_that_was_idle_is_looked_at_before_others_go_o
     assert (await live.stage("j", "x"))[1].watermark.idle is False
     assert (await live.stage("j", "k"))[1].watermark.input == 50
     await ledger.close()
+
+
+@pytest.fixture
+async def shared(tmp_path: Path) -> AsyncIterator[tuple[Publisher, MemoryLiveStore, list[str]]]:
+    """A publisher at work, its store, and the tokens of a job's two shards."""
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    at_work = Publisher(live, ledger, SystemClock(), Metrics())
+    await ledger.open(exclusive=True)
+    stored = await ledger.create(NewLayout("j", SPEC, ("s", "k")), 1)
+    assert stored is not None
+    await live.begin(stored.installed)
+    tokens = [
+        (await live.claim("j", "s", Claim([shard], shard, 60_000, Rank()))).token for shard in "ab"
+    ]
+    running = asyncio.create_task(at_work.run())
+    yield at_work, live, tokens
+    at_work.stop()
+    await running
+    await ledger.close()
+
+
+async def test_who_is_alone_waits_for_nobody(
+    shared: tuple[Publisher, MemoryLiveStore, list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(publisher, "_GATHER_S", WAIT_S)
+    at_work, live, (a, b) = shared
+    await live.report("j", "s", Report(b, ["b"], [100]))
+    for value in range(5):
+        await live.report("j", "s", Report(a, ["a"], [value]))
+        at_work.touch("j", ["s"])
+        shown = await asyncio.wait_for(at_work.flush("j"), WAIT_S / 4)
+        assert shown is not None
+        assert shown.stages["s"] == (await live.stage("j", "s"))[1]
+        assert shown.stages["s"].watermark.output == value
+
+
+async def test_a_round_waits_for_those_whom_the_last_one_answered(
+    shared: tuple[Publisher, MemoryLiveStore, list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(publisher, "_GATHER_S", WAIT_S)
+    at_work, live, tokens = shared
+
+    async def say(shard: int, value: int) -> int:
+        await live.report("j", "s", Report(tokens[shard], ["ab"[shard]], [value]))
+        at_work.touch("j", ["s"])
+        shown = await at_work.flush("j")
+        assert shown is not None
+        return shown.stages["s"].watermark.output
+
+    assert await asyncio.gather(say(0, 1), say(1, 2)) == [1, 1]
+    first = asyncio.create_task(say(0, 5))
+    done, _ = await asyncio.wait([first], timeout=0.2)
+    assert not done
+    assert await asyncio.wait_for(say(1, 6), WAIT_S / 4) == 5
+    assert await first == 5
+    # Nobody waits for long, and the next round expects no more than came.
+    monkeypatch.setattr(publisher, "_GATHER_S", 0.001)
+    assert await asyncio.wait_for(say(1, 7), WAIT_S / 4) == 5
+    monkeypatch.setattr(publisher, "_GATHER_S", WAIT_S)
+    assert await asyncio.wait_for(say(0, 8), WAIT_S / 4) == 7
