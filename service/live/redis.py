@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -20,7 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -122,6 +123,8 @@ class _Job:
     reads: Batcher[str | None, _Read]
     plan: Plan | None = None
     due: _Due | None = None
+    ended: Counter[str] = field(default_factory=Counter[str])
+    """Leases, by stage, that were found to be over and that `expire` has not told of yet."""
 
 
 class RedisLiveStore:
@@ -604,26 +607,28 @@ class RedisLiveStore:
                 or due.is_over(now_ms)
                 or due.heard_at_ms + _LOOK_AGAIN_MS <= now_ms
             ]
-        ended: dict[str, Mapping[str, int]] = {}
         for name in names:
             # One job's node that is away must not hold up the others.
             with contextlib.suppress(StateLostError, UnavailableError):
-                counts = await self._on(name, self._expire)
-                if counts:
-                    ended[name] = counts
-        return ended
+                await self._on(name, self._expire)
+        told: dict[str, Mapping[str, int]] = {}
+        for name in list(self._jobs) if job is None else [job]:
+            found = self._jobs.get(name)
+            if found is not None and found.ended:
+                told[name], found.ended = found.ended, Counter()
+        return told
 
-    async def _expire(self, plan: Plan) -> Mapping[str, int]:
-        ended: dict[str, int] = {}
+    async def _expire(self, plan: Plan) -> None:
+        ended = self._job(plan.job).ended
         stages: list[str] = []
         while True:
             _, counts, others = await self._step(plan, "expire", stages, stages)
-            for name, count in lay.read_list(counts):
-                ended[name] = ended.get(name, 0) + int(count)
+            found = {name: int(count) for name, count in lay.read_list(counts)}
+            ended.update(found)
             stages = [name for name in lay.read_list(others) if name in plan.pipeline.stages]
-            if not stages and sum(count for _, count in lay.read_list(counts)) < _EXPIRED_AT_ONCE:
-                return ended
-            stages = stages or list(ended)
+            if not stages and sum(found.values()) < _EXPIRED_AT_ONCE:
+                return
+            stages = stages or list(found)
 
     # ---- reports
 

@@ -223,6 +223,16 @@ def test_a_lease_ends_at_its_deadline_and_is_never_renewed(
     assert worker.lost(grant.token) == "expired"
 
 
+def test_a_lease_whose_end_is_found_by_the_way_is_told_of_once(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    worker.claim(["a"], ttl_ms=1_000)
+    advance(1_500)
+    worker.run(worker.live.agreements("j", frozenset({"s"})))
+    assert worker.run(worker.live.expire("j")) == {"j": {"s": 1}}
+    assert worker.run(worker.live.expire()) == {}
+
+
 def test_a_report_renews_its_lease(worker: Worker, advance: Callable[[int], None]) -> None:
     grant = worker.claim(None, ttl_ms=1_000)
     for value in range(5):
