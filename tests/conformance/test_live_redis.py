@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from service.clock import SystemClock
 from service.errors import UnavailableError
@@ -24,6 +27,7 @@ from service.live.redis import RedisLiveStore
 from service.live.redis_layout import BLOCK, IDLE
 from service.state import CHUNK
 from tests.conformance.test_live import installed, pipeline
+from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
 
 
@@ -100,6 +104,44 @@ def test_a_key_that_the_server_threw_away_is_noticed(redis_server: RedisServer) 
 
 
 KEYS = ["", ":weights", ":owners"]
+
+
+def test_an_incarnation_does_not_begin_twice_around_a_loss(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is lost, and then all that it has written: fences would come again."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        with Proxy(redis_server.port) as proxy:
+            url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
+            store = RedisLiveStore(url, SystemClock())
+            await store.open()
+            evaluate = store._client._evaluate
+            losses: list[object] = []
+
+            async def losing(*asked: Any) -> Any:
+                if losses:
+                    return await evaluate(*asked)
+                proxy.cut_answers(1)
+                try:
+                    return await evaluate(*asked)
+                except RedisConnectionError:
+                    losses.append(redis_server.command("EXISTS", "tidegauge:{j}"))
+                    redis_server.command("FLUSHALL")
+                    raise
+
+            # So that it is not the source that has to be sent.
+            await store.begin(replace(installed(pipeline()), name="i"))
+            monkeypatch.setattr(store._client, "_evaluate", losing)
+            with pytest.raises(UnavailableError):
+                await store.begin(installed(pipeline()))
+            assert losses == [1]
+            assert redis_server.command("EXISTS", "tidegauge:{j}") == 0
+            await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
 
 
 def test_the_scripts_and_the_code_have_the_same_constants() -> None:
