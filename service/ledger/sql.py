@@ -1,8 +1,8 @@
 """The ledger on a SQL database, through SQLAlchemy: SQLite embedded, Postgres in production.
 
-Every statement stands here, with its purpose as its name. What writes to a job first locks its row in
-`jobs`, and jobs are locked in the order of their names: so transactions on one job queue up behind each
-other, in whatever replica they run, and no two of them ever wait for each other in a ring.
+What writes to a job first locks its row in `jobs`, and jobs are locked in the order of their names: so
+transactions on one job queue up behind each other, in whatever replica they run, and no two of them ever
+wait for each other in a ring. The statements are in `service.ledger.statements`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 import numpy as np
 from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    ColumnClause,
     Delete,
-    Executable,
     Row,
-    String,
-    TableValuedAlias,
-    Text,
-    bindparam,
-    case,
-    cast,
-    column,
     delete,
-    exists,
-    func,
     insert,
-    or_,
     select,
     tuple_,
-    update,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -46,9 +30,10 @@ from service.errors import UnknownJobError
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
+from service.ledger import statements as sql
 from service.ledger.database import Database
 from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, StoredJob
-from service.ledger.tables import history, incarnations, jobs, promise_chunks, stages
+from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.spec import decode_spec
 from service.state import (
     CHUNK,
@@ -65,316 +50,6 @@ R = TypeVar("R")
 
 _THIN_STEP_MS = 600_000
 """History is thinned in pieces of this length: none of them takes long."""
-
-_THINNING_LOCK = 0x7469_6465_7468_696E
-
-# ---- statements
-
-FIND_JOB = select(jobs).where(jobs.c.name == bindparam("b_job"))
-LOCK_JOB = FIND_JOB.with_for_update()
-LOCK_JOBS = (
-    select(jobs.c.name)
-    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)))
-    .order_by(jobs.c.name)
-    .with_for_update()
-)
-# In the order of the members of `JobHead`.
-_HEAD = select(
-    jobs.c.name,
-    jobs.c.incarnation,
-    jobs.c.generation,
-    jobs.c.layout_version,
-    jobs.c.revision,
-    jobs.c.last_run,
-    jobs.c.deleted,
-)
-FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))
-FIND_HEADS = _HEAD.order_by(jobs.c.name)
-FIND_STAGES = select(stages).where(stages.c.job == bindparam("b_job"))
-FIND_CHUNKS = (
-    select(promise_chunks)
-    .where(promise_chunks.c.job == bindparam("b_job"))
-    .order_by(promise_chunks.c.stage, promise_chunks.c.chunk)
-)
-DRAW_INCARNATION = insert(incarnations).returning(incarnations.c.number)
-BEGIN_INCARNATION = (
-    update(jobs)
-    .where(jobs.c.name == bindparam("b_job"))
-    .values(incarnation=bindparam("b_incarnation"), updated_at_ms=bindparam("b_at_ms"))
-)
-REVIVE_JOB = (
-    update(jobs)
-    .where(jobs.c.name == bindparam("b_job"), jobs.c.deleted)
-    .values(
-        incarnation=bindparam("b_incarnation"),
-        generation=jobs.c.generation + 1,
-        layout_version=1,
-        revision=jobs.c.revision + 1,
-        spec=bindparam("b_spec"),
-        deleted=False,
-        updated_at_ms=bindparam("b_at_ms"),
-    )
-)
-REPLACE_SPEC = (
-    update(jobs)
-    .where(
-        jobs.c.name == bindparam("b_job"),
-        jobs.c.generation == bindparam("b_generation"),
-        jobs.c.layout_version == bindparam("b_layout_version"),
-        ~jobs.c.deleted,
-    )
-    .values(
-        layout_version=jobs.c.layout_version + 1,
-        spec=bindparam("b_spec"),
-        updated_at_ms=bindparam("b_at_ms"),
-    )
-    .returning(jobs.c.incarnation)
-)
-START_GENERATION = (
-    update(jobs)
-    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
-    .values(
-        generation=jobs.c.generation + 1,
-        revision=jobs.c.revision + 1,
-        updated_at_ms=bindparam("b_at_ms"),
-    )
-    .returning(jobs.c.revision)
-)
-BURY_JOB = (
-    update(jobs)
-    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
-    .values(deleted=True, updated_at_ms=bindparam("b_at_ms"))
-    .returning(jobs.c.generation)
-)
-TAKE_RUN_NUMBER = (
-    update(jobs)
-    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
-    .values(last_run=jobs.c.last_run + 1)
-    .returning(jobs.c.last_run)
-)
-TAKE_REVISION = (
-    update(jobs)
-    .where(
-        jobs.c.name == bindparam("b_job"),
-        jobs.c.incarnation == bindparam("b_incarnation"),
-        jobs.c.generation == bindparam("b_generation"),
-        jobs.c.layout_version == bindparam("b_layout_version"),
-        or_(bindparam("b_in_any_order", type_=Boolean), jobs.c.revision == bindparam("b_seen")),
-        ~jobs.c.deleted,
-    )
-    .values(revision=jobs.c.revision + 1)
-    .returning(jobs.c.revision)
-)
-GIVE_STAGE_TO_RUN = (
-    update(stages)
-    .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
-    .values(run=bindparam("b_run"))
-)
-CHANGE_LAYOUT_OF_STAGE = (
-    update(stages)
-    .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
-    .values(layout_since=bindparam("b_layout_since"))
-)
-_INPUT = bindparam("b_input", type_=BigInteger)
-_OUTPUT = bindparam("b_output", type_=BigInteger)
-ADVANCE_STAGE = (
-    update(stages)
-    .where(
-        stages.c.job == bindparam("b_job"),
-        stages.c.stage == bindparam("b_stage"),
-        or_(
-            stages.c.input < _INPUT,
-            stages.c.output < _OUTPUT,
-            stages.c.idle != bindparam("b_idle"),
-        ),
-    )
-    .values(
-        input=case((stages.c.input < _INPUT, _INPUT), else_=stages.c.input),
-        output=case((stages.c.output < _OUTPUT, _OUTPUT), else_=stages.c.output),
-        idle=bindparam("b_idle"),
-        version=stages.c.version + 1,
-        revision=bindparam("b_revision"),
-        updated_at_ms=bindparam("b_at_ms"),
-    )
-)
-FIND_NEWER = select(stages).where(
-    stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
-)
-REMEMBER_ADVANCED = insert(history).from_select(
-    ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
-    select(
-        stages.c.job,
-        stages.c.stage,
-        bindparam("b_generation", type_=BigInteger),
-        stages.c.version,
-        stages.c.input,
-        stages.c.output,
-        stages.c.idle,
-        stages.c.updated_at_ms,
-    ).where(stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")),
-)
-
-
-def _rows_of(name: str, *columns: ColumnClause[Any]) -> TableValuedAlias:
-    """Read rows from the parameter of that name: JSON, which the driver takes as it is."""
-    given = func.json_to_recordset(cast(bindparam(f"b_{name}", type_=Text), JSON))
-    return given.table_valued(*columns).render_derived(name, with_types=True)
-
-
-def _record_at_once() -> Executable:
-    """Record the advances of many jobs, each of them only if nobody has recorded anything since it was
-    looked at.
-
-    One statement, and so one journey to the server instead of six; but also one snapshot, taken before
-    it waits for anybody's lock. That is safe for these jobs: a revision that is still the one that was
-    seen means that the watermarks in the snapshot are the newest, since whatever changes them takes a
-    revision, and what was seen was committed before the statement began.
-    """
-    record = _rows_of(
-        "record",
-        column("job", String),
-        column("incarnation", BigInteger),
-        column("generation", BigInteger),
-        column("layout_version", BigInteger),
-        column("seen", BigInteger),
-    )
-    advance = _rows_of(
-        "advance",
-        column("job", String),
-        column("stage", String),
-        column("input", BigInteger),
-        column("output", BigInteger),
-        column("idle", Boolean),
-    )
-    # By itself, for the order: an update locks in whatever order it finds.
-    locked = (
-        select(jobs.c.name)
-        .join_from(jobs, record, jobs.c.name == record.c.job)
-        .where(
-            jobs.c.incarnation == record.c.incarnation,
-            jobs.c.generation == record.c.generation,
-            jobs.c.layout_version == record.c.layout_version,
-            jobs.c.revision == record.c.seen,
-            ~jobs.c.deleted,
-        )
-        .order_by(jobs.c.name)
-        .with_for_update(of=jobs)
-        .cte("locked")
-    )
-    taken = (
-        update(jobs)
-        .where(jobs.c.name == locked.c.name)
-        .values(revision=jobs.c.revision + 1)
-        .returning(jobs.c.name, jobs.c.generation, jobs.c.revision)
-        .cte("taken")
-    )
-    moved = (
-        update(stages)
-        .where(
-            stages.c.job == taken.c.name,
-            stages.c.job == advance.c.job,
-            stages.c.stage == advance.c.stage,
-            or_(
-                stages.c.input < advance.c.input,
-                stages.c.output < advance.c.output,
-                stages.c.idle != advance.c.idle,
-            ),
-        )
-        .values(
-            input=func.greatest(stages.c.input, advance.c.input),
-            output=func.greatest(stages.c.output, advance.c.output),
-            idle=advance.c.idle,
-            version=stages.c.version + 1,
-            revision=taken.c.revision,
-            updated_at_ms=bindparam("b_at_ms", type_=BigInteger),
-        )
-        .returning(*stages.c)
-        .cte("moved")
-    )
-    remembered = insert(history).from_select(
-        ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
-        select(
-            moved.c.job,
-            moved.c.stage,
-            taken.c.generation,
-            moved.c.version,
-            moved.c.input,
-            moved.c.output,
-            moved.c.idle,
-            moved.c.updated_at_ms,
-        ).join_from(moved, taken, moved.c.job == taken.c.name),
-    )
-    return (
-        select(
-            taken.c.name,
-            taken.c.revision.label("taken"),
-            moved.c.stage,
-            moved.c.input,
-            moved.c.output,
-            moved.c.idle,
-            moved.c.version,
-            moved.c.revision,
-            moved.c.updated_at_ms,
-        )
-        .select_from(taken.outerjoin(moved, moved.c.job == taken.c.name))
-        .add_cte(remembered.cte("remembered"))
-    )
-
-
-RECORD_AT_ONCE = _record_at_once()
-COMMIT_EPOCH = (
-    update(stages)
-    .where(
-        stages.c.job == bindparam("b_job"),
-        stages.c.stage == bindparam("b_stage"),
-        or_(stages.c.epoch.is_(None), stages.c.epoch < bindparam("b_epoch")),
-    )
-    .values(epoch=bindparam("b_epoch"))
-)
-FIND_LAYOUTS = (
-    select(
-        stages.c.job,
-        stages.c.stage,
-        stages.c.layout_since,
-        jobs.c.generation,
-        jobs.c.incarnation,
-    )
-    .join(jobs, jobs.c.name == stages.c.job)
-    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)), ~jobs.c.deleted)
-)
-START_STAGES_OVER = (
-    update(stages)
-    .where(stages.c.job == bindparam("b_job"))
-    .values(
-        run=0,
-        epoch=None,
-        input=MIN,
-        output=MIN,
-        idle=False,
-        version=0,
-        revision=bindparam("b_revision"),
-        updated_at_ms=bindparam("b_at_ms"),
-    )
-)
-DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))
-DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_stage"))
-BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
-FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
-_IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
-FORGET = delete(history).where(*_IN_STEP)
-_later = history.alias("later")
-THIN = delete(history).where(
-    *_IN_STEP,
-    exists().where(
-        _later.c.job == history.c.job,
-        _later.c.stage == history.c.stage,
-        _later.c.generation == history.c.generation,
-        # Of the same minute. In this form, for the index.
-        _later.c.at_ms >= history.c.at_ms - history.c.at_ms % 60_000,
-        _later.c.at_ms < history.c.at_ms - history.c.at_ms % 60_000 + 60_000,
-        _later.c.id > history.c.id,
-    ),
-)
 
 
 def _writing(
@@ -443,12 +118,12 @@ class SqlLedger:
     @_reading
     async def heads(self, db: AsyncConnection) -> Sequence[JobHead]:
         """See the port."""
-        return [JobHead(*row) for row in await db.execute(FIND_HEADS)]
+        return [JobHead(*row) for row in await db.execute(sql.FIND_HEADS)]
 
     @_reading
     async def head(self, db: AsyncConnection, job: str) -> JobHead:
         """See the port."""
-        row = (await db.execute(FIND_HEAD, {"b_job": job})).one_or_none()
+        row = (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
             raise _unknown(job)
         return JobHead(*row)
@@ -463,7 +138,7 @@ class SqlLedger:
         self, db: AsyncConnection, job: str, seen: int, at_ms: int
     ) -> StoredJob | None:
         """See the port."""
-        row = (await db.execute(LOCK_JOB, {"b_job": job})).one_or_none()
+        row = (await db.execute(sql.LOCK_JOB, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
             raise _unknown(job)
         if row.incarnation != seen:
@@ -471,20 +146,20 @@ class SqlLedger:
         # Drawn after the row is locked: so a job's numbers rise in the order in which they begin.
         number = await self._draw(db, job, at_ms)
         await db.execute(
-            BEGIN_INCARNATION, {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
+            sql.BEGIN_INCARNATION, {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
         )
         return await self._find(db, job, with_promises=True)
 
     @_writing
     async def create(self, db: AsyncConnection, layout: NewLayout, at_ms: int) -> StoredJob | None:
         """See the port."""
-        row = (await db.execute(LOCK_JOB, {"b_job": layout.job})).one_or_none()
+        row = (await db.execute(sql.LOCK_JOB, {"b_job": layout.job})).one_or_none()
         if row is not None and not row.deleted:
             return None
         number = await self._draw(db, layout.job, at_ms)
         if row is not None:
             await db.execute(
-                REVIVE_JOB,
+                sql.REVIVE_JOB,
                 {
                     "b_job": layout.job,
                     "b_incarnation": number,
@@ -509,7 +184,7 @@ class SqlLedger:
     ) -> StoredJob | None:
         """See the port."""
         done = await db.execute(
-            REPLACE_SPEC,
+            sql.REPLACE_SPEC,
             {
                 "b_job": layout.job,
                 "b_generation": generation,
@@ -530,17 +205,17 @@ class SqlLedger:
     async def reset(self, db: AsyncConnection, job: str, at_ms: int) -> StoredJob:
         """See the port."""
         key = {"b_job": job, "b_at_ms": at_ms}
-        row = (await db.execute(START_GENERATION, key)).one_or_none()
+        row = (await db.execute(sql.START_GENERATION, key)).one_or_none()
         if row is None:
             raise _unknown(job)
-        await db.execute(DROP_CHUNKS, {"b_job": job})
-        await db.execute(START_STAGES_OVER, key | {"b_revision": row.revision})
+        await db.execute(sql.DROP_CHUNKS, {"b_job": job})
+        await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
         return await self._find(db, job)
 
     @_writing
     async def delete(self, db: AsyncConnection, job: str, at_ms: int) -> int:
         """See the port."""
-        row = (await db.execute(BURY_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
+        row = (await db.execute(sql.BURY_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
             raise _unknown(job)
         for table in (stages, promise_chunks, history):
@@ -550,12 +225,12 @@ class SqlLedger:
     @_writing
     async def open_run(self, db: AsyncConnection, job: str, stages: Sequence[str]) -> int:
         """See the port."""
-        row = (await db.execute(TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
+        row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
         if row is None:
             raise _unknown(job)
         run = int(row.last_run)
         await db.execute(
-            GIVE_STAGE_TO_RUN,
+            sql.GIVE_STAGE_TO_RUN,
             [{"b_job": job, "b_stage": stage, "b_run": run} for stage in sorted(set(stages))],
         )
         return run
@@ -583,7 +258,7 @@ class SqlLedger:
         if not simple:
             return {}
         rows = await self.database.at_once(
-            RECORD_AT_ONCE,
+            sql.RECORD_AT_ONCE,
             {
                 "b_record": _rows(
                     {
@@ -640,7 +315,7 @@ class SqlLedger:
             "b_in_any_order": not record.unless_newer,
             "b_seen": record.seen,
         }
-        row = (await db.execute(TAKE_REVISION, at)).one_or_none()
+        row = (await db.execute(sql.TAKE_REVISION, at)).one_or_none()
         if row is None:
             return None
         if record.advances:
@@ -648,11 +323,11 @@ class SqlLedger:
         if record.epochs:
             epochs = sorted(record.epochs.items())
             await db.execute(
-                COMMIT_EPOCH,
+                sql.COMMIT_EPOCH,
                 [{"b_job": record.job, "b_stage": s, "b_epoch": epoch} for s, epoch in epochs],
             )
         # Also what others have recorded, and then perhaps died before they could show it.
-        newer = await db.execute(FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
+        newer = await db.execute(sql.FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
         return Recorded(row.revision, {r.stage: _view(r) for r in newer})
 
     async def _advance(
@@ -661,9 +336,9 @@ class SqlLedger:
         key = {"b_job": record.job, "b_revision": revision}
         advances = sorted(record.advances.items())
         await db.execute(
-            ADVANCE_STAGE, [_advance(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
+            sql.ADVANCE_STAGE, [_advance(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
         )
-        await db.execute(REMEMBER_ADVANCED, key | {"b_generation": record.generation})
+        await db.execute(sql.REMEMBER_ADVANCED, key | {"b_generation": record.generation})
 
     @to_its_end
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
@@ -675,7 +350,7 @@ class SqlLedger:
     async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
         # Locked as by any other writer: a chunk of an incarnation that has ended must not arrive after
         # the next one was begun from what was there.
-        await db.execute(LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
+        await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
         await self._save(db, chunks)
 
     async def _save(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
@@ -685,7 +360,7 @@ class SqlLedger:
         names = sorted({chunk.job for chunk in chunks})
         current = {
             (row.job, row.stage): (row.incarnation, row.generation, row.layout_since)
-            for row in await db.execute(FIND_LAYOUTS, {"b_jobs": names})
+            for row in await db.execute(sql.FIND_LAYOUTS, {"b_jobs": names})
         }
         newest = {
             (chunk.job, chunk.stage, chunk.chunk): chunk
@@ -699,10 +374,10 @@ class SqlLedger:
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
         """See the port."""
-        gone, _ = await self._thin_until(FORGET, 0, keep_until_ms)
+        gone, _ = await self._thin_until(sql.FORGET, 0, keep_until_ms)
         # Where this process has been before there is nothing left to do.
         from_ms = max(self._thinned_until_ms, keep_until_ms)
-        thinned, at_ms = await self._thin_until(THIN, from_ms, fine_until_ms)
+        thinned, at_ms = await self._thin_until(sql.THIN, from_ms, fine_until_ms)
         self._thinned_until_ms = at_ms - at_ms % 60_000
         return gone + thinned
 
@@ -725,9 +400,9 @@ class SqlLedger:
 
         None: another replica is at it.
         """
-        if not self.database.is_sqlite and not await db.scalar(BEGIN_THINNING):
+        if not self.database.is_sqlite and not await db.scalar(sql.BEGIN_THINNING):
             return None
-        oldest_ms: int | None = await db.scalar(FIND_OLDEST, {"b_from_ms": at_ms})
+        oldest_ms: int | None = await db.scalar(sql.FIND_OLDEST, {"b_from_ms": at_ms})
         if oldest_ms is None or oldest_ms >= until_ms:
             return 0, until_ms
         end_ms = min(oldest_ms - oldest_ms % _THIN_STEP_MS + _THIN_STEP_MS, until_ms)
@@ -737,7 +412,7 @@ class SqlLedger:
     # ---- parts of the transactions above
 
     async def _draw(self, db: AsyncConnection, job: str, at_ms: int) -> int:
-        row = (await db.execute(DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
+        row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
         return int(row.number)
 
     async def _add(self, db: AsyncConnection, layout: NewLayout, number: int, at_ms: int) -> bool:
@@ -761,7 +436,7 @@ class SqlLedger:
     async def _find(
         self, db: AsyncConnection, job: str, *, with_promises: bool = False
     ) -> StoredJob:
-        row = (await db.execute(FIND_JOB, {"b_job": job})).one_or_none()
+        row = (await db.execute(sql.FIND_JOB, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
             raise _unknown(job)
         return await self._stored(db, row, with_promises=with_promises)
@@ -773,12 +448,12 @@ class SqlLedger:
         key = {"b_job": row.name}
         chunks: dict[str, list[Row[Any]]] = {}
         if with_promises:
-            for chunk in await db.execute(FIND_CHUNKS, key):
+            for chunk in await db.execute(sql.FIND_CHUNKS, key):
                 if chunk.generation == row.generation:
                     chunks.setdefault(chunk.stage, []).append(chunk)
         installed = {
             stage.stage: _installed(stage, pipeline, chunks.get(stage.stage, []))
-            for stage in await db.execute(FIND_STAGES, key)
+            for stage in await db.execute(sql.FIND_STAGES, key)
             if stage.stage in pipeline.stages
         }
         job = InstalledJob(
@@ -804,9 +479,10 @@ class SqlLedger:
     ) -> None:
         keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
         if keys:
-            await db.execute(DROP_CHUNKS_OF_STAGE, keys)
+            await db.execute(sql.DROP_CHUNKS_OF_STAGE, keys)
             await db.execute(
-                CHANGE_LAYOUT_OF_STAGE, [key | {"b_layout_since": layout_version} for key in keys]
+                sql.CHANGE_LAYOUT_OF_STAGE,
+                [key | {"b_layout_since": layout_version} for key in keys],
             )
         await self._add_stages(db, layout, layout_version, at_ms)
         await self._save(
@@ -831,8 +507,8 @@ class SqlLedger:
     async def _add_stages(
         self, db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
     ) -> None:
-        known = {row.stage for row in await db.execute(FIND_STAGES, {"b_job": layout.job})}
-        row = (await db.execute(FIND_JOB, {"b_job": layout.job})).one()
+        known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_job": layout.job})}
+        row = (await db.execute(sql.FIND_JOB, {"b_job": layout.job})).one()
         new = [
             {
                 "job": layout.job,

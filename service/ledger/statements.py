@@ -1,0 +1,340 @@
+"""The statements of the ledger, each with its purpose as its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ColumnClause,
+    ColumnElement,
+    Executable,
+    String,
+    TableValuedAlias,
+    Text,
+    bindparam,
+    case,
+    cast,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from service.frontier.timestamps import MIN
+from service.ledger.tables import history, incarnations, jobs, promise_chunks, stages
+
+_THINNING_LOCK = 0x7469_6465_7468_696E
+
+FIND_JOB = select(jobs).where(jobs.c.name == bindparam("b_job"))
+LOCK_JOB = FIND_JOB.with_for_update()
+LOCK_JOBS = (
+    select(jobs.c.name)
+    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)))
+    .order_by(jobs.c.name)
+    .with_for_update()
+)
+# In the order of the members of `JobHead`.
+_HEAD = select(
+    jobs.c.name,
+    jobs.c.incarnation,
+    jobs.c.generation,
+    jobs.c.layout_version,
+    jobs.c.revision,
+    jobs.c.last_run,
+    jobs.c.deleted,
+)
+FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))
+FIND_HEADS = _HEAD.order_by(jobs.c.name)
+FIND_STAGES = select(stages).where(stages.c.job == bindparam("b_job"))
+FIND_CHUNKS = (
+    select(promise_chunks)
+    .where(promise_chunks.c.job == bindparam("b_job"))
+    .order_by(promise_chunks.c.stage, promise_chunks.c.chunk)
+)
+DRAW_INCARNATION = insert(incarnations).returning(incarnations.c.number)
+BEGIN_INCARNATION = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"))
+    .values(incarnation=bindparam("b_incarnation"), updated_at_ms=bindparam("b_at_ms"))
+)
+REVIVE_JOB = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"), jobs.c.deleted)
+    .values(
+        incarnation=bindparam("b_incarnation"),
+        generation=jobs.c.generation + 1,
+        layout_version=1,
+        revision=jobs.c.revision + 1,
+        spec=bindparam("b_spec"),
+        deleted=False,
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+)
+REPLACE_SPEC = (
+    update(jobs)
+    .where(
+        jobs.c.name == bindparam("b_job"),
+        jobs.c.generation == bindparam("b_generation"),
+        jobs.c.layout_version == bindparam("b_layout_version"),
+        ~jobs.c.deleted,
+    )
+    .values(
+        layout_version=jobs.c.layout_version + 1,
+        spec=bindparam("b_spec"),
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+    .returning(jobs.c.incarnation)
+)
+START_GENERATION = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
+    .values(
+        generation=jobs.c.generation + 1,
+        revision=jobs.c.revision + 1,
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+    .returning(jobs.c.revision)
+)
+BURY_JOB = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
+    .values(deleted=True, updated_at_ms=bindparam("b_at_ms"))
+    .returning(jobs.c.generation)
+)
+TAKE_RUN_NUMBER = (
+    update(jobs)
+    .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
+    .values(last_run=jobs.c.last_run + 1)
+    .returning(jobs.c.last_run)
+)
+TAKE_REVISION = (
+    update(jobs)
+    .where(
+        jobs.c.name == bindparam("b_job"),
+        jobs.c.incarnation == bindparam("b_incarnation"),
+        jobs.c.generation == bindparam("b_generation"),
+        jobs.c.layout_version == bindparam("b_layout_version"),
+        or_(bindparam("b_in_any_order", type_=Boolean), jobs.c.revision == bindparam("b_seen")),
+        ~jobs.c.deleted,
+    )
+    .values(revision=jobs.c.revision + 1)
+    .returning(jobs.c.revision)
+)
+GIVE_STAGE_TO_RUN = (
+    update(stages)
+    .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
+    .values(run=bindparam("b_run"))
+)
+CHANGE_LAYOUT_OF_STAGE = (
+    update(stages)
+    .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
+    .values(layout_since=bindparam("b_layout_since"))
+)
+
+
+def _moves(
+    to_input: ColumnElement[Any], to_output: ColumnElement[Any], to_idle: ColumnElement[Any]
+) -> ColumnElement[bool]:
+    """Tell whether an advance to there changes a stage."""
+    return or_(stages.c.input < to_input, stages.c.output < to_output, stages.c.idle != to_idle)
+
+
+_INPUT = bindparam("b_input", type_=BigInteger)
+_OUTPUT = bindparam("b_output", type_=BigInteger)
+ADVANCE_STAGE = (
+    update(stages)
+    .where(
+        stages.c.job == bindparam("b_job"),
+        stages.c.stage == bindparam("b_stage"),
+        _moves(_INPUT, _OUTPUT, bindparam("b_idle")),
+    )
+    .values(
+        input=case((stages.c.input < _INPUT, _INPUT), else_=stages.c.input),
+        output=case((stages.c.output < _OUTPUT, _OUTPUT), else_=stages.c.output),
+        idle=bindparam("b_idle"),
+        version=stages.c.version + 1,
+        revision=bindparam("b_revision"),
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+)
+FIND_NEWER = select(stages).where(
+    stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
+)
+REMEMBER_ADVANCED = insert(history).from_select(
+    ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
+    select(
+        stages.c.job,
+        stages.c.stage,
+        bindparam("b_generation", type_=BigInteger),
+        stages.c.version,
+        stages.c.input,
+        stages.c.output,
+        stages.c.idle,
+        stages.c.updated_at_ms,
+    ).where(stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")),
+)
+
+
+def _rows_of(name: str, *columns: ColumnClause[Any]) -> TableValuedAlias:
+    """Read rows from the parameter of that name: JSON, which the driver takes as it is."""
+    given = func.json_to_recordset(cast(bindparam(f"b_{name}", type_=Text), JSON))
+    return given.table_valued(*columns).render_derived(name, with_types=True)
+
+
+def _record_at_once() -> Executable:
+    """Record the advances of many jobs, each of them only if nobody has recorded anything since it was
+    looked at.
+
+    One statement, and so one journey to the server instead of six; but also one snapshot, taken before
+    it waits for anybody's lock. That is safe for these jobs: a revision that is still the one that was
+    seen means that the watermarks in the snapshot are the newest, since whatever changes them takes a
+    revision, and what was seen was committed before the statement began.
+    """
+    record = _rows_of(
+        "record",
+        column("job", String),
+        column("incarnation", BigInteger),
+        column("generation", BigInteger),
+        column("layout_version", BigInteger),
+        column("seen", BigInteger),
+    )
+    advance = _rows_of(
+        "advance",
+        column("job", String),
+        column("stage", String),
+        column("input", BigInteger),
+        column("output", BigInteger),
+        column("idle", Boolean),
+    )
+    # By itself, for the order: an update locks in whatever order it finds.
+    locked = (
+        select(jobs.c.name)
+        .join_from(jobs, record, jobs.c.name == record.c.job)
+        .where(
+            jobs.c.incarnation == record.c.incarnation,
+            jobs.c.generation == record.c.generation,
+            jobs.c.layout_version == record.c.layout_version,
+            jobs.c.revision == record.c.seen,
+            ~jobs.c.deleted,
+        )
+        .order_by(jobs.c.name)
+        .with_for_update(of=jobs)
+        .cte("locked")
+    )
+    taken = (
+        update(jobs)
+        .where(jobs.c.name == locked.c.name)
+        .values(revision=jobs.c.revision + 1)
+        .returning(jobs.c.name, jobs.c.generation, jobs.c.revision)
+        .cte("taken")
+    )
+    moved = (
+        update(stages)
+        .where(
+            stages.c.job == taken.c.name,
+            stages.c.job == advance.c.job,
+            stages.c.stage == advance.c.stage,
+            _moves(advance.c.input, advance.c.output, advance.c.idle),
+        )
+        .values(
+            input=func.greatest(stages.c.input, advance.c.input),
+            output=func.greatest(stages.c.output, advance.c.output),
+            idle=advance.c.idle,
+            version=stages.c.version + 1,
+            revision=taken.c.revision,
+            updated_at_ms=bindparam("b_at_ms", type_=BigInteger),
+        )
+        .returning(*stages.c)
+        .cte("moved")
+    )
+    remembered = insert(history).from_select(
+        ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
+        select(
+            moved.c.job,
+            moved.c.stage,
+            taken.c.generation,
+            moved.c.version,
+            moved.c.input,
+            moved.c.output,
+            moved.c.idle,
+            moved.c.updated_at_ms,
+        ).join_from(moved, taken, moved.c.job == taken.c.name),
+    )
+    return (
+        select(
+            taken.c.name,
+            taken.c.revision.label("taken"),
+            moved.c.stage,
+            moved.c.input,
+            moved.c.output,
+            moved.c.idle,
+            moved.c.version,
+            moved.c.revision,
+            moved.c.updated_at_ms,
+        )
+        .select_from(taken.outerjoin(moved, moved.c.job == taken.c.name))
+        .add_cte(remembered.cte("remembered"))
+    )
+
+
+RECORD_AT_ONCE = _record_at_once()
+COMMIT_EPOCH = (
+    update(stages)
+    .where(
+        stages.c.job == bindparam("b_job"),
+        stages.c.stage == bindparam("b_stage"),
+        or_(stages.c.epoch.is_(None), stages.c.epoch < bindparam("b_epoch")),
+    )
+    .values(epoch=bindparam("b_epoch"))
+)
+FIND_LAYOUTS = (
+    select(
+        stages.c.job,
+        stages.c.stage,
+        stages.c.layout_since,
+        jobs.c.generation,
+        jobs.c.incarnation,
+    )
+    .join(jobs, jobs.c.name == stages.c.job)
+    .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)), ~jobs.c.deleted)
+)
+START_STAGES_OVER = (
+    update(stages)
+    .where(stages.c.job == bindparam("b_job"))
+    .values(
+        run=0,
+        epoch=None,
+        input=MIN,
+        output=MIN,
+        idle=False,
+        version=0,
+        revision=bindparam("b_revision"),
+        updated_at_ms=bindparam("b_at_ms"),
+    )
+)
+DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))
+DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_stage"))
+BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
+FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
+_IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
+FORGET = delete(history).where(*_IN_STEP)
+_later = history.alias("later")
+THIN = delete(history).where(
+    *_IN_STEP,
+    exists().where(
+        _later.c.job == history.c.job,
+        _later.c.stage == history.c.stage,
+        _later.c.generation == history.c.generation,
+        # Of the same minute. In this form, for the index.
+        _later.c.at_ms >= history.c.at_ms - history.c.at_ms % 60_000,
+        _later.c.at_ms < history.c.at_ms - history.c.at_ms % 60_000 + 60_000,
+        _later.c.id > history.c.id,
+    ),
+)
