@@ -194,21 +194,35 @@ class Publisher:
 
     async def _publish(self, touched: Mapping[str, _Touched]) -> Mapping[str, Shown]:
         """Publish; return the jobs that are done with."""
-        done, plans = await self._plans(touched)
+        done, moved = await self._attempt(touched, first=True)
+        if moved:
+            # What moved them may have taken our reports along, and then there is nothing left to do.
+            left = {job: touched[job] for job in moved}
+            done |= (await self._attempt(left, first=False))[0]
+        return done
+
+    async def _attempt(
+        self, touched: Mapping[str, _Touched], *, first: bool
+    ) -> tuple[dict[str, Shown], list[str]]:
+        """Look, record and show; return the jobs that are done with, and those that had moved meanwhile:
+        those have another incarnation, generation or layout by now, and whoever changed it installs that
+        in the live store next; or another replica recorded something. Either way they are to be looked
+        at afresh.
+        """
+        done, plans = await self._plans(touched, first=first)
         if not plans:
-            return done
+            return done, []
         try:
             taken = await self._ledger.record([r for _, r in plans], self._clock.wall_ms())
         except UnavailableError as error:
             self._wait_with([touched[view.name] for view, _ in plans], error)
-            return done
+            return done, []
+        moved: list[str] = []
         for view, record in plans:
             recorded = taken.get(record.job)
-            # None: the job has another incarnation, generation or layout by now, and whoever changed
-            # it installs that in the live store next; or somebody else recorded at the same time.
-            # Either way this is looked at afresh.
             if recorded is None:
                 touched[record.job].trouble = None
+                moved.append(record.job)
                 continue
             try:
                 await self._show(record, recorded, touched[record.job].since_ms)
@@ -220,10 +234,10 @@ class Publisher:
             else:
                 stages = {**view.stages, **recorded.views}
                 done[record.job] = replace(view, revision=recorded.revision, stages=stages)
-        return done
+        return done, moved
 
     async def _plans(
-        self, touched: Mapping[str, _Touched]
+        self, touched: Mapping[str, _Touched], *, first: bool
     ) -> tuple[dict[str, Shown], list[tuple[JobView, JobRecord]]]:
         """Work out what there is to record; return the jobs that have nothing, and the records, each
         with what it rests on.
@@ -232,7 +246,7 @@ class Publisher:
         plans: list[tuple[JobView, JobRecord]] = []
         for job, what in touched.items():
             try:
-                view, record = await self._plan(job, what)
+                view, record = await self._plan(job, what, first=first)
             except StateLostError:
                 # Deleted, or lost: then whoever restores it touches all of it afresh.
                 _fail(what.done, UnavailableError("the job's state was lost: say it again"))
@@ -254,7 +268,9 @@ class Publisher:
         self._metrics.advances.inc(len(recorded.views))
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
 
-    async def _plan(self, job: str, touched: _Touched) -> tuple[JobView, JobRecord | None]:
+    async def _plan(
+        self, job: str, touched: _Touched, *, first: bool
+    ) -> tuple[JobView, JobRecord | None]:
         """Look at a job, and work out what it has to record; None: nothing."""
         stages = set(touched.stages)
         while True:
@@ -283,8 +299,10 @@ class Publisher:
             advances=advances,
             epochs=epochs,
             chunks=chunks,
-            # Who leaves an idle member out must not have overlooked that it came back meanwhile.
-            unless_newer=any(w.idle for w in (*published.values(), *advances.values())),
+            # Who leaves an idle member out must not have overlooked that it came back meanwhile. And
+            # at first it is tried in the cheap way, which goes as long as nobody else records.
+            unless_newer=(first and not epochs)
+            or any(w.idle for w in (*published.values(), *advances.values())),
         )
 
 

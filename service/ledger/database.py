@@ -152,11 +152,11 @@ class Database:
 
     async def at_once(
         self, statement: Executable, parameters: Mapping[str, Any]
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Row[Any]] | None:
         """Run one statement that is a transaction by itself, on Postgres; return its rows.
 
-        There are none also if the connection was lost. Then it may have been done or not, and whoever
-        asks must be able to do it once more.
+        None: the connection was lost. Then it may have been done or not, and whoever asks must be able
+        to do it once more.
         """
         async with _bounded(_TRANSACTION_S) as patience:
             try:
@@ -167,7 +167,7 @@ class Database:
             except DBAPIError as error:
                 if not error.connection_invalidated or patience.over:
                     raise
-                return ()
+                return None
             return rows
 
     async def close(self) -> None:

@@ -238,23 +238,26 @@ class SqlLedger:
     @to_its_end
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
         """See the port."""
-        taken: dict[str, Recorded] = {}
-        if not self.database.is_sqlite:
-            taken |= await self._record_at_once(records, at_ms)
-        left = [record for record in records if record.job not in taken]
+        if self.database.is_sqlite:
+            return await self._record_each(records, at_ms)
+        simple = [r for r in records if not r.epochs and not r.chunks]
+        whole = [r for r in records if r.epochs or r.chunks]
+        at_once = await self._record_at_once(simple, at_ms)
+        taken = {} if at_once is None else dict(at_once)
+        refused = {r.job for r in simple if at_once is not None and r.unless_newer}
+        left = [*whole, *(r for r in simple if r.job not in taken and r.job not in refused)]
         if left:
             taken |= await self._record_each(left, at_ms)
         return taken
 
     async def _record_at_once(
-        self, records: Sequence[JobRecord], at_ms: int
-    ) -> Mapping[str, Recorded]:
-        """Record those that have nothing but advances, and whose job nobody else has moved.
+        self, simple: Sequence[JobRecord], at_ms: int
+    ) -> Mapping[str, Recorded] | None:
+        """Record advances of jobs that nobody else has moved.
 
-        Nothing is taken also if the connection was lost; then it may have been: to say it all once
-        more is to no effect, or is refused.
+        None: the connection was lost. They may have been taken; to say it all once more is then to no
+        effect, or is refused.
         """
-        simple = [record for record in records if not record.epochs and not record.chunks]
         if not simple:
             return {}
         rows = await self.database.at_once(
@@ -284,6 +287,8 @@ class SqlLedger:
                 "b_at_ms": at_ms,
             },
         )
+        if rows is None:
+            return None
         moved: dict[str, dict[str, StageView]] = {row.name: {} for row in rows}
         for row in rows:
             if row.stage is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from service import publisher
 from service.clock import SystemClock
+from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
@@ -31,8 +32,10 @@ class Interrupted(SqlLedger):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.before: Callable[[], Awaitable[object]] | None = None
+        self.records = 0
 
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
+        self.records += 1
         before, self.before = self.before, None
         if before is not None:
             await before()
@@ -57,10 +60,38 @@ async def test_that_somebody_is_idle_is_not_recorded_after_the_word_that_ended_i
 
     ledger.before = it_comes_back
     one.touch("j", ["s"])
-    assert not await one.round(), "what was worked out before is not taken"
     assert await one.round()
+    # Its own was not taken; and when it looked again there was nothing left to record.
+    assert ledger.records == 2
     published = (await live.stage("j", "s"))[1].watermark
     assert (published.output, published.idle) == (6, False)
+    await ledger.close()
+
+
+async def test_what_another_recorded_and_never_showed_is_shown_by_the_next(tmp_path: Path):
+    ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    one = Publisher(live, ledger, SystemClock(), Metrics())
+    await ledger.open(exclusive=True)
+    stored = await ledger.create(NewLayout("j", SPEC, ("s", "k")), 1)
+    assert stored is not None
+    await live.begin(stored.installed)
+    token = (await live.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+    await live.report("j", "s", Report(token, ["a", "b"], [6, 7]))
+
+    async def another_dies() -> None:
+        advance = {"s": StageWatermark(MIN, 6)}
+        await SqlLedger.record(ledger, [JobRecord("j", 1, 1, 1, 0, advance, {})], 1)
+
+    ledger.before = another_dies
+    one.touch("j", ["s"])
+    assert await one.round()
+    shown = await live.job("j")
+    assert shown.revision == (await ledger.head("j")).revision == 2
+    views = {name: stage.view for name, stage in (await ledger.get("j")).installed.stages.items()}
+    assert views == shown.stages
+    assert views["s"].watermark.output == 6
+    assert views["k"].watermark.input == 6
     await ledger.close()
 
 

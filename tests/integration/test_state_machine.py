@@ -61,7 +61,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     }
 
 
-UPHEAVALS = ("layout", "layout", "run", "graceful", "crash", "reset")
+UPHEAVALS = ("layout", "layout", "run", "graceful", "crash", "reset", "delete")
 FIRST: Layout = {
     "a": ((), ("0", "1")),
     "b": ((), ("0",)),
@@ -567,6 +567,8 @@ class Tidegauge(RuleBasedStateMachine):
             self._open_run(data.draw(names, "stages"))
         elif what == "reset":
             self._reset()
+        elif what == "delete":
+            self._delete(data.draw(layouts(), "next"))
         else:
             self._restart(what)
 
@@ -582,6 +584,15 @@ class Tidegauge(RuleBasedStateMachine):
         self.generation += 1
         self.model.reset()
         self.settle("reset")
+
+    def _delete(self, layout: Layout) -> None:
+        """The next of its name starts over in all, but not with the same numbers."""
+        ok(self.do(self.api.delete()), 204)
+        problem(self.do(self.api.get_watermark("k")), 404, "unknown-job")
+        self.do(self.api.define(spec(layout)))
+        self.generation += 1
+        self.model = Model(layout)
+        self.settle("delete")
 
     def _restart(self, how: str) -> None:
         self.do(self.gauge.restart() if how == "graceful" else self.gauge.crash())
