@@ -17,6 +17,11 @@ _BATCH = 128
 _BATCH_WEIGHT = 10_000
 """Ranges in one call: what makes the others wait for as long as the store is busy with it."""
 
+_WORTH_A_CALL = 1_000
+"""Ranges that wait for no other call: the store works on one while the next is packed. What is lighter
+costs most as a call of its own, and shares one.
+"""
+
 _QUEUE = 4_096
 """Askers that may wait for a call; more are told to come again."""
 
@@ -30,12 +35,13 @@ class Batcher(Generic[A, T]):
         weight: Callable[[A], int],
         flights: int,
     ) -> None:
-        """`call` answers many at once, `weight` says what one adds to a call, `flights` how many calls
-        may be under way.
+        """`call` answers many at once, `weight` says how many ranges one adds to a call, `flights` how
+        many calls may be under way.
         """
         self._call = call
         self._weight = weight
-        self._left = flights
+        self._flights = flights
+        self._under_way = 0
         self._waiting: list[tuple[A, asyncio.Future[T]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -45,12 +51,16 @@ class Batcher(Generic[A, T]):
             raise UnavailableError(f"{_QUEUE} requests wait for the live store: come again")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((what, future))
-        if self._left:
-            self._left -= 1
+        if not self._under_way or (self._under_way < self._flights and self._is_heavy()):
+            self._under_way += 1
             task = asyncio.get_running_loop().create_task(self._fly())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await future
+
+    def _is_heavy(self) -> bool:
+        """Tell whether what waits is worth another call now; a few are enough to see it."""
+        return sum(self._weight(what) for what, _ in self._waiting[:_BATCH]) >= _WORTH_A_CALL
 
     def _next(self) -> list[tuple[A, asyncio.Future[T]]]:
         size, ranges = 0, 0
@@ -67,7 +77,8 @@ class Batcher(Generic[A, T]):
             while batch := self._next():
                 await self._one(batch)
         finally:
-            self._left += 1
+            # In the same breath as nothing was found to wait: whoever comes next begins another.
+            self._under_way -= 1
 
     async def _one(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
         try:
