@@ -49,7 +49,7 @@ from service.metrics import Metrics
 from service.publisher import Publisher, Shown
 from service.reconciler import Reconciler
 from service.spec import PipelineSpec, encode_spec
-from service.state import StageView
+from service.state import InstalledJob, StageView
 from service.tasks import to_its_end
 
 log = logging.getLogger(__name__)
@@ -292,9 +292,27 @@ class Aggregator:
         """Return a stored pipeline. Raises `UnknownJobError`."""
         return await self._ledger.get(job)
 
-    async def jobs(self) -> Sequence[JobView]:
-        """Return every job."""
-        return await self._live.jobs()
+    async def jobs(self) -> Sequence[JobView | InstalledJob]:
+        """Return every job; their watermarks may be old, see `shown` for those."""
+        try:
+            return await self._live.jobs()
+        except UnavailableError:
+            stored: list[InstalledJob] = []
+            for head in await self._ledger.heads():
+                # Or it is deleted at this moment.
+                with suppress(UnknownJobError):
+                    stored.append((await self._ledger.get(head.job)).installed)
+            return stored
+
+    async def shown(self) -> Sequence[JobView]:
+        """Return every job as readers see it; while the live store is away, as many as can be shown."""
+        try:
+            jobs = await self._live.jobs()
+        except UnavailableError:
+            return await self._last_seen.jobs()
+        for job in jobs:
+            self._last_seen.note(job, {})
+        return jobs
 
     @to_its_end
     async def delete(self, job: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
-from service.ledger.port import Ledger
+from service.ledger.port import JobHead, Ledger
 from service.live.port import Census, JobView
 from service.state import StageView
 
@@ -63,14 +63,20 @@ class LastSeen:
             raise
         except UnavailableError:
             raise away from None
-        if view is None or _position(view) != (
-            head.generation,
-            head.layout_version,
-            head.revision,
-        ):
+        if view is None or _position(view) != _position(head):
             raise away
         return view, self._censuses[job]
 
+    async def jobs(self) -> Sequence[JobView]:
+        """Show the jobs of which nobody has seen anything newer. Raises `UnavailableError`."""
+        return [
+            view
+            for head in await self._ledger.heads()
+            if not head.deleted
+            and (view := self._views.get(head.job)) is not None
+            and _position(view) == _position(head)
+        ]
 
-def _position(view: JobView) -> tuple[int, int, int]:
-    return view.generation, view.layout_version, view.revision
+
+def _position(of: JobView | JobHead) -> tuple[int, int, int]:
+    return of.generation, of.layout_version, of.revision

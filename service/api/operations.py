@@ -35,9 +35,9 @@ async def metrics(request: Request) -> Response:
     """Show the metrics."""
     use = aggregator(request)
     try:
-        jobs = await use.jobs()
+        jobs = await use.shown()
     except UnavailableError:
-        # What this process has counted is worth knowing then above all.
+        # Both stores are away. What this process has counted is worth knowing then above all.
         jobs = ()
     text = state(request).metrics.render(jobs, use.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)
