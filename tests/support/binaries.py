@@ -23,7 +23,8 @@ from pathlib import Path
 
 WAIT_S = 120
 """Only what hangs takes as long. A Sentinel that was stalled for two seconds, as on a busy machine,
-does nothing for the next thirty ("tilt"), and its usual ways come on top."""
+does nothing for the next thirty ("tilt"), and its usual ways come on top.
+"""
 
 POSTGRES_PROGRAMS = ("initdb", "postgres")
 BUS = 10_000

@@ -279,7 +279,10 @@ class RedisCluster(_Started):
 
 
 class RedisSentinel(_Server):
-    """One Sentinel that decides alone. Primary and replica are the caller's, and run already."""
+    """One Sentinel that decides alone. Primary and replica are the caller's, and run already.
+
+    It asks them once a second: who does not answer for hardly longer would be given up for nothing.
+    """
 
     def __init__(
         self,
@@ -288,7 +291,7 @@ class RedisSentinel(_Server):
         replica: RedisServer,
         name: str = "tidegauge",
         *,
-        down_after_ms: int = 1_000,
+        down_after_ms: int = 3_000,
     ) -> None:
         super().__init__(folder, free_port())
         self.name = name
