@@ -109,7 +109,7 @@ class Publisher:
 
     async def flush(self, job: str) -> Shown:
         """Return once everything that was touched in the job before this call is visible: the job as it
-        was shown then, or None if nothing had been touched.
+        was shown then, or None if nothing had been touched or its state was lost.
 
         Raises `UnavailableError` at once while a store is away: to wait for it would only pile up.
         """

@@ -127,7 +127,7 @@ class Database:
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         )
-        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         # SQLite has one writer. Waiting for it here costs nothing, waiting in SQLite is a poll.
         self._turn = asyncio.Lock()
         self._file: TextIO | None = None
@@ -160,7 +160,7 @@ class Database:
         """
         async with _bounded(_TRANSACTION_S) as patience:
             try:
-                async with self._alone.connect() as db:
+                async with self._autocommit.connect() as db:
                     patience.watch(await _wire(db))
                     rows = (await db.execute(statement, parameters)).all()
                     patience.watch(None)

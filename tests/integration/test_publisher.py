@@ -42,14 +42,24 @@ class Interrupted(SqlLedger):
         return await super().record(records, at_ms)
 
 
+async def define(
+    ledger: SqlLedger,
+    live: MemoryLiveStore,
+    spec: bytes = SPEC,
+    stages: Sequence[str] = ("s", "k"),
+) -> None:
+    """Open the ledger, and let there be a job `j` in both stores."""
+    await ledger.open(exclusive=True)
+    stored = await ledger.create(NewLayout("j", spec, stages), 1)
+    assert stored is not None
+    await live.begin(stored.installed)
+
+
 async def test_that_somebody_is_idle_is_not_recorded_after_the_word_that_ended_it(tmp_path: Path):
     ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     live = MemoryLiveStore(SystemClock())
     one, other = (Publisher(live, ledger, SystemClock(), Metrics()) for _ in range(2))
-    await ledger.open(exclusive=True)
-    stored = await ledger.create(NewLayout("j", SPEC, ("s", "k")), 1)
-    assert stored is not None
-    await live.begin(stored.installed)
+    await define(ledger, live)
     token = (await live.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
     await live.report("j", "s", Report(token, ["a", "b"], [MIN, MIN], [True, True]))
 
@@ -72,10 +82,7 @@ async def test_what_another_recorded_and_never_showed_is_shown_by_the_next(tmp_p
     ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     live = MemoryLiveStore(SystemClock())
     one = Publisher(live, ledger, SystemClock(), Metrics())
-    await ledger.open(exclusive=True)
-    stored = await ledger.create(NewLayout("j", SPEC, ("s", "k")), 1)
-    assert stored is not None
-    await live.begin(stored.installed)
+    await define(ledger, live)
     token = (await live.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
     await live.report("j", "s", Report(token, ["a", "b"], [6, 7]))
 
@@ -101,11 +108,8 @@ async def test_invariant_4_a_stage_that_was_idle_is_looked_at_before_others_go_o
     ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     live = MemoryLiveStore(clock)
     publisher = Publisher(live, ledger, clock, Metrics())
-    await ledger.open(exclusive=True)
     spec = b'{"stages":{"x":{"shards":["0"]},"y":{"shards":["0"]},"k":{"inputs":["x","y"],"ranges":1}}}'
-    stored = await ledger.create(NewLayout("j", spec, ("x", "y", "k")), 1)
-    assert stored is not None
-    await live.begin(stored.installed)
+    await define(ledger, live, spec, ("x", "y", "k"))
     x = (await live.claim("j", "x", Claim(None, "w", 1_000, Rank()))).token
     y = (await live.claim("j", "y", Claim(None, "w", 60_000, Rank()))).token
     await live.report("j", "x", Report(x, ["0"], [5]))
@@ -129,10 +133,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[Publisher, MemoryLiveSto
     ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     live = MemoryLiveStore(SystemClock())
     at_work = Publisher(live, ledger, SystemClock(), Metrics())
-    await ledger.open(exclusive=True)
-    stored = await ledger.create(NewLayout("j", SPEC, ("s", "k")), 1)
-    assert stored is not None
-    await live.begin(stored.installed)
+    await define(ledger, live)
     tokens = [
         (await live.claim("j", "s", Claim([shard], shard, 60_000, Rank()))).token for shard in "ab"
     ]
