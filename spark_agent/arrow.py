@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 Batch: TypeAlias = Any
 """A `pyarrow.RecordBatch`."""
+Array: TypeAlias = Any
+"""A `pyarrow.Array`."""
+
+_LAST_US: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +27,100 @@ class Newest:
     """What a batch of rows shows: the newest event time (ms, rounded down) of each known shard."""
 
     by_shard_ms: dict[str, int]
-    late_rows: int
-    far_future_rows: int
-    unknown_shard_rows: int
+    late_rows: int = 0
+    rows_before_1970: int = 0
+    far_future_rows: int = 0
+    unknown_shard_rows: int = 0
 
 
 def newest(
-    batch: Batch,
+    names: Array,
+    times: Array,
     *,
-    shard: str,
-    event_time: str,
     shards: Collection[str],
     late_before_ms: int | None,
     horizon_ms: int,
 ) -> Newest:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
-    Rows without an event time are passed over. Those before `late_before_ms` are late.
+    `names` are the rows' shards, `times` their event times. Rows without an event time are passed
+    over. Those before `late_before_ms` are late.
     """
-    names = pc.cast(batch.column(shard), pa.string())
-    times_us = pc.cast(batch.column(event_time), pa.int64())
-    beyond = pc.greater(times_us, horizon_ms * 1_000)
-    table = pa.table({"shard": names, "time": times_us}).filter(pc.invert(beyond))
+    times_us = pc.cast(times, pa.int64())
+    table = pa.table({"shard": names, "time": times_us})
+    beyond = _count(pc.greater(times_us, horizon_ms * 1_000))
+    if beyond:
+        table = table.filter(pc.less_equal(times_us, horizon_ms * 1_000))
     groups = table.group_by("shard").aggregate([("time", "max"), ("time", "count")]).to_pylist()
-    known = {each["shard"]: each["time_max"] // 1_000 for each in groups if each["shard"] in shards}
-    unknown = sum(each["time_count"] for each in groups if each["shard"] not in known)
-    late = 0
-    if late_before_ms is not None:
-        late = pc.sum(pc.less(times_us, late_before_ms * 1_000)).as_py() or 0
-    return Newest(known, late, pc.sum(beyond).as_py() or 0, unknown)
+    dated = [each for each in groups if each["time_count"]]
+    known = {each["shard"]: each["time_max"] // 1_000 for each in dated if each["shard"] in shards}
+    unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
+    late = 0 if late_before_ms is None else older(times_us, late_before_ms)[0]
+    return Newest(known, late, older(times_us, 0)[0], beyond, unknown)
 
 
-def instant(column: str, time_ms: int) -> Batch:
-    """Make one row that holds one instant."""
-    values = pa.array([time_ms * 1_000], pa.timestamp("us", "UTC"))
-    return pa.RecordBatch.from_arrays([values], names=[column])
+def older(times: Array, than_ms: int) -> tuple[int, int | None]:
+    """Count the times before an instant, and return the oldest of all (ms, rounded down).
+
+    `than_ms` may be the end of time.
+    """
+    times_us = pc.cast(times, pa.int64())
+    oldest_us = pc.min(times_us).as_py()
+    bound_us = min(than_ms * 1_000, _LAST_US)
+    if oldest_us is None or oldest_us >= bound_us:
+        return 0, None
+    return _count(pc.less(times_us, bound_us)), oldest_us // 1_000
+
+
+def _count(mask: Array) -> int:
+    return pc.sum(mask).as_py() or 0
+
+
+def all_true(rows: Array) -> Array:
+    """Say yes to every row."""
+    return pa.repeat(pa.scalar(True), len(rows))
+
+
+def watch_one(
+    frame: DataFrame, mark: str, watcher: Callable[[Iterable[Array]], Iterator[Array]], of: Column
+) -> DataFrame:
+    """Show one column of the rows to a watcher, which says of each row that it passes.
+
+    Only this column goes through Python. The function is not deterministic, so that Spark neither
+    leaves it out nor runs it twice, and moves no filter below it. `mark` is its name in the plan.
+    """
+
+    # Spark reads from the annotations what kind of function it is.
+    def watch(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        yield from watcher(batches)
+
+    watch.__name__ = mark
+    return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(of))
+
+
+def watch_two(
+    frame: DataFrame,
+    mark: str,
+    watcher: Callable[[Iterable[tuple[Array, Array]]], Iterator[Array]],
+    first: Column,
+    second: Column,
+) -> DataFrame:
+    """Show two columns of the rows to a watcher; see `watch_one`."""
+
+    def watch(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        yield from watcher(batches)
+
+    watch.__name__ = mark
+    return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(first, second))
+
+
+def control_row(schema: StructType, event_time: str, time_ms: int) -> Batch:
+    """Make one row that has nothing but an event time."""
+    fields = to_arrow_schema(schema, timezone="UTC")
+    arrays = [
+        pa.array([time_ms * 1_000], field.type)
+        if field.name == event_time
+        else pa.nulls(1, field.type)
+        for field in fields
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=fields)

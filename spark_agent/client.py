@@ -62,6 +62,17 @@ class PreconditionRequired(Refused):
     slug = "precondition-required"
 
 
+class DeclaredOtherwise(PreconditionRequired):
+    """The same, in the words of whoever declares a job through the agent."""
+
+    def __init__(self, job: str, refusal: Refused) -> None:
+        super().__init__(refusal.status, refusal.problem)
+        self.args = (
+            f"job {job!r} is declared with other stages than these: say Pipeline(…, replace=True) to "
+            f"put these in their place, or give this pipeline a job name of its own",
+        )
+
+
 class LeaseConflict(Refused):
     """None of the ranges was granted."""
 
@@ -127,10 +138,11 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RangeReport:
-    """What is said of one range. `watermark_ms` and `final` are a source's words only."""
+    """What is said of one range. `watermark_ms`, `final` and `idle` are a source's words."""
 
     watermark_ms: int | None = None
     final: bool = False
+    idle: bool = False
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def body(self) -> Json:
@@ -140,6 +152,8 @@ class RangeReport:
             body["watermark"] = self.watermark_ms
         if self.final:
             body["final"] = True
+        if self.idle:
+            body["idle"] = True
         if self.holds:
             body["holds"] = dict(self.holds)
         return body
@@ -187,16 +201,20 @@ class Client:
     def declare(self, job: str, stages: Mapping[str, Any], *, replace: bool = False) -> Json:
         """Store the job's stages; return the answer. `replace` takes the place of another layout.
 
-        Raises `PreconditionRequired` if the job is stored otherwise and `replace` is not given.
+        Raises `DeclaredOtherwise` if the job is stored otherwise and `replace` is not given.
         """
         path, body = f"/v1/jobs/{job}", {"stages": dict(stages)}
         try:
             return self._call("PUT", path, body)[0]
-        except PreconditionRequired:
+        except PreconditionRequired as refusal:
             if not replace:
-                raise
+                raise DeclaredOtherwise(job, refusal) from None
         etag = self._call("GET", path)[1]
         return self._call("PUT", path, body, {"If-Match": etag} if etag else {})[0]
+
+    def reset(self, job: str) -> None:
+        """Begin the job's next generation: its watermarks start over. Raises `UnknownJob`."""
+        self._call("POST", f"/v1/jobs/{job}/reset")
 
     def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
         """Begin a run of these stages, which fences every older one; return its number."""

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import re
 import shutil
+import socket
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 from uuid import uuid4
 
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
-from spark_agent.client import Client, Unavailable
+from spark_agent.arrow import watch_one, watch_two
+from spark_agent.checks import RANGES_MARK, SOURCE_MARK, Passage, Report, check
+from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
-from spark_agent.keeper import Assignment, Keeper, Progressed, Signal
+from spark_agent.feed import Feed, Run
+from spark_agent.keeper import Assignment, Keeper, Query, Signal
+from spark_agent.link import LinkError, LinkServer, Offset
+from spark_agent.listener import Board
 from spark_agent.reporting import (
     QUERY_PROPERTY,
     RUN_PROPERTY,
@@ -42,19 +44,35 @@ from spark_agent.reporting import (
     RangeReporter,
     SourceReporter,
 )
-from spark_agent.spec import StageSpec, read_spec
+from spark_agent.spec import StageSpec, read_spec, upstream
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Tallies, TallyParam
 
 _log: Final = logging.getLogger("spark_agent")
 
 _BEFORE_ALL_TIME: Final = "0001-01-01 00:00:00"
-_EARLY_EVENTS: Final = 1_000
 _JOIN_MS: Final = 10_000
+_LINK_MARGIN_MS: Final = 5_000
+"""How much longer a control source waits for the driver than the driver for the service."""
+
+_AVAILABLE_NOW: Final = "AvailableNowTrigger"
+_ONCE: Final = "OneTimeTrigger"
+_UNFIT_TRIGGERS: Final[Mapping[str, str]] = {
+    "ContinuousTrigger": "continuous processing has no micro-batches, which tidegauge's epochs are",
+    "RealTimeTrigger": "real-time mode does not bring a batch's tasks to an end before the next",
+}
 
 
 def _short_id() -> str:
     return uuid4().hex[:12]
+
+
+class FinalSourceError(ValueError):
+    """A source is final, which was to say that nothing more comes from it."""
+
+
+class StageTakenError(ValueError):
+    """Another query of this pipeline executes the stage."""
 
 
 class Pipeline:
@@ -65,8 +83,8 @@ class Pipeline:
     what one call to the service may cost a task, `poll` how often an idle query asks for its
     watermark.
 
-    Use it as a context manager, or call `stop`. One stage is executed by one query at a time: a
-    query started later takes its stages over, and fences the older one.
+    Use it as a context manager, or call `stop`. One stage is executed by one query at a time. A
+    query that another driver starts for a stage takes it over, and fences the older one.
     """
 
     def __init__(
@@ -85,12 +103,13 @@ class Pipeline:
     ) -> None:
         """Declare the job. An aggregator that is away is asked again when a query needs it.
 
-        Raises `ValueError` for a specification that cannot be read, `Refused` for one that the
-        service does not take, `RuntimeError` if Spark's workers would run another Python than
+        Raises `ValueError` for a specification that cannot be read, `DeclaredOtherwise` if the job
+        has other stages and `replace` is not given, `Refused` for one that the service does not
+        take, `RuntimeError` for Spark Connect, or if Spark's workers would run another Python than
         this one.
         """
         self._spark = spark or SparkSession.builder.getOrCreate()
-        _check_workers(self._spark)
+        _check_session(self._spark)
         self._url = url
         self._job = job
         self._spec = {name: dict(stage) for name, stage in spec.items()}
@@ -104,9 +123,17 @@ class Pipeline:
         self._client = Client(url, patience_ms=max(self._patience_ms, 1_000), clock=self._clock)
         self._tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(self._tallies, TallyParam())
-        self._board = _Board()
+        self._board = Board()
+        self._lock = threading.RLock()
         self._started: list[tuple[StreamingQuery, Keeper]] = []
         self._past_counts: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._reports: dict[str, Report] = {}
+        self._idle_after_ms: dict[str, int] = {}
+        self._feeds: dict[str, tuple[str, Feed | None]] = {}
+        self._token = token_hex(16)
+        self._link = LinkServer(self._token, self._answer)
+        self._plans = plan.PlanReader(self._spark)
         self._spark.dataSource.register(ControlSource)
         self._declare()
         self._spark.streams.addListener(self._board)
@@ -114,10 +141,11 @@ class Pipeline:
     @property
     def counts(self) -> Counter[str]:
         """What should not have happened often, added up over all queries; keys as in `Count`."""
-        total = Counter(self._past_counts)
-        for _, keeper in self._started:
-            total.update(keeper.counts)
-        return total
+        with self._lock:
+            total = Counter(self._past_counts)
+            for _, keeper in self._started:
+                total.update(keeper.counts)
+            return total
 
     def source(
         self,
@@ -129,72 +157,120 @@ class Pipeline:
         strategy: Strategy,
         tolerance: Duration = "1 day",
         tasks: int | None = None,
+        partitioned_by_shard: bool = False,
+        idle_after: Duration | None = None,
     ) -> DataFrame:
         """Report the source's progress as its rows pass; the rows are what they were.
 
         `shard` and `event_time` are columns, `strategy` says what the newest event time of a
         shard promises. Rows dated further ahead of the clock than `tolerance` promise nothing.
+
         Brings all rows of a shard into one of `tasks` tasks (by default one for each core, at
-        most one for each shard), so that each shard has one worker to speak for it. Raises
-        `ValueError`.
+        most one for each shard), so that each shard has one worker to speak for it.
+        `partitioned_by_shard=True` says that the source does so already, and saves that shuffle;
+        where it is not so, a warning says it and the driver speaks for the shard.
+
+        With `idle_after`, a shard that had no row for so long, while nothing was left to read, is
+        idle: nobody waits for it until it has rows again. Those may then be late.
+
+        Raises `ValueError`.
         """
         spec = self._stage(stage, "source")
         _check_column(frame, shard)
         _check_time(frame, event_time)
-        cores = self._spark.sparkContext.defaultParallelism
+        place = self._place(stage, whole_shards=partitioned_by_shard)
         reporter = SourceReporter(
-            self._place(stage),
+            place,
             shards=frozenset(spec.shards),
-            shard=shard,
-            event_time=event_time,
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
         )
-        together = frame.repartition(tasks or min(cores, len(spec.shards)), F.col(shard))
-        return _map(together, reporter)
+        self._idle_after_ms.pop(stage, None)
+        if idle_after is not None:
+            self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")
+        if not partitioned_by_shard:
+            cores = self._spark.sparkContext.defaultParallelism
+            frame = frame.repartition(tasks or min(cores, len(spec.shards)), _column(shard))
+        mark = f"{SOURCE_MARK}{next(self._numbers)}.{stage}"
+        shards = _column(shard).cast("string")
+        return watch_two(frame, mark, reporter, shards, _column(event_time))
 
-    def watermarked(self, frame: DataFrame, *, stage: str, event_time: str) -> DataFrame:
+    def watermarked(
+        self,
+        frame: DataFrame,
+        *,
+        stage: str,
+        event_time: str,
+        deduplicate_within: Duration | None = None,
+    ) -> DataFrame:
         """Give the data frame the stage's input watermark, in place of `withWatermark`.
 
-        What follows closes its windows, and drops late rows, by the service's watermark alone. The
-        data must not come rate limited from files that another query writes (`maxFilesPerTrigger`):
-        rows could lie unread below the watermark. Raises `ValueError`.
+        What follows closes its windows, and drops late rows, by the service's watermark alone. It
+        may be called for several data frames of one stage, as for the two sides of a join. Data
+        that another query writes must not come rate limited (`maxFilesPerTrigger`).
+
+        `deduplicate_within` is how far apart duplicates may be that `dropDuplicatesWithinWatermark`
+        is to find. Raises `ValueError`.
         """
         self._stage(stage, "keyed stage")
         _check_time(frame, event_time)
-        if plan.passage(frame).own_watermarks:
+        if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
                 f"Spark's watermark back behind the service's; leave it out"
             )
+        delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
         # Only the control rows pass through `withWatermark`, so Spark's watermark is theirs,
         # whatever dates the data has. The union's columns are its first branch's, so its event
         # time carries the mark by which windows know the watermark. The control rows themselves
-        # must not come out; but Spark moves filters towards the source unless they read the event
-        # time, and moved below `withWatermark` this one would leave the watermark standing for
-        # ever.
+        # must not come out; but no rule of Spark's optimiser may find that out. One that did would
+        # throw the branch away, or drop its rows before they are seen, and the watermark would
+        # stand for ever. So the control rows have every column of the data, and their filter is
+        # not deterministic: it cannot be folded, nor can another be moved through it.
+        control_id = str(next(self._numbers))
+        self._feeds[control_id] = stage, None
         control = (
             self._spark.readStream.format(control_source.FORMAT)
-            .options(url=self._url, job=self._job, stage=stage, pollMs=str(self._poll_ms))
+            .options(
+                stage=stage,
+                control=control_id,
+                port=str(self._link.port),
+                token=self._token,
+                timeoutMs=str(3 * self._patience_ms + _LINK_MARGIN_MS),
+                schema=_control_schema(frame).json(),
+                eventTime=event_time,
+                delayMs=str(delay_ms),
+            )
             .load()
-            .withColumnRenamed(control_source.TIME_COLUMN, event_time)
-            .withWatermark(event_time, "0 seconds")
-            .filter(F.col(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
+            .withWatermark(event_time, f"{delay_ms} milliseconds")
+            .filter(
+                (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
+                | (F.spark_partition_id() < 0)
+            )
         )
-        columns = [
-            F.col(event_time)
-            if field.name == event_time
-            else F.lit(None).cast(field.dataType).alias(field.name)
-            for field in frame.schema.fields
-        ]
-        return control.select(*columns).union(frame)
+        return control.union(frame)
 
-    def report(self, frame: DataFrame, *, stage: str) -> DataFrame:
-        """Report the keyed stage's progress behind its stateful operator; rows are what they were.
+    def report(
+        self,
+        frame: DataFrame,
+        *,
+        stage: str,
+        event_time: str | None = None,
+        delay: Duration | None = None,
+        on_early: Literal["count", "fail"] = "count",
+    ) -> DataFrame:
+        """Report the keyed stage's progress behind its operators; rows are what they were.
 
-        Call it right behind the aggregation, with nothing that shuffles or unions between. Rows
-        that come out must be stamped, for whoever reads them, with the *end* of their window.
-        Raises `ValueError` unless the stage has as many ranges as Spark has partitions of state.
+        `event_time` is the column that dates the rows for whoever reads them: a timestamp, or a
+        window, which stands for its end. It may be left out where just one column can be meant. It
+        must be the event time as it came, a window's end, or `window_time()`. Of anything else,
+        and of state functions' rows, only you know how old they may be: say it with `delay`, how
+        far behind the watermark a row may be beside what Spark's operators tell (`"0 s"`: never).
+
+        Rows that leave older than what the stage had already promised are counted (`early_rows`);
+        with `on_early="fail"` they fail the query. Call it last, with nothing behind it that holds
+        rows back or unions others. Raises `ValueError`, also unless the stage has as many ranges as
+        Spark has partitions of state.
         """
         spec = self._stage(stage, "keyed stage")
         partitions = int(self._spark.conf.get("spark.sql.shuffle.partitions") or "200")
@@ -205,59 +281,154 @@ class Pipeline:
                 f"spark.sql.shuffle.partitions to {len(spec.ranges)} or give the stage "
                 f'"ranges": {partitions}'
             )
-        return _map(frame, RangeReporter(self._place(stage), spec.ranges))
+        if on_early not in {"count", "fail"}:
+            raise ValueError(f"on_early {on_early!r} is not known: write 'count' or 'fail'")
+        event_time = _event_time(frame, stage, event_time)
+        mark = f"{RANGES_MARK}{next(self._numbers)}.{stage}"
+        delay_ms = None if delay is None else duration_ms(delay, name="delay")
+        self._reports[mark] = Report(stage, event_time, delay_ms)
+        reporter = RangeReporter(
+            self._place(stage),
+            spec.ranges,
+            dated=event_time is not None,
+            fail_on_early=on_early == "fail",
+        )
+        times = F.spark_partition_id() if event_time is None else _time_of(frame, event_time)
+        return watch_one(frame, mark, reporter, times)
 
-    def start(self, writer: DataStreamWriter, *, bounded: bool | None = None) -> StreamingQuery:
+    def start(
+        self,
+        writer: DataStreamWriter,
+        *,
+        bounded: bool = False,
+        on_fenced: Literal["stop", "continue"] = "stop",
+    ) -> StreamingQuery:
         """Open a run for the stages that the query goes through, and start it.
 
-        A `bounded` query ends: once it has read all that is there, its sources are final, so that
-        the last windows come out; once every stage it executes is final, it stops. By default a
-        query is bounded if its trigger is `availableNow`; with `bounded=False` that trigger
-        leaves the sources open for a next time. A bounded query without sources of its own ends
-        with its upstreams.
+        Triggers are as in Spark. `availableNow` reads what was there at the start, closes what that
+        closes, and ends; the next run goes on from there.
 
-        Raises `ValueError` if the query does not do what its stages need.
+        A `bounded` query is the last one: once it has read all that is there, its sources are
+        final, so that the last windows come out, and nothing may follow. Once every stage it
+        executes is final, it stops. One without sources of its own ends with its upstreams.
+
+        If another driver takes its stages over, the query ends with an error that says so, or goes
+        on unreported with `on_fenced="continue"`.
+
+        Raises `ValueError`, also as `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`, if
+        the query does not do what its stages need.
         """
-        ends_by_itself = plan.ends_by_itself(writer)
-        if bounded is None:
-            bounded = ends_by_itself
-        if bounded and ends_by_itself:
-            # That trigger settles at the start what it will read, so the watermark that results
-            # from reading it would come too late for it. The keeper ends the query instead.
-            writer = writer.trigger(processingTime="0 seconds")
-        self._forget_ended()
-        sources, keyed = self._executed(plan.passage(plan.frame_of(writer)))
-        name, run = self._new_id(), self._first_run([*sources, *keyed])
+        trigger = _check_writer(writer, bounded=bounded)
+        if on_fenced not in {"stop", "continue"}:
+            raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
+        tree = self._plans.read(plan.frame_of(writer))
+        passage = check(tree, self._stages, self._reports)
+        controls = [node.control.id for node in tree.walk() if node.control is not None]
+        self._check_policy(controls)
+        with self._lock:
+            self._forget_ended()
+            self._check_free([*passage.sources, *passage.promises])
+            watermarks = self._look()
+            self._check_not_final(passage, watermarks, bounded=bounded)
+            return self._start(
+                writer, passage, controls, trigger, watermarks, bounded=bounded, on_fenced=on_fenced
+            )
+
+    def _start(
+        self,
+        writer: DataStreamWriter,
+        passage: Passage,
+        controls: Sequence[str],
+        trigger: str,
+        watermarks: Mapping[str, StageWatermark] | None,
+        *,
+        bounded: bool,
+        on_fenced: str,
+    ) -> StreamingQuery:
+        sources = [self._stages[each] for each in passage.sources]
+        keyed = [self._stages[each] for each in passage.promises]
+        name = f"{_host()}-{os.getpid()}.{self._new_id()}"
+        run = self._first_run([stage.name for stage in (*sources, *keyed)])
+        keeper = Keeper(
+            Assignment(
+                job=self._job,
+                query=name,
+                sources=sources,
+                keyed=keyed,
+                promises=passage.promises,
+                bounded=bounded,
+                ttl_ms=self._ttl_ms,
+                reads_all=passage.reads_all,
+                idle_after_ms={
+                    each: self._idle_after_ms[each]
+                    for each in passage.sources
+                    if each in self._idle_after_ms
+                },
+            ),
+            client=self._client,
+            run=run,
+            open_run=self._open_run,
+            tallies=self._tallies,
+            clock=self._clock,
+        )
+        holder: list[StreamingQuery] = []
+        feed = Feed(
+            Run(
+                job=self._job,
+                promises=passage.promises,
+                caps_ms=self._caps_ms(passage, watermarks) if trigger == _AVAILABLE_NOW else {},
+                bounded=bounded,
+                ends_when_idle=trigger == _AVAILABLE_NOW,
+                patience_ms=self._patience_ms,
+                poll_ms=self._poll_ms,
+            ),
+            keeper=keeper,
+            client=self._client,
+            progress=lambda: plan.last_progress(holder[0]) if holder else None,
+            clock=self._clock,
+        )
+        for control in controls:
+            stage, _ = self._feeds[control]
+            self._feeds[control] = stage, feed
+        keeper.start()
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
         with self._board.starting(), self._local_properties(properties):
-            query = writer.start()
-            keeper = Keeper(
-                Assignment(
-                    job=self._job,
-                    query=name,
-                    sources=[self._stages[each] for each in sources],
-                    keyed=[self._stages[each] for each in keyed],
-                    bounded=bounded,
-                    ttl_ms=self._ttl_ms,
-                ),
-                client=self._client,
-                run=run,
-                open_run=self._open_run,
-                tallies=self._tallies,
-                on_final=lambda: _stop_quietly(query),
-                clock=self._clock,
+            try:
+                query = writer.start()
+            except BaseException:
+                keeper.tell(Signal.STOP)
+                raise
+            holder.append(query)
+            stops = trigger != _AVAILABLE_NOW
+            keeper.attach(
+                Query(
+                    stop=lambda: _stop_quietly(query) if stops else None,
+                    fail=(lambda message: plan.fail(self._spark, query, message))
+                    if on_fenced == "stop"
+                    else None,
+                    found_nothing_new=lambda: plan.found_nothing_new(query),
+                    fed=bool(controls),
+                )
             )
             self._started.append((query, keeper))
-            keeper.start()
             self._board.register(str(query.runId), keeper)
-        if bounded and sources:
-            threading.Thread(
-                target=_tell_when_drained,
-                args=(query, keeper),
-                name=f"tidegauge-{name}-drain",
-                daemon=True,
-            ).start()
         return query
+
+    def reset(self) -> None:
+        """Start the job over: its next generation has no watermarks, and no source is final.
+
+        Spark's checkpoints know nothing of it: give every query a new one, and an empty output.
+        Raises `RuntimeError` while a query of this pipeline runs, `Unavailable`.
+        """
+        with self._lock:
+            self._forget_ended()
+            running = [stage for _, keeper in self._started for stage in keeper.stages]
+            if running:
+                raise RuntimeError(
+                    f"a query of this pipeline still executes {', '.join(running)}: stop it before "
+                    f"reset()"
+                )
+            self._client.reset(self._job)
 
     def stop(self) -> None:
         """Stop the queries that still run, commit what they have done, and follow no more."""
@@ -268,6 +439,7 @@ class Pipeline:
         for _, keeper in self._started:
             keeper.join(_JOIN_MS)
         self._spark.streams.removeListener(self._board)
+        self._link.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,12 +452,93 @@ class Pipeline:
     ) -> None:
         self.stop()
 
+    def _answer(self, control: str, reader: str, at: Offset) -> Offset:
+        """Answer a control source, through the link."""
+        stage, feed = self._feeds.get(control, ("", None))
+        if feed is None:
+            raise LinkError(f"no query was started with control source {control}")
+        return feed.next(reader, stage, at)
+
     def _forget_ended(self) -> None:
         """Keep only the counts of queries that are over: a driver may start them by the thousand."""
         for query, keeper in list(self._started):
+            if not query.isActive:
+                keeper.tell(Signal.ENDED)
+                keeper.join(_JOIN_MS)
             if not keeper.alive and not query.isActive:
                 self._past_counts.update(keeper.counts)
                 self._started.remove((query, keeper))
+
+    def _check_free(self, stages: Sequence[str]) -> None:
+        for query, keeper in self._started:
+            for stage in stages:
+                if stage in keeper.stages and query.isActive:
+                    named = query.name or str(query.id)
+                    raise StageTakenError(
+                        f"stage {stage!r} is executed by query {named!r} of this pipeline, and only "
+                        f"one query can promise for it. Stop that one; or, where several queries "
+                        f"read the same data, call source() in one of them and let the others begin "
+                        f"with watermarked(), or declare a source stage for each"
+                    )
+
+    def _check_policy(self, controls: Sequence[str]) -> None:
+        policy = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
+        if len(controls) > 1 and str(policy).lower() != "min":
+            raise ValueError(
+                f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several "
+                f"watermarked() in one query it must be 'min'"
+            )
+
+    def _look(self) -> Mapping[str, StageWatermark] | None:
+        """See where all stages are, before the query's sources settle what they will read."""
+        try:
+            return self._client.watermarks(self._job)
+        except AggregatorError as error:
+            _log.warning("job %s: where its stages are is not known now: %s", self._job, error)
+            return None
+
+    def _check_not_final(
+        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None, *, bounded: bool
+    ) -> None:
+        """Refuse to run a final source again, but let an interrupted bounded run come to its end."""
+        if watermarks is None:
+            return
+        final = [each for each in passage.sources if each in watermarks and watermarks[each].final]
+        unfinished = [
+            each for each in passage.promises if each in watermarks and not watermarks[each].final
+        ]
+        if not final or (bounded and unfinished):
+            return
+        raise FinalSourceError(
+            f"source {final[0]!r} of job {self._job!r} is final: a bounded query has promised that "
+            f"nothing more comes from it, so whatever it read now would be late. To run it again, "
+            f"start the job over with Pipeline.reset() or `tidegauge reset {self._job}`, with new "
+            f"checkpoints and an empty output; for a job that runs every day, leave out bounded=True"
+        )
+
+    def _caps_ms(
+        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None
+    ) -> dict[str, int | None]:
+        """Say how far the stages that read other queries' output may go in an `availableNow` run.
+
+        Such a run reads what was there at its start. A watermark that another query publishes
+        later covers rows that this run will not read. What was published before the start does not.
+        """
+        executed = {*passage.sources, *passage.promises}
+        caps_ms: dict[str, int | None] = {}
+        for stage in passage.promises:
+            others = upstream(self._stages, stage, executed)
+            if not others:
+                continue
+            if watermarks is None:
+                caps_ms[stage] = None
+            elif not passage.sources:
+                caps_ms[stage] = watermarks[stage].input_ms
+            else:
+                outputs = [watermarks[other].output_ms for other in others]
+                known = [output for output in outputs if output is not None]
+                caps_ms[stage] = min(known) if len(known) == len(outputs) else None
+        return caps_ms
 
     def _declare(self) -> None:
         try:
@@ -307,33 +560,7 @@ class Pipeline:
 
     def _open_run(self, stages: Sequence[str]) -> int:
         self._client.declare(self._job, self._spec, replace=self._replace)
-        return self._client.open_run(self._job, stages, holder=f"driver-{os.getpid()}")
-
-    def _executed(self, passed: plan.Passage) -> tuple[list[str], list[str]]:
-        """Return the sources and the keyed stages that a query executes, if it is sound."""
-        if not passed.sources and not passed.watermarked:
-            raise ValueError(
-                "the query goes through no stage: build it with source() or watermarked()"
-            )
-        for stage in passed.repeated:
-            raise ValueError(
-                f"stage {stage!r} is in this query more than once: Spark would read or compute it "
-                f"once for each, and one would promise for the others; write it to files first"
-            )
-        for stage in set(passed.watermarked) ^ set(passed.reported):
-            missing = "report()" if stage in passed.watermarked else "watermarked()"
-            raise ValueError(
-                f"stage {stage!r} misses {missing} in this query: its windows close by "
-                f"watermarked() and its progress is told by report()"
-            )
-        for stage in passed.reported_below_union:
-            raise ValueError(
-                f"stage {stage!r}: its rows are unioned with others behind report(), which leaves "
-                f"its tasks not knowing which range they are; write them by a query of their own"
-            )
-        for stage in (*passed.sources, *passed.watermarked):
-            self._stage(stage, "source" if stage in passed.sources else "keyed stage")
-        return list(passed.sources), list(passed.watermarked)
+        return self._client.open_run(self._job, stages, holder=f"driver-{_host()}-{os.getpid()}")
 
     def _stage(self, name: str, kind: str) -> StageSpec:
         spec = self._stages.get(name)
@@ -346,7 +573,7 @@ class Pipeline:
             raise ValueError(f"stage {name!r} is a {spec.kind} in the specification, not a {kind}")
         return spec
 
-    def _place(self, stage: str) -> Place:
+    def _place(self, stage: str, *, whole_shards: bool = False) -> Place:
         return Place(
             url=self._url,
             job=self._job,
@@ -355,6 +582,7 @@ class Pipeline:
             patience_ms=self._patience_ms,
             clock=self._clock,
             tallies=self._accumulator,
+            whole_shards=whole_shards,
         )
 
     @contextmanager
@@ -374,78 +602,6 @@ class Pipeline:
                 context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
 
 
-class _Board(StreamingQueryListener):
-    """Passes Spark's events on to the keepers; never blocks Spark's listener bus."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        self._keepers: dict[str, Keeper] = {}
-        self._starting = 0
-        # A query's first events may come before `start` has returned its id to us.
-        self._early: deque[tuple[str, Progressed | Signal]] = deque(maxlen=_EARLY_EVENTS)
-
-    @contextmanager
-    def starting(self) -> Generator[None]:
-        """Keep events of unknown queries meanwhile: one of them is being started."""
-        with self._lock:
-            self._starting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._starting -= 1
-                if not self._starting:
-                    self._early.clear()
-
-    def register(self, run_id: str, keeper: Keeper) -> None:
-        """Pass a query's events on, the early ones first."""
-        with self._lock:
-            self._keepers[run_id] = keeper
-            for early_run_id, event in self._early:
-                if early_run_id == run_id:
-                    keeper.tell(event)
-
-    def _pass_on(self, run_id: str, event: Progressed | Signal) -> None:
-        with self._lock:
-            keeper = self._keepers.get(run_id)
-            if keeper is not None:
-                keeper.tell(event)
-                if event is Signal.ENDED:
-                    del self._keepers[run_id]
-            elif self._starting:
-                self._early.append((run_id, event))
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Nothing to do: `start` knows."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Pass on that a batch is in Spark's commit log."""
-        progress = event.progress
-        spark_ms = plan.parse_watermark_ms(progress.eventTime.get("watermark"))
-        watermark_ms = None if spark_ms is None else control_source.from_spark_ms(spark_ms)
-        self._pass_on(str(progress.runId), Progressed(progress.batchId, watermark_ms))
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing to do."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Pass on that the query has ended, one way or the other."""
-        self._pass_on(str(event.runId), Signal.ENDED)
-
-
-def _tell_when_drained(query: StreamingQuery, keeper: Keeper) -> None:
-    """Wait until a trigger has found nothing new in any of the query's sources."""
-    try:
-        query.processAllAvailable()
-    except StreamingQueryException:
-        return  # Whoever awaits the query hears of it.
-    # A query that was stopped lets go of its waiters too, and may have left something unread: were
-    # its sources called final, the rest would be late next time.
-    if query.isActive:
-        keeper.tell(Signal.DRAINED)
-
-
 def _stop_quietly(query: StreamingQuery) -> None:
     try:
         query.stop()
@@ -453,13 +609,101 @@ def _stop_quietly(query: StreamingQuery) -> None:
         _log.info("query %s did not stop in order", query.id, exc_info=True)
 
 
-def _map(frame: DataFrame, reporter: SourceReporter | RangeReporter) -> DataFrame:
-    """Send the rows through a reporter."""
-    return frame.mapInArrow(reporter, frame.schema)  # pyright: ignore[reportUnknownMemberType]
+def _column(name: str) -> Column:
+    """Name a column, whatever characters are in its name."""
+    return F.col("`{}`".format(name.replace("`", "``")))
 
 
-def _check_workers(spark: SparkSession) -> None:
-    """Raise unless Python workers run this interpreter, with its packages."""
+def _time_of(frame: DataFrame, name: str) -> Column:
+    column = _column(name)
+    return column if isinstance(frame.schema[name].dataType, TimestampType) else column["end"]
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "driver"
+
+
+def _control_schema(frame: DataFrame) -> StructType:
+    """The data's columns, any of which may be null in a control row.
+
+    Raises `ValueError` for a type that Arrow does not have.
+    """
+    schema = StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
+    for each in schema:
+        try:
+            to_arrow_schema(StructType([each]), timezone="UTC")
+        except Exception as error:
+            raise ValueError(
+                f"column {each.name!r} is of type {each.dataType.simpleString()}, which cannot go "
+                f"through watermarked(): cast it, or leave it out"
+            ) from error
+    return schema
+
+
+def _is_window(field: StructField) -> bool:
+    kind = field.dataType
+    return isinstance(kind, StructType) and kind.names == ["start", "end"] and isinstance(
+        kind["end"].dataType, TimestampType
+    )
+
+
+def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
+    """Find the column that dates a stage's rows; None if none does. Raises `ValueError`."""
+    candidates = [
+        field.name
+        for field in frame.schema
+        if isinstance(field.dataType, TimestampType) or _is_window(field)
+    ]
+    if name is None:
+        if len(candidates) > 1:
+            raise ValueError(
+                f"stage {stage!r}: {', '.join(candidates)} could each be the event time of what "
+                f"leaves it: say which, report(…, event_time={candidates[-1]!r})"
+            )
+        return candidates[0] if candidates else None
+    _check_column(frame, name)
+    if name not in candidates:
+        kind = frame.schema[name].dataType.simpleString()
+        raise ValueError(
+            f"event time {name!r} is of type {kind}; it must be a timestamp (with local time zone) "
+            f"or a window"
+        )
+    return name
+
+
+def _check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
+    """Check what a writer asks of Spark, and return its trigger's name. Raises `ValueError`."""
+    trigger = plan.trigger_of(writer)
+    if trigger in _UNFIT_TRIGGERS:
+        raise ValueError(
+            f"the trigger does not fit: {_UNFIT_TRIGGERS[trigger]}; use processingTime or "
+            f"availableNow"
+        )
+    if bounded and trigger == _ONCE:
+        raise ValueError(
+            "a bounded query needs more than one batch to bring its last windows out: use "
+            "trigger(availableNow=True) in place of once=True"
+        )
+    if plan.output_mode_of(writer) == "complete":
+        raise ValueError(
+            "complete mode writes every window again in each batch, however old, so no watermark "
+            "holds for what leaves the query: use append, or update, and let the reader keep the "
+            "newest row of each window"
+        )
+    if plan.is_async(writer):
+        raise ValueError(
+            "asyncProgressTrackingEnabled commits batches later than it runs them: leave it out"
+        )
+    return trigger
+
+
+def _check_session(spark: SparkSession) -> None:
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise RuntimeError(
+            "Spark Connect is not supported: tidegauge needs accumulators, local properties and the "
+            "query's plan, which a Connect client does not have. Run the driver as a classic Spark "
+            "application (spark-submit, or SparkSession.builder.master(…))"
+        )
     worker = shutil.which(spark.sparkContext.pythonExec)
     if worker is None or Path(worker).parent != Path(sys.executable).parent:
         raise RuntimeError(

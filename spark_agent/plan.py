@@ -1,84 +1,296 @@
 # pyright: basic
 # ruff: noqa: SLF001
-"""What the driver reads out of Spark's own objects, all in one place: it is not public API."""
+"""What the driver reads out of Spark's own objects, all in one place: it is not public API.
+
+The rest of the agent sees plain values: a plan is a tree of `Node`s, a batch that is done is a
+`Progressed`. A twin of this module for Spark Connect would have to fill the same names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.control_source import END_MS, FORMAT
-from spark_agent.reporting import RANGES_MARK, SOURCE_MARK
+from spark_agent.link import Offset
 
 JavaObject: TypeAlias = Any
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PROBE_MS: Final = 4_000_000_000_000
+"""A watermark to ask Spark about a join with: large enough to travel as a Java long."""
+
+_DELAY: Final = "spark.watermarkDelayMs"
+
+MARK: Final = "tidegauge."
+"""What the names of the agent's own functions in a plan begin with."""
+
+_CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
+_LIMITS: Final = frozenset(
+    {
+        "maxbytespertrigger",
+        "maxfilespertrigger",
+        "maxoffsetspertrigger",
+        "maxrecordsperread",
+        "maxrowsperbatch",
+    }
+)
+"""Options by which a source leaves for a later batch what it could read now, in lower case."""
+
+
+class Stamp(StrEnum):
+    """What a column's value is to event time."""
+
+    TIME = "time"
+    """A row's event time."""
+    WINDOW = "window"
+    """A window: a struct of start and end."""
+    END = "end"
+    """The end of a window."""
+    START = "start"
+    """The start of a window."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """The stages that a data frame went through, as its plan tells."""
+class Column:
+    """A column of a node: Spark's id of it, and what Spark itself knows of its event time."""
 
-    sources: tuple[str, ...]
-    """Through `Pipeline.source`."""
-    watermarked: tuple[str, ...]
-    """Through `Pipeline.watermarked`."""
-    reported: tuple[str, ...]
-    """Through `Pipeline.report`."""
-    reported_below_union: tuple[str, ...]
-    """Those of `reported` that something was unioned with afterwards."""
-    repeated: tuple[str, ...]
-    """Stages that it went through `source` or `report` of more than once."""
-    own_watermarks: int
-    """Calls of `withWatermark` that are not the control source's."""
+    id: int
+    name: str
+    stamp: Stamp | None = None
 
 
-def passage(frame: DataFrame) -> Passage:
-    """Walk the plan: the marks are in it, so they survive whatever is done to the data frame."""
-    frame_: JavaObject = frame._jdf
-    nodes = list(_walk(frame_.queryExecution().analyzed(), under_union=False))
-    marks = [
-        (node.functionExpr().name(), under_union)
-        for node, under_union in nodes
-        if node.nodeName() == "MapInArrow"
-    ]
-    controls = [node for node, _ in nodes if _is_control(node)]
-    reported = [(m.removeprefix(RANGES_MARK), u) for m, u in marks if m.startswith(RANGES_MARK)]
-    watermarks = [node for node, _ in nodes if node.nodeName() == "EventTimeWatermark"]
-    names = [mark for mark, _ in marks if mark.startswith((SOURCE_MARK, RANGES_MARK))]
-    return Passage(
-        repeated=_unique(
-            mark.removeprefix(SOURCE_MARK).removeprefix(RANGES_MARK)
-            for mark in names
-            if names.count(mark) > 1
-        ),
-        sources=_unique(m.removeprefix(SOURCE_MARK) for m, _ in marks if m.startswith(SOURCE_MARK)),
-        watermarked=_unique(str(node.extraOptions().get("stage")) for node in controls),
-        reported=_unique(stage for stage, _ in reported),
-        reported_below_union=_unique(stage for stage, under_union in reported if under_union),
-        own_watermarks=len(watermarks) - len(controls),
-    )
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far (ms) behind the watermark the rows of a stream-stream join may be; None: unbounded."""
+
+    left_ms: int | None
+    right_ms: int | None
 
 
-def _walk(node: JavaObject, *, under_union: bool) -> Iterator[tuple[JavaObject, bool]]:
-    yield node, under_union
-    children = node.children()
-    for i in range(children.size()):
-        below = under_union or node.nodeName() == "Union"
-        yield from _walk(children.apply(i), under_union=below)
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control source: the stage whose input watermark it brings, and its id at the driver."""
+
+    stage: str
+    id: str
 
 
-def _is_control(node: JavaObject) -> bool:
-    return node.nodeName() == "StreamingRelationV2" and node.sourceName() == FORMAT
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a query's logical plan."""
+
+    operator: str
+    """Spark's name of it, such as `Aggregate`."""
+    children: tuple[Node, ...] = ()
+    output: tuple[Column, ...] = ()
+    streaming: bool = True
+    mark: str = ""
+    """Name of the agent's function in it, if it is one of the agent's own nodes."""
+    copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    """Columns that are others, renamed (id by id), or a field of theirs, by the field's name."""
+    groups: tuple[Column, ...] = ()
+    """What an aggregation groups by."""
+    bounds: Bounds | None = None
+    """Of a join of two streams."""
+    control: Control | None = None
+    limits: tuple[str, ...] = ()
+    """Options that limit how much of a source one batch reads."""
+    delay_ms: int = 0
+    """Of a watermark's definition."""
+
+    def walk(self) -> Iterator[Node]:
+        """Yield it and every node below."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def is_control_union(self) -> bool:
+        """Whether it is where `Pipeline.watermarked` brings a control source and the data together."""
+        return self.operator == "Union" and _leads_to_control(self.children[0])
 
 
-def _unique(names: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _leads_to_control(node: Node) -> bool:
+    while node.operator in _CONTROL_CHAIN and len(node.children) == 1:
+        node = node.children[0]
+    return node.control is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Spark has committed a batch."""
+
+    epoch: int
+    watermark_ms: int
+    """Spark's own watermark, which the batch ran with; 0: none yet."""
+    read_nothing: bool = False
+    """Nothing was new in any source but the control sources."""
+    dropped_rows: int = 0
+    """Rows that its operators dropped as late."""
+
+
+class PlanReader:
+    """Reads the plan of a streaming data frame."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: JavaObject = spark._jvm
+        self._optimizer: JavaObject = spark._jsparkSession.sessionState().optimizer()
+        package = jvm.org.apache.spark.sql.catalyst.analysis
+        self._joins: JavaObject = getattr(getattr(package, "StreamingJoinHelper$"), "MODULE$")
+        self._option: JavaObject = jvm.scala.Option
+
+    def read(self, frame: DataFrame) -> Node:
+        """Read it as it stands before optimisation: the marks are in it, whatever is done to it."""
+        analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
+        joins = iter(())
+        if any(_is_stream_join(node) for node in _java_walk(analyzed)):
+            # The conditions of joins are read as Spark will run them: with what a later `where`
+            # adds, and without `BETWEEN`, which Spark takes apart only here.
+            optimized = self._optimizer.execute(analyzed)
+            joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
+        return self._node(analyzed, joins)
+
+    def _node(self, node: JavaObject, joins: Iterator[Bounds]) -> Node:
+        name, streaming = node.nodeName(), node.isStreaming()
+        # Before the children: the joins' bounds are listed from the top.
+        bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
+        children = tuple(self._node(child, joins) for child in _items(node.children()))
+        if not streaming:
+            return Node(name, streaming=False)
+        return Node(
+            operator=name,
+            children=children,
+            output=_columns(node.output()),
+            mark=_mark(node) if name == "Filter" else "",
+            copies=_copies(node.projectList()) if name == "Project" else {},
+            groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
+            bounds=bounds,
+            control=_control(node) if name == "StreamingRelationV2" else None,
+            limits=tuple(sorted(_LIMITS & set(_options(node)))),
+            delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
+        )
+
+    def _bounds(self, join: JavaObject) -> Bounds:
+        if self._joins.isWatermarkInJoinKeys(join):
+            return Bounds(0, 0)
+        left, right = join.left().outputSet(), join.right().outputSet()
+        return Bounds(self._behind(left, right, join), self._behind(right, left, join))
+
+    def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
+        probe = self._option.apply(_PROBE_MS)
+        found = self._joins.getStateValueWatermark(of, other, join.condition(), probe)
+        return None if found.isEmpty() else max(_PROBE_MS - found.get(), 0)
+
+
+def _java_walk(node: JavaObject) -> Iterator[JavaObject]:
+    yield node
+    for child in _items(node.children()):
+        yield from _java_walk(child)
+
+
+def _items(sequence: JavaObject) -> list[JavaObject]:
+    return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def _is_stream_join(node: JavaObject) -> bool:
+    if node.nodeName() != "Join":
+        return False
+    return node.left().isStreaming() and node.right().isStreaming()
+
+
+def _columns(attributes: JavaObject) -> tuple[Column, ...]:
+    return tuple(_column(attribute) for attribute in _items(attributes))
+
+
+def _column(attribute: JavaObject) -> Column:
+    return Column(attribute.exprId().id(), attribute.name(), _stamp(attribute))
+
+
+def _stamp(attribute: JavaObject) -> Stamp | None:
+    """Read what Spark notes of a column: that it is event time, or a window over it."""
+    metadata = _metadata(attribute)
+    if _DELAY not in metadata:
+        return None
+    is_window = "spark.timeWindow" in metadata or "spark.sessionWindow" in metadata
+    return Stamp.WINDOW if is_window else Stamp.TIME
+
+
+def _metadata(attribute: JavaObject) -> dict[str, Any]:
+    return json.loads(attribute.metadata().json())
+
+
+def _named(expressions: JavaObject) -> tuple[Column, ...]:
+    return tuple(_column(each) for each in _items(expressions) if _has(each, "exprId"))
+
+
+def _has(thing: JavaObject, method: str) -> bool:
+    return any(each.getName() == method for each in thing.getClass().getMethods())
+
+
+def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
+    found: dict[int, tuple[int, str]] = {}
+    for each in _items(projections):
+        kind = each.getClass().getSimpleName()
+        if kind == "AttributeReference":
+            found[each.exprId().id()] = each.exprId().id(), ""
+        elif kind == "Alias":
+            copied = _copied(each.child())
+            if copied is not None:
+                found[each.exprId().id()] = copied
+    return found
+
+
+def _copied(expression: JavaObject) -> tuple[int, str] | None:
+    kind = expression.getClass().getSimpleName()
+    if kind == "AttributeReference":
+        return expression.exprId().id(), ""
+    if kind == "GetStructField":
+        of = expression.child()
+        if of.getClass().getSimpleName() == "AttributeReference":
+            fields = of.dataType().fieldNames()
+            return of.exprId().id(), str(fields[expression.ordinal()])
+    return None
+
+
+def _mark(node: JavaObject) -> str:
+    condition = node.condition()
+    if condition.getClass().getSimpleName() != "PythonUDF":
+        return ""
+    name = str(condition.name())
+    return name if name.startswith(MARK) else ""
+
+
+def _control(node: JavaObject) -> Control | None:
+    if node.sourceName() != FORMAT:
+        return None
+    options = node.extraOptions()
+    return Control(options.get("stage"), options.get("control"))
+
+
+def _options(node: JavaObject) -> list[str]:
+    """Return the names of a streaming relation's options, in lower case."""
+    match node.nodeName():
+        case "StreamingRelation":
+            names = _items(node.dataSource().options().keys().toSeq())
+        case "StreamingRelationV2":
+            names = list(node.extraOptions().keySet().toArray())
+        case _:
+            names = []
+    return [str(name).lower() for name in names]
+
+
+def _delay_ms(node: JavaObject) -> int:
+    delays = [_metadata(each).get(_DELAY, 0) for each in _items(node.output())]
+    return max(delays, default=0)
 
 
 def frame_of(writer: DataStreamWriter) -> DataFrame:
@@ -86,24 +298,93 @@ def frame_of(writer: DataStreamWriter) -> DataFrame:
     return writer._df
 
 
-def ends_by_itself(writer: DataStreamWriter) -> bool:
-    """Say whether the writer's trigger is `availableNow` (or its elder brother `once`)."""
+def trigger_of(writer: DataStreamWriter) -> str:
+    """Name the writer's trigger, as Spark's classes do: `AvailableNowTrigger` and so on."""
+    return str(_setting(writer, "trigger").toString()).partition("(")[0]
+
+
+def output_mode_of(writer: DataStreamWriter) -> str:
+    """Name the writer's output mode: `append`, `update` or `complete`."""
+    return str(_setting(writer, "outputMode").toString()).lower()
+
+
+def is_async(writer: DataStreamWriter) -> bool:
+    """Say whether Spark is to commit its batches later than it runs them."""
+    options = str(_setting(writer, "extraOptions").toString()).lower()
+    return "asyncprogresstrackingenabled -> true" in options
+
+
+def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     writer_: JavaObject = writer._jwrite
-    field = writer_.getClass().getDeclaredField("trigger")
-    field.setAccessible(True)
-    return field.get(writer_).toString() in {"AvailableNowTrigger", "OneTimeTrigger"}
+    found = writer_.getClass().getDeclaredField(name)
+    found.setAccessible(True)
+    return found.get(writer_)
 
 
-def parse_watermark_ms(text: str | None) -> int | None:
-    """Read the watermark in a query's progress, in Spark's ms; None if it has none.
+def found_nothing_new(query: StreamingQuery) -> bool:
+    """Say whether the newest trigger has found nothing new in any of the query's sources."""
+    return bool(_execution(query).noNewData())
+
+
+def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
+    """Let a query end with an error, at its next trigger at the latest.
+
+    Spark has no public way to. This is the one by which its own background work does it.
+    """
+    jvm: JavaObject = spark._jvm
+    _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
+
+
+def _execution(query: StreamingQuery) -> JavaObject:
+    wrapped: JavaObject = query._jsq
+    return wrapped.streamingQuery()
+
+
+def last_progress(query: StreamingQuery) -> Progressed | None:
+    """Return the newest batch that a query has done since it started; None if there is none.
+
+    Spark notes it before it plans the next batch, and tells its listeners only some time later.
+    """
+    progress = query.lastProgress
+    return None if progress is None else read_progress(json.loads(progress.json))
+
+
+def read_progress(body: Mapping[str, Any]) -> Progressed:
+    """Read a batch's progress, as Spark writes it.
+
+    >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
+    ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
+    Progressed(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
+    """
+    return Progressed(
+        epoch=body["batchId"],
+        watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
+        read_nothing=all(
+            _is_control(source["endOffset"]) or source["startOffset"] == source["endOffset"]
+            for source in body["sources"]
+        ),
+        dropped_rows=sum(
+            int(operator.get("numRowsDroppedByWatermark", 0))
+            for operator in body.get("stateOperators", ())
+        ),
+    )
+
+
+def _is_control(offset: Any) -> bool:
+    """Tell a control source by its offsets: Spark describes it by its own class only."""
+    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).stored().keys()
+
+
+def parse_watermark_ms(text: str | None) -> int:
+    """Read the watermark in a query's progress, in Spark's ms; 0 if it has none.
 
     >>> parse_watermark_ms("2013-01-01T00:00:15.250Z"), parse_watermark_ms(None)
-    (1356998415250, None)
+    (1356998415250, 0)
     >>> parse_watermark_ms("+100000-01-01T00:00:00.000Z") == END_MS
     True
     """
     if not text:
-        return None
+        return 0
     if text.startswith("+"):
         # Python's calendar ends with the year 9999. Beyond is nothing but the end of time.
         return END_MS

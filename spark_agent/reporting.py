@@ -15,11 +15,12 @@ from typing import Final
 
 from pyspark import Accumulator, TaskContext
 
-from spark_agent.arrow import Batch, newest
+from spark_agent.arrow import Array, all_true, newest, older
 from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
 from spark_agent.clock import Clock
 from spark_agent.strategies import Strategy
-from spark_agent.tally import Count, Tallies, Tally
+from spark_agent.tally import Count, Early, Tallies, Tally
+from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -34,9 +35,9 @@ AWAY_FOR_MS: Final = 5_000
 aggregator that hangs would cost every task of every batch its whole patience."""
 _away_until_ms: Final[dict[tuple[int, str], int]] = {}
 
-SOURCE_MARK: Final = "tidegauge.source."
-RANGES_MARK: Final = "tidegauge.ranges."
-"""Names of the two reporters in Spark's plan, before the stage: how the driver finds them there."""
+
+class EarlyRowsError(Exception):
+    """Rows left a stage older than what it had already promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Place:
     patience_ms: int
     clock: Clock
     tallies: Accumulator[Tallies]
+    whole_shards: bool = False
+    """Whether somebody said that all of a shard's rows are in one task; it is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,15 @@ class Attempt:
             if ranges:
                 self._send(lease, ranges)
 
-    def tell_driver(self, promises: Mapping[str, int]) -> None:
+    def tell_driver(
+        self, promises: Mapping[str, int] | None = None, early: Early | None = None
+    ) -> None:
         """Let the driver know too, through Spark; it counts if the task succeeds."""
         key = (self._task.query, self._place.stage, self._task.epoch)
-        self._place.tallies.add({key: Tally(dict(promises), dict(self.counts))})
+        here = frozenset({self._task.partition})
+        said = dict(promises or {})
+        partitions = dict.fromkeys(said, here) if self._place.whole_shards else {}
+        self._place.tallies.add({key: Tally(said, dict(self.counts), partitions, early)})
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
         place = self._place
@@ -190,40 +198,30 @@ class SourceReporter:
     """
 
     def __init__(
-        self,
-        place: Place,
-        *,
-        shards: frozenset[str],
-        shard: str,
-        event_time: str,
-        strategy: Strategy,
-        tolerance_ms: int,
+        self, place: Place, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
     ) -> None:
-        self.__name__ = f"{SOURCE_MARK}{place.stage}"
         self._place = place
         self._shards = shards
-        self._shard = shard
-        self._event_time = event_time
         self._strategy = strategy
         self._tolerance_ms = tolerance_ms
 
-    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass every batch of rows on as it is."""
+    def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
+        """Take batches of shards and event times; say of every row that it passes."""
         task = current_task()
         if task is None:
-            yield from batches
+            yield from (all_true(times) for _, times in batches)
             return
         attempt = Attempt(self._place, task)
         newest_ms: dict[str, int] = {}
         late_before_ms: int | None = None
-        for number, batch in enumerate(batches):
+        for number, (names, times) in enumerate(batches):
             if number == 0:
                 late_before_ms = attempt.promised_ms()
-            seen = self._newest_ms(batch, late_before_ms, attempt.counts)
+            seen = self._newest_ms(names, times, late_before_ms, attempt.counts)
             attempt.claim([shard for shard in seen if shard not in newest_ms])
             for shard, time_ms in seen.items():
                 newest_ms[shard] = max(time_ms, newest_ms.get(shard, time_ms))
-            yield batch
+            yield all_true(times)
         promises = {
             shard: self._strategy.promise_ms(time_ms) for shard, time_ms in newest_ms.items()
         }
@@ -231,19 +229,19 @@ class SourceReporter:
         attempt.tell_driver(promises)
 
     def _newest_ms(
-        self, batch: Batch, late_before_ms: int | None, counts: Counter[str]
+        self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
     ) -> dict[str, int]:
         # One row dated 9999 would close every window there is: a date so far ahead is an error in
         # the data and must not speak for its shard.
         found = newest(
-            batch,
-            shard=self._shard,
-            event_time=self._event_time,
+            names,
+            times,
             shards=self._shards,
             late_before_ms=late_before_ms,
             horizon_ms=self._place.clock.wall_ms() + self._tolerance_ms,
         )
         counts[Count.LATE_ROWS] += found.late_rows
+        counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
         counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard_ms
@@ -252,26 +250,55 @@ class SourceReporter:
 class RangeReporter:
     """Reports a keyed stage's ranges: task i of n stands for key range i of n.
 
-    It needs no holds. The range's promise is the watermark W that Spark ran the batch with. A
-    window that ends at or before W has been emitted by now, with this batch; one that is still
-    open, or that an on-time row may yet open, ends after W; and a row whose windows all end at or
-    before W is dropped as late. So whatever comes out from now on, stamped with the end of its
-    window, is after W.
+    It needs no holds: what the stage promises follows from the watermark that Spark ran the batch
+    with and from the operators (`spark_agent.operators`), and is the same for all ranges. The
+    driver adds it at the commit. Where there are more or fewer tasks than ranges, as behind a
+    `repartition` or a `limit`, the driver speaks for the ranges that no task stood for.
+
+    Beside that it is the guard: rows that leave older than what was already promised are counted,
+    or fail the task.
     """
 
-    def __init__(self, place: Place, ranges: Sequence[str]) -> None:
-        self.__name__ = f"{RANGES_MARK}{place.stage}"
+    def __init__(
+        self, place: Place, ranges: Sequence[str], *, dated: bool, fail_on_early: bool
+    ) -> None:
         self._place = place
         self._ranges = tuple(ranges)
+        self._dated = dated
+        self._fail_on_early = fail_on_early
 
-    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass every batch of rows on as it is."""
+    def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
+        """Take batches of event times; say of every row that it passes."""
         task = current_task()
-        if task is None or task.partition >= len(self._ranges):
-            yield from batches
+        if task is None:
+            yield from (all_true(times) for times in batches)
             return
         attempt = Attempt(self._place, task)
-        attempt.claim([self._ranges[task.partition]])
-        yield from batches
+        attempt.claim(self._ranges[task.partition : task.partition + 1])
+        promised_ms: int | None = None
+        early: Early | None = None
+        for number, times in enumerate(batches):
+            if self._dated and number == 0:
+                promised_ms = attempt.promised_ms()
+            if promised_ms is not None:
+                early = self._guard(times, promised_ms, early, attempt.counts)
+            yield all_true(times)
         attempt.report()
-        attempt.tell_driver({})
+        attempt.tell_driver(early=early)
+
+    def _guard(
+        self, times: Array, promised_ms: int, early: Early | None, counts: Counter[str]
+    ) -> Early | None:
+        count, oldest_ms = older(times, promised_ms)
+        if oldest_ms is None:
+            return early
+        counts[Count.EARLY_ROWS] += count
+        found = Early(oldest_ms, promised_ms)
+        if self._fail_on_early:
+            raise EarlyRowsError(
+                f"stage {self._place.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
+                f"than its published watermark {instant_text(promised_ms)}: stamp rows with the end "
+                f"of their window, or declare how far behind the watermark they may be: "
+                f"report(…, delay=…). on_early='count' lets such rows pass"
+            )
+        return found if early is None else min(early, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -17,6 +17,7 @@ class StageSpec:
     name: str
     shards: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -37,16 +38,48 @@ def read_spec(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, StageSpec]:
 
 
 def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
+    inputs = tuple(str(each) for each in stage.get("inputs", ()))
     if "shards" in stage:
         return StageSpec(name, shards=tuple(str(shard) for shard in stage["shards"]))
     if "ranges" in stage:
-        return StageSpec(name, ranges=range_ids(stage["ranges"]))
+        return StageSpec(name, ranges=range_ids(stage["ranges"]), inputs=inputs)
     if stage.get("passthrough"):
-        return StageSpec(name)
+        return StageSpec(name, inputs=inputs)
     raise ValueError(
         f"spec: stage {name!r} has none of 'shards' (a source), 'ranges' (a keyed stage) "
         f"and 'passthrough': {dict(stage)!r}"
     )
+
+
+def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str]) -> set[str]:
+    """Return the stages outside of `within` whose output a stage's input is made of.
+
+    Passthrough stages, which nobody executes, and the stages in `within` are looked through.
+
+    >>> stages = read_spec({"a": {"shards": ["0"]}, "b": {"shards": ["0"]},
+    ...   "both": {"inputs": ["a", "b"], "passthrough": True}, "k": {"inputs": ["both"], "ranges": 1}})
+    >>> upstream(stages, "k", {"a"})
+    {'b'}
+    """
+    found: set[str] = set()
+    for each in stages[stage].inputs:
+        known = stages.get(each)
+        if known is None:
+            continue
+        if each in within or known.kind == "passthrough stage":
+            found |= upstream(stages, each, within)
+        else:
+            found.add(each)
+    return found
+
+
+def ancestors(stages: Mapping[str, StageSpec], stage: str) -> set[str]:
+    """Return every stage that a stage's input depends on."""
+    found: set[str] = set()
+    for each in stages[stage].inputs:
+        if each in stages and each not in found:
+            found |= {each} | ancestors(stages, each)
+    return found
 
 
 def range_ids(ranges: int | Sequence[Mapping[str, int]]) -> tuple[str, ...]:

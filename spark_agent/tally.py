@@ -23,21 +23,43 @@ class Count(StrEnum):
 
     REPORTS_DROPPED = "reports_dropped"
     """Ranges that a task could not report: the aggregator was away, slow, or fenced it."""
+    EARLY_ROWS = "early_rows"
+    """Rows that left a stage older than what it had already promised: readers have them as late."""
     LATE_ROWS = "late_rows"
     """Rows older than what their source had promised: its strategy promises too much. Windows that
     are still open take them in, closed ones do not."""
+    DROPPED_ROWS = "dropped_rows"
+    """Rows that Spark's operators dropped as late. Where Spark adds up before its state, as it does
+    before windows, a group of rows with one key and window counts once."""
+    ROWS_BEFORE_1970 = "rows_before_1970"
+    """Rows dated before 1970, where Spark's watermark begins: its operators drop them as late."""
     FAR_FUTURE_ROWS = "far_future_rows"
     """Rows dated further ahead of the clock than tolerated; they moved nothing."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
     """Rows of a shard that the stage does not have; they passed, but moved nothing."""
+    SPLIT_SHARDS = "split_shards"
+    """Shards whose rows were in several tasks of a batch, although they were said to be together."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Early:
+    """The oldest row that left a stage behind its published watermark (both ms)."""
+
+    row_ms: int
+    watermark_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the tasks of one stage said in one epoch: promises (ms) by shard, and counts."""
+    """What the tasks of one stage said in one epoch."""
 
     promises: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Promises (ms) by shard."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By the words of `Count`."""
+    partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    """The partitions in which each shard had rows."""
+    early: Early | None = None
 
     def __add__(self, other: Tally) -> Tally:
         """Take both together. Of two promises in one epoch (a retried task) the smaller counts.
@@ -48,7 +70,15 @@ class Tally:
         promises = dict(self.promises)
         for shard, promise in other.promises.items():
             promises[shard] = min(promise, promises.get(shard, promise))
-        return Tally(promises, dict(Counter(self.counts) + Counter(other.counts)))
+        partitions = dict(self.partitions)
+        for shard, some in other.partitions.items():
+            partitions[shard] = partitions.get(shard, frozenset()) | some
+        return Tally(
+            promises,
+            dict(Counter(self.counts) + Counter(other.counts)),
+            partitions,
+            min((each for each in (self.early, other.early) if each is not None), default=None),
+        )
 
 
 Tallies = dict[TallyKey, Tally]

@@ -1,0 +1,194 @@
+"""What a query must be like so that its stages can keep what they promise, checked before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spark_agent.operators import Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.plan import MARK, Control, Node
+from spark_agent.spec import StageSpec, ancestors
+
+SOURCE_MARK: Final = f"{MARK}source."
+RANGES_MARK: Final = f"{MARK}ranges."
+"""Names of the two reporters in Spark's plan, before a number of their own and the stage."""
+
+_BEHIND_REPORT: Final = frozenset(
+    {
+        "DataFrameDropColumns",
+        "Filter",
+        "Generate",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "SubqueryAlias",
+        "UnresolvedHint",
+        "View",
+    }
+)
+"""What may stand behind `report()`: it neither holds rows back nor brings others in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A call of `report`: the column that is the rows' event time, and how late they may be (ms)."""
+
+    stage: str
+    event_time: str | None
+    delay_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The stages that a query executes."""
+
+    sources: tuple[str, ...]
+    promises: Mapping[str, Promise]
+    """By keyed stage."""
+    reads_all: bool
+    """Whether each batch takes all there is."""
+
+
+def check(
+    plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Report]
+) -> Passage:
+    """Read which stages a query executes, and what they may promise. `reports` is by mark.
+
+    Raises `UnsoundPlanError` if the query does not do what its stages need.
+    """
+    marks = [node.mark for node in plan.walk() if node.mark]
+    sources = [stage_of(mark) for mark in marks if mark.startswith(SOURCE_MARK)]
+    reported = [stage_of(mark) for mark in marks if mark.startswith(RANGES_MARK)]
+    watermarked = _unique(control.stage for control, _ in _controlled(plan))
+    if not sources and not watermarked and not reported:
+        raise UnsoundPlanError(
+            "the query goes through no stage: build it with source() or watermarked()"
+        )
+    for stage in set(sources + reported):
+        if (sources + reported).count(stage) > 1:
+            raise UnsoundPlanError(
+                f"stage {stage!r} is in this query more than once: each stage has one place, which "
+                f"alone can promise for it"
+            )
+    for stage in watermarked:
+        if stage not in reported:
+            raise UnsoundPlanError(
+                f"stage {stage!r} misses report(): nothing would ever promise for its ranges"
+            )
+    for stage in reported:
+        if stage not in watermarked:
+            raise UnsoundPlanError(
+                f"stage {stage!r} misses watermarked(): it would promise by a watermark that is "
+                f"not its own"
+            )
+    _check_inputs(plan, stages)
+    _check_deduplication(plan)
+    return Passage(
+        sources=tuple(sources),
+        promises=_promises(plan, reports),
+        reads_all=not any(node.limits for node in plan.walk()),
+    )
+
+
+def stage_of(mark: str) -> str:
+    """Read the stage out of a reporter's name.
+
+    >>> stage_of("tidegauge.ranges.3.per.hour")
+    'per.hour'
+    """
+    return mark.split(".", 3)[3]
+
+
+def _unique(names: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
+    """Yield each control source of a plan with the data that it is unioned with."""
+    for node in plan.walk():
+        if node.is_control_union:
+            [control] = [each.control for each in node.children[0].walk() if each.control]
+            yield control, node.children[1]
+
+
+def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
+    for control, data in _controlled(plan):
+        above = ancestors(stages, control.stage)
+        for node in data.walk():
+            if node.mark.startswith(SOURCE_MARK) and stage_of(node.mark) not in above:
+                raise UnsoundPlanError(
+                    f"stage {control.stage!r} reads through source {stage_of(node.mark)!r}, which is "
+                    f"not among its inputs in the specification: its watermark would not wait for it"
+                )
+        for limits in _unreported_limits(data):
+            raise UnsoundPlanError(
+                f"stage {control.stage!r} reads a source that is limited by {', '.join(limits)} and "
+                f"does not report it: rows that the watermark already covers could be left for a "
+                f"later batch, when they are late. Leave the limit out, or report the source in "
+                f"this query with source()"
+            )
+
+
+def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
+    """Yield the limits of sources that no `source()` of this query reports."""
+    if node.mark.startswith(SOURCE_MARK):
+        return
+    if node.limits:
+        yield node.limits
+    for child in node.children:
+        yield from _unreported_limits(child)
+
+
+def _promises(plan: Node, reports: Mapping[str, Report]) -> dict[str, Promise]:
+    return dict(_promises_below(plan, [], reports))
+
+
+def _promises_below(
+    node: Node, above: list[str], reports: Mapping[str, Report]
+) -> Iterator[tuple[str, Promise]]:
+    """Find every report with the operators that stand behind it."""
+    if node.mark.startswith(RANGES_MARK):
+        stage = stage_of(node.mark)
+        for operator in above:
+            if operator not in _BEHIND_REPORT:
+                raise UnsoundPlanError(_behind(stage, operator))
+        yield stage, _promise(node, reports[node.mark])
+    for child in node.children:
+        yield from _promises_below(child, [*above, node.operator], reports)
+
+
+def _behind(stage: str, operator: str) -> str:
+    if operator == "Union":
+        return (
+            f"stage {stage!r}: its rows are unioned behind report(): whatever is unioned must pass "
+            f"through report() too, since it leaves with the stage's rows"
+        )
+    return (
+        f"stage {stage!r}: Spark's operator {operator} stands behind report(), where it could hold "
+        f"back or alter what was promised: call report() last"
+    )
+
+
+def _promise(node: Node, report: Report) -> Promise:
+    [below] = node.children
+    column = None
+    if report.event_time is not None:
+        column = next(each for each in below.output if each.name == report.event_time)
+    return promise_of(report.stage, leaving(below), column, report.delay_ms)
+
+
+def _check_deduplication(plan: Node) -> None:
+    """Raise unless every `dropDuplicatesWithinWatermark` knows how long to remember a key."""
+    for node in plan.walk():
+        if node.operator != "DeduplicateWithinWatermark":
+            continue
+        for each in node.walk():
+            if each.operator == "EventTimeWatermark" and each.delay_ms == 0:
+                raise UnsoundPlanError(
+                    "dropDuplicatesWithinWatermark remembers a key for the delay of its watermark, "
+                    "which is nothing here, so that duplicates would pass: say how far apart "
+                    "duplicates may be, watermarked(…, deduplicate_within='1 hour')"
+                )

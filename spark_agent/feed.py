@@ -1,0 +1,227 @@
+"""What a query's control sources hand to Spark next: decided in the driver, before each batch.
+
+Spark asks every source before it plans a batch, when every earlier batch is in its commit log. So
+that is the moment to commit the last batch's epoch to the service, and to look at once how far the
+watermark has come by it: the batch planned now brings it along, and the one after closes by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from spark_agent.client import AggregatorError, Client
+from spark_agent.clock import Clock
+from spark_agent.control_source import to_spark_ms
+from spark_agent.link import Offset
+from spark_agent.operators import Promise
+from spark_agent.plan import Progressed
+
+_log: Final = logging.getLogger("spark_agent")
+
+_LONGEST_PAUSE_MS: Final = 5_000
+_STANDS_AFTER: Final = 3
+"""So many batches after a watermark was handed to Spark, Spark should run with it."""
+
+
+class Settler(Protocol):
+    """What the feed asks of the query's keeper."""
+
+    def settle(self, done: Progressed, timeout_ms: int) -> bool:
+        """Commit a batch's epoch if that is not done; say whether it is, within the time."""
+        ...
+
+    def drain(self, timeout_ms: int) -> None:
+        """Note that the query has read all that its sources had; make them final, within the time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a query was started, as far as its control sources need to know."""
+
+    job: str
+    promises: Mapping[str, Promise]
+    """By keyed stage."""
+    caps_ms: Mapping[str, int | None]
+    """By keyed stage that has one: the furthest input watermark of this run. None: none at all."""
+    bounded: bool
+    ends_when_idle: bool
+    """Whether Spark ends the query at the first trigger that finds no news (`availableNow`)."""
+    patience_ms: int
+    poll_ms: int
+
+
+class Feed:
+    """One for each started query. `next` may be called by several threads."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        keeper: Settler,
+        client: Client,
+        progress: Callable[[], Progressed | None],
+        clock: Clock,
+    ) -> None:
+        self._run = run
+        self._keeper = keeper
+        self._progress = progress
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._inputs = {stage: _Input(run, stage, client, clock) for stage in run.promises}
+        self._settled_epoch = -1
+        self._drained = False
+        self._stalled: _Stall | None = None
+        # By reader: the offset last answered, and the epoch that was the newest then.
+        self._answered: dict[str, tuple[Offset, int]] = {}
+        self._first_epoch: int | None = None
+
+    def next(self, reader: str, stage: str, at: Offset) -> Offset:
+        """Say where a control source goes from `at`, or `at` itself if it has no news.
+
+        Offsets never go back, whatever the service says: the job may have been reset, the query
+        may come from an old checkpoint. The first time a source takes a turn in any case: so each
+        start of a query runs a batch, in which every range reports, even if the last epoch before
+        a crash was never committed and no data comes.
+        """
+        with self._lock:
+            newest = self._progress()
+            if self._first_epoch is None:
+                self._first_epoch = _epoch(newest)
+            self._settle(newest)
+            found = self._find(reader, stage, at, newest)
+            self._answered[reader] = found, _epoch(newest)
+            return found
+
+    def _find(self, reader: str, stage: str, at: Offset, newest: Progressed | None) -> Offset:
+        first = reader not in self._answered
+        if self._run.bounded and not self._drained and self._has_drained(reader, at, newest):
+            self._drained = True
+            self._keeper.drain(self._run.patience_ms)
+            self._inputs[stage].look_now()
+        target_ms = self._target_ms(stage)
+        if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
+            return Offset(target_ms, at.turn + 1)
+        if first or self._lags(at, newest) or self._must_go_on(newest):
+            return Offset(at.watermark_ms, at.turn + 1)
+        return at
+
+    def _settle(self, newest: Progressed | None) -> None:
+        if newest is None or newest.epoch <= self._settled_epoch:
+            return
+        if self._keeper.settle(newest, self._run.patience_ms):
+            self._settled_epoch = newest.epoch
+            for each in self._inputs.values():
+                each.look_now()
+
+    def _has_drained(self, reader: str, at: Offset, newest: Progressed | None) -> bool:
+        """Say whether a trigger has found nothing new in any source but the control sources.
+
+        Either the last batch was such a one, or there was none since this source was last asked,
+        although that trigger asked all sources. A batch that was planned before this start and
+        only repeated by it proves nothing.
+        """
+        if newest is None or self._first_epoch is None:
+            return False
+        read_nothing = newest.read_nothing and newest.epoch > self._first_epoch
+        return read_nothing or self._answered.get(reader) == (at, newest.epoch)
+
+    def _must_go_on(self, newest: Progressed | None) -> bool:
+        """Keep a run from ending before an empty batch has shown that its sources are drained."""
+        run = self._run
+        return run.bounded and run.ends_when_idle and not self._drained and newest is not None
+
+    def _target_ms(self, stage: str) -> int | None:
+        input_ms = self._inputs[stage].newest_ms()
+        if stage in self._run.caps_ms:
+            cap_ms = self._run.caps_ms[stage]
+            input_ms = None if input_ms is None or cap_ms is None else min(input_ms, cap_ms)
+        if input_ms is None:
+            return None
+        # One watermark for all of a query's operators: what the strictest of them needs.
+        shift = max(self._run.promises.values(), key=lambda promise: promise.judged_at_ms)
+        return shift.spark_ms(to_spark_ms(input_ms))
+
+    def _lags(self, at: Offset, newest: Progressed | None) -> bool:
+        """Say whether a batch is needed for Spark to run with what it was handed.
+
+        A control row becomes Spark's watermark at the end of its batch. Operators that only pass
+        rows on would not see it before the next row comes.
+        """
+        if newest is None or at.watermark_ms is None or newest.watermark_ms >= at.watermark_ms:
+            self._stalled = None
+            return False
+        if at.watermark_ms <= 0:
+            return False  # Spark's own watermark begins in 1970.
+        if self._stalled is None or self._stalled.at != at.watermark_ms:
+            self._stalled = _Stall(at.watermark_ms, newest.epoch)
+        stall = self._stalled
+        if newest.epoch - stall.since_epoch < _STANDS_AFTER:
+            return True
+        if not stall.told:
+            self._stalled = _Stall(stall.at, stall.since_epoch, told=True)
+            _log.warning(
+                "Spark's watermark stands at %d ms, although the control source has handed it %d ms "
+                "%d batches ago: a withWatermark of another source in this query, or a rule of "
+                "Spark's optimiser that drops the control rows, holds it back",
+                newest.watermark_ms,
+                at.watermark_ms,
+                newest.epoch - stall.since_epoch,
+            )
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    at: int
+    since_epoch: int
+    told: bool = False
+
+
+def _epoch(newest: Progressed | None) -> int:
+    return -1 if newest is None else newest.epoch
+
+
+class _Input:
+    """A stage's input watermark, asked for no more often than need be."""
+
+    def __init__(self, run: Run, stage: str, client: Client, clock: Clock) -> None:
+        self._run = run
+        self._stage = stage
+        self._client = client
+        self._clock = clock
+        self._etag: str | None = None
+        self._newest_ms: int | None = None
+        self._pause_ms = run.poll_ms
+        self._next_ms: int | None = None
+
+    def look_now(self) -> None:
+        """Ask again the next time, whatever the pause."""
+        if self._pause_ms <= self._run.poll_ms:
+            self._next_ms = None
+
+    def newest_ms(self) -> int | None:
+        """Return the newest that is known. An idle query comes here every 10 ms."""
+        now_ms = self._clock.steady_ms()
+        if self._next_ms is None or now_ms >= self._next_ms:
+            self._look()
+            self._next_ms = self._clock.steady_ms() + self._pause_ms
+        return self._newest_ms
+
+    def _look(self) -> None:
+        try:
+            found = self._client.watermark(self._run.job, self._stage, self._etag)
+        except AggregatorError:
+            # Without news the watermark stands still, which is always safe; and we ask less often
+            # until the service is back.
+            self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._run.poll_ms))
+            return
+        self._pause_ms = self._run.poll_ms
+        if found is not None:
+            self._etag, self._newest_ms = found.etag, found.input_ms
+
+

@@ -1,0 +1,18 @@
+"""What the driver counts, for Prometheus: `prometheus_client.start_http_server` shows it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter
+
+_ROWS: Final = Counter(
+    "tidegauge_agent_events",
+    "What should not have happened often, by job, stage and kind (early_rows, late_rows, …).",
+    ["job", "stage", "kind"],
+)
+
+
+def count_rows(job: str, stage: str, kind: str, count: int) -> None:
+    """Add to the counter of one kind."""
+    _ROWS.labels(job, stage, kind).inc(count)
