@@ -1,4 +1,4 @@
-# pyright: basic, reportAttributeAccessIssue=false
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 """The few things that the agent does with Arrow, which has no types to check against."""
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 Batch: TypeAlias = Any
 """A `pyarrow.RecordBatch`."""
@@ -112,6 +113,15 @@ def watch_two(
 
     watch.__name__ = mark
     return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(first, second))
+
+
+def has_type(field: StructField) -> bool:
+    """Say whether Arrow has the type of a column."""
+    try:
+        to_arrow_schema(StructType([field]), timezone="UTC")
+    except PySparkTypeError:
+        return False
+    return True
 
 
 def control_row(schema: StructType, event_time: str, time_ms: int) -> Batch:

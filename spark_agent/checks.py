@@ -52,9 +52,7 @@ class Passage:
     """Whether each batch takes all there is."""
 
 
-def check(
-    plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Report]
-) -> Passage:
+def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Report]) -> Passage:
     """Read which stages a query executes, and what they may promise. `reports` is by mark.
 
     Raises `UnsoundPlanError` if the query does not do what its stages need.

@@ -67,10 +67,11 @@ class DeclaredOtherwise(PreconditionRequired):
 
     def __init__(self, job: str, refusal: Refused) -> None:
         super().__init__(refusal.status, refusal.problem)
-        self.args = (
+        message = (
             f"job {job!r} is declared with other stages than these: say Pipeline(…, replace=True) to "
-            f"put these in their place, or give this pipeline a job name of its own",
+            f"put these in their place, or give this pipeline a job name of its own"
         )
+        self.args = (message,)
 
 
 class LeaseConflict(Refused):

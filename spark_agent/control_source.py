@@ -115,7 +115,7 @@ class ControlSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The data's columns."""
+        """Give the data's columns."""
         return StructType.fromJson(json.loads(self.options["schema"]))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -223,5 +223,3 @@ class _Input:
         self._pause_ms = self._run.poll_ms
         if found is not None:
             self._etag, self._newest_ms = found.etag, found.input_ms
-
-

@@ -276,7 +276,9 @@ class Keeper:
         """Name who holds a lease of the stages now, if the service says."""
         for stage in self._assignment.stages:
             try:
-                holder = (self._client.lowest_range(self._assignment.job, stage) or {}).get("holder")
+                holder = (self._client.lowest_range(self._assignment.job, stage) or {}).get(
+                    "holder"
+                )
             except AggregatorError:
                 return ""
             if holder and not str(holder).startswith(self._assignment.query):
@@ -508,9 +510,7 @@ class Keeper:
             due = [s for s in quiet if now_ms >= self._idle_until_ms.get((stage, s), now_ms)]
             said = self._say(run, stage, {shard: RangeReport(idle=True) for shard in due})
             for shard in said:
-                self._idle_until_ms[stage, shard] = (
-                    now_ms + self._assignment.ttl_ms // _RENEWALS
-                )
+                self._idle_until_ms[stage, shard] = now_ms + self._assignment.ttl_ms // _RENEWALS
 
     def _end(self, run: int) -> None:
         """End a bounded query: once drained, its sources; once all its stages are final, itself."""

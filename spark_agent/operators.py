@@ -27,6 +27,7 @@ class Emits(StrEnum):
     WHEN_PASSED = "each group when the watermark has passed it"
     PAIRS = "pairs when the second row comes; an outer row once nothing can join it"
     USER_DATED = "rows dated by your function, at any time"
+    REDATED = "rows dated by your function; Spark fails on one at or before the last batch's W"
 
 
 class Output(StrEnum):
@@ -54,6 +55,8 @@ class Operator:
     """Whether rows stay in it over batches, so that what leaves it is judged by Spark's watermark."""
     empty_batches: bool = False
     """Whether Spark runs a batch without data for it when the watermark has moved."""
+    guards: bool = False
+    """Whether Spark drops, or holds, rows by the event time that it has noted of a column."""
 
 
 def _passing(in_code: str, *names: str) -> list[Operator]:
@@ -65,12 +68,16 @@ _ROWS: Final = [
     *_passing("filter, where, having", "Filter"),
     *_passing("alias, a view, SQL", "SubqueryAlias", "View", "WithCTE", "CTERelationRef"),
     *_passing("explode, sliding windows, unpivot", "Generate", "Expand", "Unpivot"),
-    *_passing("sample, observe, hint", "Sample", "CollectMetrics", "ResolvedHint", "UnresolvedHint"),
+    *_passing(
+        "sample, observe, hint", "Sample", "CollectMetrics", "ResolvedHint", "UnresolvedHint"
+    ),
     *_passing(
         "repartition, coalesce", "Repartition", "RepartitionByExpression", "RebalancePartitions"
     ),
     *_passing("union", "Union"),
-    *_passing("readStream", "StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"),
+    *_passing(
+        "readStream", "StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"
+    ),
     *_passing("withWatermark", "EventTimeWatermark"),
     Operator("MapInPandas", Emits.MADE_BY_USER, Output.OPAQUE, "mapInPandas"),
     Operator("MapInArrow", Emits.MADE_BY_USER, Output.OPAQUE, "mapInArrow"),
@@ -81,6 +88,7 @@ _ROWS: Final = [
         "groupBy(window(…)), groupBy(session_window(…))",
         buffers=True,
         empty_batches=True,
+        guards=True,
     ),
     Operator(
         "Join",
@@ -90,6 +98,7 @@ _ROWS: Final = [
         late_at_watermark=True,
         buffers=True,
         empty_batches=True,
+        guards=True,
     ),
     Operator(
         "Deduplicate",
@@ -98,6 +107,7 @@ _ROWS: Final = [
         "dropDuplicates, distinct",
         late_at_watermark=True,
         empty_batches=True,
+        guards=True,
     ),
     Operator(
         "DeduplicateWithinWatermark",
@@ -106,6 +116,7 @@ _ROWS: Final = [
         "dropDuplicatesWithinWatermark",
         late_at_watermark=True,
         empty_batches=True,
+        guards=True,
     ),
     *_passing("limit", "GlobalLimit", "LocalLimit"),
     Operator(
@@ -128,12 +139,13 @@ _ROWS: Final = [
     ),
     Operator(
         "UpdateEventTimeWatermarkColumn",
-        Emits.USER_DATED,
+        Emits.REDATED,
         Output.SAME,
         "transformWithState(…, eventTimeColumnName=…)",
         late_at_watermark=True,
         buffers=True,
         empty_batches=True,
+        guards=True,
     ),
 ]
 TABLE: Final[Mapping[str, Operator]] = MappingProxyType({row.name: row for row in _ROWS})
@@ -210,36 +222,36 @@ def _together(children: list[Leaving]) -> Leaving:
 
 def _through(node: Node, row: Operator, below: Leaving, children: list[Leaving]) -> Leaving:
     """Take what comes from below through one operator."""
-    after = replace(
+    if row.name == "Join":
+        return _joined(node, row, below, children)
+    by_time = any(column.stamp is Stamp.TIME for column in node.groups)
+    return replace(
         below,
         buffered=below.buffered or row.buffers,
-        late_at_watermark=below.late_at_watermark or row.late_at_watermark,
+        late_at_watermark=below.late_at_watermark or row.late_at_watermark or by_time,
+        # Nothing but that column ends it: behind a state function Spark's other operators have no
+        # watermark, and hold or drop nothing by it.
+        declared_only=row.output is Output.DECLARED
+        or (below.declared_only and row.emits is not Emits.REDATED),
+        stamps=_stamps(node, row, below.stamps, children),
     )
+
+
+def _stamps(
+    node: Node, row: Operator, below: Mapping[int, Stamp], children: list[Leaving]
+) -> Mapping[int, Stamp]:
+    """Say which columns that leave an operator are known to be event time."""
+    if row.output in {Output.DECLARED, Output.OPAQUE}:
+        return {}
+    if row.guards:
+        return _own_stamps(node)
     match row.name:
         case "Project":
-            return replace(after, stamps=_projected(node, below.stamps))
+            return _projected(node, below)
         case "Union":
-            return replace(after, stamps=_of_all(node, children))
-        case "MapInPandas" | "MapInArrow":
-            return replace(after, stamps={})
-        case "Aggregate":
-            by_time = any(column.stamp is Stamp.TIME for column in node.groups)
-            return replace(
-                after,
-                late_at_watermark=below.late_at_watermark or by_time,
-                stamps=_own_stamps(node),
-            )
-        case "Join":
-            return _joined(node, below, after, children)
-        case "Deduplicate" | "DeduplicateWithinWatermark":
-            return replace(after, stamps=_own_stamps(node))
-        case "FlatMapGroupsInPandasWithState" | "TransformWithStateInPySpark":
-            return replace(after, declared_only=True, stamps={})
-        case "UpdateEventTimeWatermarkColumn":
-            # Spark itself refuses rows at or before the watermark of the batch before.
-            return replace(after, declared_only=False, stamps=_own_stamps(node))
+            return _of_all(node, children)
         case _:
-            return after
+            return below
 
 
 def _own_stamps(node: Node) -> dict[int, Stamp]:
@@ -281,7 +293,7 @@ def _of_all(node: Node, children: list[Leaving]) -> dict[int, Stamp]:
     return found
 
 
-def _joined(node: Node, below: Leaving, after: Leaving, children: list[Leaving]) -> Leaving:
+def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) -> Leaving:
     if node.bounds is None:
         # With a table that does not stream: each row passes in its batch.
         return below
@@ -300,7 +312,9 @@ def _joined(node: Node, below: Leaving, after: Leaving, children: list[Leaving])
             f"join on the event time itself"
         )
     return replace(
-        after,
+        below,
+        buffered=row.buffers,
+        late_at_watermark=row.late_at_watermark,
         behind_ms=below.behind_ms + max(left_ms, right_ms),
         stamps=_own_stamps(node),
     )
@@ -338,9 +352,7 @@ class Promise:
         return spark_ms - self.behind_ms + (0 if self.buffered else self.judged_at_ms)
 
 
-def promise_of(
-    stage: str, flow: Leaving, column: Column | None, delay_ms: int | None
-) -> Promise:
+def promise_of(stage: str, flow: Leaving, column: Column | None, delay_ms: int | None) -> Promise:
     """Say what a stage may promise of rows stamped with a column; None: with no event time.
 
     `delay_ms` is how much older than the operators' figure the user lets rows be. Raises

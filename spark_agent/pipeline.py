@@ -21,13 +21,12 @@ from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
-from spark_agent.arrow import watch_one, watch_two
+from spark_agent.arrow import has_type, watch_one, watch_two
 from spark_agent.checks import RANGES_MARK, SOURCE_MARK, Passage, Report, check
 from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
 from spark_agent.clock import Clock, SystemClock
@@ -624,26 +623,25 @@ def _host() -> str:
 
 
 def _control_schema(frame: DataFrame) -> StructType:
-    """The data's columns, any of which may be null in a control row.
+    """Take the data's columns, any of which may be null in a control row.
 
     Raises `ValueError` for a type that Arrow does not have.
     """
-    schema = StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
-    for each in schema:
-        try:
-            to_arrow_schema(StructType([each]), timezone="UTC")
-        except Exception as error:
+    for field in frame.schema:
+        if not has_type(field):
             raise ValueError(
-                f"column {each.name!r} is of type {each.dataType.simpleString()}, which cannot go "
+                f"column {field.name!r} is of type {field.dataType.simpleString()}, which cannot go "
                 f"through watermarked(): cast it, or leave it out"
-            ) from error
-    return schema
+            )
+    return StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
 
 
 def _is_window(field: StructField) -> bool:
     kind = field.dataType
-    return isinstance(kind, StructType) and kind.names == ["start", "end"] and isinstance(
-        kind["end"].dataType, TimestampType
+    return (
+        isinstance(kind, StructType)
+        and kind.names == ["start", "end"]
+        and isinstance(kind["end"].dataType, TimestampType)
     )
 
 

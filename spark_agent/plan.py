@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportOptionalCall=false
 # ruff: noqa: SLF001
 """What the driver reads out of Spark's own objects, all in one place: it is not public API.
 
@@ -370,7 +370,7 @@ def read_progress(body: Mapping[str, Any]) -> Progressed:
     )
 
 
-def _is_control(offset: Any) -> bool:
+def _is_control(offset: object) -> bool:
     """Tell a control source by its offsets: Spark describes it by its own class only."""
     return isinstance(offset, dict) and offset.keys() == Offset(None, 0).stored().keys()
 

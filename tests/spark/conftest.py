@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_agent import Pipeline
 from tests.spark.flow import RANGES, Flow
 from tests.support.server import ROOT, Service
 
@@ -45,6 +46,12 @@ def service(tmp_path: Path) -> Iterator[Service]:
     folder.mkdir()
     with Service(folder) as running:
         yield running
+
+
+@pytest.fixture
+def pipeline(flow: Flow) -> Iterator[Pipeline]:
+    with flow.pipeline() as pipeline:
+        yield pipeline
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +43,8 @@ class Reading:
     key: str
     second: int
 
+
+AVAILABLE_NOW: Mapping[str, object] = {"availableNow": True}
 
 T = TypeVar("T")
 
@@ -87,6 +89,7 @@ class Flow:
         self.checkpoint = folder / "checkpoint"
         self.inbox.mkdir()
         self.output.mkdir()
+        self.files_per_batch = 1
         self._files = 0
 
     def write(self, readings: Iterable[Reading]) -> None:
@@ -104,21 +107,30 @@ class Flow:
         return Pipeline(self.url, JOB, SPEC, spark=self.spark, poll="50 ms", **options)  # type: ignore[arg-type]
 
     def readings(self) -> DataFrame:
-        """One file a batch."""
+        """`files_per_batch` files a batch."""
         return (
             self.spark.readStream.schema("sensor string, key string, at timestamp")
-            .option("maxFilesPerTrigger", 1)
+            .option("maxFilesPerTrigger", self.files_per_batch)
             .json(str(self.inbox))
         )
 
-    def source(self, pipeline: Pipeline, strategy: Strategy = BOUND) -> DataFrame:
+    def source(
+        self, pipeline: Pipeline, strategy: Strategy = BOUND, **options: object
+    ) -> DataFrame:
         return pipeline.source(
-            self.readings(), stage=SOURCE, shard="sensor", event_time="at", strategy=strategy
+            self.readings(),
+            stage=SOURCE,
+            shard="sensor",
+            event_time="at",
+            strategy=strategy,
+            **options,  # type: ignore[arg-type]
         )
 
-    def counts(self, pipeline: Pipeline, strategy: Strategy = BOUND) -> DataFrame:
+    def counts(
+        self, pipeline: Pipeline, strategy: Strategy = BOUND, **options: object
+    ) -> DataFrame:
         windowed = pipeline.watermarked(
-            self.source(pipeline, strategy), stage=COUNTS, event_time="at"
+            self.source(pipeline, strategy, **options), stage=COUNTS, event_time="at"
         )
         counted = (
             windowed.groupBy(F.window("at", f"{WINDOW_S} seconds"), "key")
@@ -132,17 +144,18 @@ class Flow:
         pipeline: Pipeline,
         frame: DataFrame,
         *,
-        bounded: bool | None = None,
-        available_now: bool = False,
+        bounded: bool = False,
+        trigger: Mapping[str, object] | None = None,
+        **options: object,
     ) -> StreamingQuery:
         writer = (
             frame.writeStream.format("json")
             .option("path", str(self.output))
             .option("checkpointLocation", str(self.checkpoint))
         )
-        if available_now:
-            writer = writer.trigger(availableNow=True)
-        return pipeline.start(writer, bounded=bounded)
+        if trigger is not None:
+            writer = writer.trigger(**trigger)  # type: ignore[arg-type]
+        return pipeline.start(writer, bounded=bounded, **options)  # type: ignore[arg-type]
 
     def counted(self) -> Windows:
         """What came out; a window that came out twice is an error."""
@@ -191,11 +204,9 @@ def batches(query: StreamingQuery) -> int:
 
 
 def spark_watermark(query: StreamingQuery) -> int:
-    """Spark's own watermark in ms, in the newest batch; before all time if there is none."""
+    """Spark's own watermark in ms, in the newest batch; 0 if there is none."""
     progress = query.lastProgress
-    text = progress["eventTime"].get("watermark") if progress else None
-    found = parse_watermark_ms(text)
-    return -1 if found is None else found
+    return parse_watermark_ms(progress["eventTime"].get("watermark") if progress else None)
 
 
 def _iso(second: int) -> str:

@@ -7,6 +7,7 @@ import pytest
 from spark_agent.client import MAX_MS
 from spark_agent.tally import Count
 from tests.spark.flow import (
+    AVAILABLE_NOW,
     COUNTS,
     SOURCE,
     START_MS,
@@ -27,7 +28,7 @@ def test_the_last_windows_come_out_of_an_available_now_query(flow: Flow) -> None
     flow.write(readings[:90])
     flow.write(readings[90:])
     with flow.pipeline() as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline), available_now=True)
+        query = flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW, bounded=True)
         ended(query)
         assert pipeline.counts.total() == 0
     assert flow.counted() == windows(readings)
@@ -35,11 +36,11 @@ def test_the_last_windows_come_out_of_an_available_now_query(flow: Flow) -> None
     assert flow.watermark(COUNTS).final
 
 
-def test_available_now_leaves_the_source_open_if_told_so(flow: Flow) -> None:
+def test_available_now_leaves_the_source_open(flow: Flow) -> None:
     readings = steady(range(30))
     flow.write(readings)
     with flow.pipeline() as pipeline:
-        ended(flow.start(pipeline, flow.counts(pipeline), available_now=True, bounded=False))
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
         # Seen by the left sensor: second 29; by the right one: 26. Five seconds may be missing.
         until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
     more = steady(range(30, 40))

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_agent.arrow import Newest, newest
+from spark_agent.arrow import Newest, newest, older
+from spark_agent.client import MAX_MS
 from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
 
 FAR_MS = 1_000_000
 
 
 def show(rows: list[tuple[str | None, int | None]], late_before_ms: int | None = None) -> Newest:
-    batch = pa.RecordBatch.from_arrays(
-        [
-            pa.array([shard for shard, _ in rows], pa.string()),
-            pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
-        ],
-        names=["log", "at"],
-    )
     return newest(
-        batch,
-        shard="log",
-        event_time="at",
+        pa.array([shard for shard, _ in rows], pa.string()),
+        pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
         shards=frozenset({"a", "b"}),
         late_before_ms=late_before_ms,
         horizon_ms=FAR_MS,
@@ -36,7 +29,7 @@ def test_the_newest_of_each_shard_rounded_down() -> None:
 
 
 def test_rows_without_a_time_say_nothing() -> None:
-    assert show([("a", None), ("b", 7_000)]) == Newest({"b": 7}, 0, 0, 0)
+    assert show([("a", None), ("b", 7_000)]) == Newest({"b": 7})
 
 
 def test_rows_of_nobody_known_are_counted() -> None:
@@ -55,8 +48,26 @@ def test_rows_behind_the_promise_are_late() -> None:
     assert show(rows).late_rows == 0
 
 
+def test_nothing_is_late_to_a_source_that_never_promised_and_all_to_a_final_one() -> None:
+    """A source that is final has promised the end of time, which no number of microseconds holds."""
+    rows: list[tuple[str | None, int | None]] = [("a", 1_999), ("b", FAR_MS * 1_000), ("a", None)]
+    assert show(rows, late_before_ms=MAX_MS).late_rows == 2
+
+
+def test_rows_before_1970_are_counted() -> None:
+    found = show([("a", -1), ("a", 0), ("b", None)])
+    assert (found.rows_before_1970, found.late_rows) == (1, 0)
+
+
+def test_the_oldest_of_those_that_are_older() -> None:
+    times = pa.array([4_999, None, 3_001, 5_000], pa.timestamp("us", "UTC"))
+    assert older(times, 5) == (2, 3)
+    assert older(times, 3) == (0, None)
+    assert older(pa.array([None], pa.timestamp("us", "UTC")), 5) == (0, None)
+
+
 def test_no_rows() -> None:
-    assert show([]) == Newest({}, 0, 0, 0)
+    assert show([]) == Newest({})
 
 
 def test_strategies() -> None:

@@ -1,0 +1,167 @@
+"""Who executes what: one query for each stage, and words for whoever finds it otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+
+from spark_agent import Pipeline
+from spark_agent.pipeline import StageTakenError
+from spark_agent.tally import Count
+from tests.spark.flow import (
+    AVAILABLE_NOW,
+    COUNTS,
+    DEADLINE_S,
+    JOB,
+    SOURCE,
+    SPEC,
+    START_MS,
+    Flow,
+    Reading,
+    batches,
+    ended,
+    steady,
+    until,
+    windows,
+)
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_stage_has_one_query(flow: Flow, pipeline: Pipeline) -> None:
+    flow.write(steady(range(30)))
+    first = flow.start(pipeline, flow.counts(pipeline))
+    with pytest.raises(StageTakenError, match=r"'sensors' is executed by query .* Stop that one"):
+        flow.start(pipeline, flow.counts(pipeline))
+    assert first.isActive
+    first.stop()
+    flow.start(pipeline, flow.counts(pipeline))
+
+
+def test_two_queries_read_the_same_data_and_one_of_them_reports_it(
+    flow: Flow, tmp_path: Path
+) -> None:
+    readings = steady(range(90))
+    for first in range(0, len(readings), 90):
+        flow.write(readings[first : first + 90])
+    spec = SPEC | {"minutes": {"inputs": [SOURCE], "ranges": 2}}
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        unlimited = flow.spark.readStream.schema("sensor string, key string, at timestamp")
+        rows = pipeline.watermarked(
+            unlimited.json(str(flow.inbox)), stage="minutes", event_time="at"
+        )
+        minutes = rows.groupBy(F.window("at", "1 minute")).count()
+        writer = (
+            pipeline.report(minutes, stage="minutes")
+            .select(F.unix_seconds("window.start").alias("start"), "count")
+            .writeStream.format("json")
+            .option("path", str(tmp_path / "minutes"))
+            .option("checkpointLocation", str(tmp_path / "minutes-checkpoint"))
+        )
+        other = pipeline.start(writer, bounded=True)
+        ended(flow.start(pipeline, flow.counts(pipeline), bounded=True))
+        ended(other)
+    assert flow.counted() == windows(readings)
+    written = flow.spark.read.json(str(tmp_path / "minutes")).collect()
+    expected: dict[int, int] = {}
+    for reading in readings:
+        start = (START_MS // 1_000 + reading.second) // 60 * 60
+        expected[start] = expected.get(start, 0) + 1
+    assert {row["start"]: row["count"] for row in written} == expected
+
+
+def test_a_fenced_query_stops_and_says_why(flow: Flow, pipeline: Pipeline) -> None:
+    flow.write(steady(range(30)))
+    query = flow.start(pipeline, flow.counts(pipeline))
+    until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
+    run = flow.client.open_run(JOB, [SOURCE, COUNTS], holder="another-driver")
+    flow.write(steady(range(30, 40)))
+    with pytest.raises(StreamingQueryException, match=rf"is fenced: .* belongs to run {run}"):
+        query.awaitTermination(DEADLINE_S)
+    assert not query.isActive
+
+
+def test_a_fenced_query_goes_on_where_that_is_wanted(flow: Flow, pipeline: Pipeline) -> None:
+    flow.write(steady(range(30)))
+    query = flow.start(pipeline, flow.counts(pipeline), on_fenced="continue")
+    until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
+    flow.client.open_run(JOB, [SOURCE, COUNTS], holder="another-driver")
+    for second in (30, 40):
+        done = batches(query)
+        flow.write(steady(range(second, second + 10)))
+        until(lambda done=done: batches(query) > done, "another batch")
+    assert query.isActive
+
+
+def test_a_lost_checkpoint_is_told_as_such(
+    flow: Flow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(0, 40, 10):
+        flow.write(steady(range(second, second + 10)))
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
+    flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"
+    caplog.clear()
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
+        assert pipeline.counts[Count.LATE_ROWS] > 0
+    told = "\n".join(record.message for record in caplog.records)
+    assert "the query's checkpoint is new, was lost, or is an older copy" in told
+    assert "does its strategy fit?" not in told
+
+
+def test_shards_that_are_not_where_they_were_said_to_be_are_told(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each file has both sensors, and two files are two tasks: no shard is in one task alone."""
+    readings = steady(range(30))
+    flow.write(readings[::2])
+    flow.write(readings[1::2])
+    flow.files_per_batch = 2
+    with flow.pipeline() as pipeline:
+        flow.spark.conf.set("spark.sql.files.openCostInBytes", str(2**30))
+        try:
+            frame = flow.counts(pipeline, partitioned_by_shard=True)
+            ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+        finally:
+            flow.spark.conf.unset("spark.sql.files.openCostInBytes")
+        assert pipeline.counts[Count.SPLIT_SHARDS] == 2
+    assert "partitioned_by_shard=True is not true of this source" in caplog.text
+    assert flow.counted() == windows(readings)
+
+
+def test_shards_that_are_where_they_were_said_to_be_need_no_shuffle(flow: Flow) -> None:
+    readings = steady(range(30))
+    for sensor in ("left", "right"):
+        flow.write([reading for reading in readings if reading.sensor == sensor])
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, partitioned_by_shard=True)
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+        assert pipeline.counts.total() == 0
+    assert flow.counted() == windows(readings)
+
+
+class TestQuietShards:
+    def test_nobody_waits_for_a_quiet_shard(self, flow: Flow, pipeline: Pipeline) -> None:
+        flow.write(steady(range(30)))
+        flow.start(pipeline, flow.counts(pipeline, idle_after="500 ms"))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "both sensors have promised")
+        flow.write([Reading("left", "a", second) for second in range(30, 90)])
+        until(lambda: flow.output_of(COUNTS) == START_MS + 84_000, "the left one alone")
+        flow.write([Reading("right", "a", 100), Reading("left", "a", 100)])
+        until(lambda: flow.output_of(COUNTS) == START_MS + 95_000, "the right one is back")
+
+    def test_a_shard_that_says_nothing_of_it_holds_the_stage(
+        self, flow: Flow, pipeline: Pipeline
+    ) -> None:
+        flow.write(steady(range(30)))
+        query = flow.start(pipeline, flow.counts(pipeline))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "both sensors have promised")
+        done = batches(query)
+        flow.write([Reading("left", "a", second) for second in range(30, 90)])
+        until(lambda: batches(query) > done, "the left one has gone on")
+        query.processAllAvailable()
+        assert flow.output_of(COUNTS) == START_MS + 21_000

@@ -1,0 +1,273 @@
+"""What control sources are told: watermarks rise, survive, and nothing that happens stops a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from spark_agent.client import MAX_MS, Client
+from spark_agent.control_source import END_MS
+from spark_agent.feed import Feed, Run
+from spark_agent.link import LinkClient, LinkError, LinkServer, Offset
+from spark_agent.operators import Promise
+from spark_agent.plan import Progressed
+from tests.unit.agent.answers import Answer, Answers, FakeClock
+
+POLL_MS = 100
+STAGE = "s"
+
+
+def at(input_ms: int | None, version: int = 1) -> Answer:
+    body = {"input_watermark": input_ms, "output_watermark": None, "status": "unknown"}
+    return Answer(200, body, {"ETag": f'"1-{version}"'})
+
+
+@dataclass
+class Keeper:
+    """Settles at once, or never."""
+
+    settles: bool = True
+    settled: list[int] = field(default_factory=list[int])
+    drained: int = 0
+
+    def settle(self, done: Progressed, timeout_ms: int) -> bool:
+        self.settled.append(done.epoch)
+        return self.settles
+
+    def drain(self, timeout_ms: int) -> None:
+        self.drained += 1
+
+
+@dataclass
+class Query:
+    """A query whose batches are done by the test."""
+
+    clock: FakeClock
+    newest: Progressed | None = None
+
+    def done(self, epoch: int, watermark_ms: int = 0, *, read_nothing: bool = False) -> None:
+        self.newest = Progressed(epoch, watermark_ms, read_nothing)
+
+
+def feed(
+    server: Answers,
+    query: Query,
+    keeper: Keeper | None = None,
+    *,
+    promises: Mapping[str, Promise] | None = None,
+    caps_ms: Mapping[str, int | None] | None = None,
+    bounded: bool = False,
+    ends_when_idle: bool = False,
+) -> Feed:
+    run = Run(
+        job="j",
+        promises={STAGE: Promise()} if promises is None else promises,
+        caps_ms=caps_ms or {},
+        bounded=bounded,
+        ends_when_idle=ends_when_idle,
+        patience_ms=100,
+        poll_ms=POLL_MS,
+    )
+    client = Client(server.url, patience_ms=100, clock=query.clock, jitter=lambda: 1.0)
+    return Feed(
+        run,
+        keeper=keeper or Keeper(),
+        client=client,
+        progress=lambda: query.newest,
+        clock=query.clock,
+    )
+
+
+def test_each_start_takes_one_turn_and_then_waits_for_news() -> None:
+    query = Query(FakeClock())
+    with Answers(at(None)) as server:
+        following = feed(server, query)
+        first = following.next("r", STAGE, Offset(None, 0))
+        assert first == Offset(None, 1)
+        query.done(0)
+        query.clock.now_ms += 1_000
+        assert following.next("r", STAGE, first) == first
+
+
+def test_a_watermark_that_moves_is_handed_on_once() -> None:
+    query = Query(FakeClock())
+    with Answers(at(5), at(9, 2)) as server:
+        following = feed(server, query)
+        first = following.next("r", STAGE, Offset(None, 0))
+        query.clock.now_ms += POLL_MS
+        second = following.next("r", STAGE, first)
+        assert (first, second) == (Offset(5, 1), Offset(9, 2))
+
+
+def test_a_batch_is_settled_before_the_watermark_is_asked_for() -> None:
+    """So that what batch n has shown is in batch n + 1, whatever the poll interval."""
+    query, keeper = Query(FakeClock()), Keeper()
+    with Answers(at(5), at(9, 2)) as server:
+        following = feed(server, query, keeper)
+        first = following.next("r", STAGE, Offset(None, 0))
+        query.done(0)
+        assert following.next("r", STAGE, first) == Offset(9, 2)
+    assert keeper.settled == [0]
+
+
+def test_the_end_of_time_is_a_time_that_spark_can_count_to() -> None:
+    with Answers(at(MAX_MS)) as server:
+        following = feed(server, Query(FakeClock()))
+        assert following.next("r", STAGE, Offset(5, 1)) == Offset(END_MS, 2)
+
+
+def test_where_a_row_at_the_watermark_is_late_spark_is_given_a_millisecond_less() -> None:
+    promises = {STAGE: Promise(), "rows": Promise(judged_at_ms=1)}
+    with Answers(at(60_000)) as server:
+        following = feed(server, Query(FakeClock()), promises=promises)
+        assert following.next("r", STAGE, Offset(None, 0)) == Offset(59_999, 1)
+
+
+def test_it_never_goes_back() -> None:
+    """The job was reset, or the service restored from an old backup; the query is further."""
+    query = Query(FakeClock())
+    with Answers(at(5), at(None, 2)) as server:
+        following = feed(server, query)
+        restarted = following.next("r", STAGE, Offset(70, 8))
+        assert restarted == Offset(70, 9), "the first turn repeats what was known"
+        query.done(3, 70)
+        query.clock.now_ms += POLL_MS
+        assert following.next("r", STAGE, restarted) == restarted
+
+
+def test_a_run_over_what_was_there_goes_no_further_than_it_was_then() -> None:
+    with Answers(at(100)) as server:
+        capped = feed(server, Query(FakeClock()), caps_ms={STAGE: 40})
+        assert capped.next("r", STAGE, Offset(None, 0)) == Offset(40, 1)
+        unknown = feed(server, Query(FakeClock()), caps_ms={STAGE: None})
+        assert unknown.next("r", STAGE, Offset(None, 0)) == Offset(None, 1)
+
+
+def test_a_batch_more_where_spark_has_not_run_with_what_it_was_handed() -> None:
+    query = Query(FakeClock())
+    with Answers(at(5)) as server:
+        following = feed(server, query)
+        handed = following.next("r", STAGE, Offset(None, 0))
+        query.done(0, 0)
+        again = following.next("r", STAGE, handed)
+        assert again == Offset(5, 2), "else who only passes rows on would never see it"
+        query.done(1, 5)
+        assert following.next("r", STAGE, again) == again
+
+
+def test_a_watermark_that_stands_in_spark_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(FakeClock())
+    with Answers(at(5)) as server:
+        following = feed(server, query)
+        here = following.next("r", STAGE, Offset(None, 0))
+        for epoch in range(10):
+            query.done(epoch, 0)
+            here = following.next("r", STAGE, here)
+    told = [record for record in caplog.records if "Spark's watermark stands" in record.message]
+    assert len(told) == 1
+    assert here.turn == 4, "no batches without end"
+
+
+class TestDrained:
+    def test_an_empty_batch_shows_it(self) -> None:
+        query, keeper = Query(FakeClock()), Keeper()
+        with Answers(at(None)) as server:
+            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0)
+            here = following.next("r", STAGE, here)
+            assert (here, keeper.drained) == (Offset(None, 2), 0), "one more batch, to see"
+            query.done(1, read_nothing=True)
+            following.next("r", STAGE, here)
+            assert keeper.drained == 1
+
+    def test_a_trigger_without_a_batch_shows_it(self) -> None:
+        query, keeper = Query(FakeClock()), Keeper()
+        with Answers(at(None)) as server:
+            following = feed(server, query, keeper, bounded=True)
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0)
+            assert following.next("r", STAGE, here) == here
+            assert keeper.drained == 0
+            following.next("r", STAGE, here)
+            assert keeper.drained == 1
+
+    def test_another_reader_of_the_same_trigger_shows_nothing(self) -> None:
+        query, keeper = Query(FakeClock()), Keeper()
+        with Answers(at(None)) as server:
+            following = feed(server, query, keeper, bounded=True)
+            here = following.next("left", STAGE, Offset(None, 0))
+            following.next("right", STAGE, Offset(None, 0))
+            query.done(0)
+            following.next("left", STAGE, here)
+            following.next("right", STAGE, here)
+            assert keeper.drained == 0
+
+    def test_a_repeated_batch_of_an_earlier_start_shows_nothing(self) -> None:
+        query, keeper = Query(FakeClock()), Keeper()
+        query.done(7, read_nothing=True)
+        with Answers(at(None)) as server:
+            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            following.next("r", STAGE, Offset(None, 3))
+            assert keeper.drained == 0
+
+
+def test_it_asks_no_more_often_than_it_may() -> None:
+    query = Query(FakeClock())
+    with Answers(at(5)) as server:
+        following = feed(server, query)
+        here = following.next("r", STAGE, Offset(None, 0))
+        query.done(0, 5)
+        for _ in range(50):
+            query.clock.now_ms += 10
+            following.next("r", STAGE, here)
+    assert len(server.asked) <= 7
+
+
+@pytest.mark.parametrize("failure", [Answer(503), Answer(404, {"type": "/problems/unknown-job"})])
+def test_a_service_that_fails_costs_news_and_nothing_else(failure: Answer) -> None:
+    query, keeper = Query(FakeClock()), Keeper(settles=False)
+    with Answers(at(5), failure) as server:
+        following = feed(server, query, keeper)
+        here = following.next("r", STAGE, Offset(None, 0))
+        query.done(0, 5)
+        before = query.clock.now_ms
+        while query.clock.now_ms < before + 60_000:
+            query.clock.now_ms += 10
+            assert following.next("r", STAGE, here) == here
+    assert len(server.asked) < 60, "asked less and less often"
+
+
+class TestLink:
+    def test_an_offset_goes_to_the_driver_and_another_comes_back(self) -> None:
+        asked: list[tuple[str, Offset]] = []
+
+        def answer(control: str, reader: str, offset: Offset) -> Offset:
+            asked.append((control, offset))
+            return Offset(7, offset.turn + 1)
+
+        server = LinkServer("secret", answer)
+        try:
+            client = LinkClient(server.port, "secret", timeout_ms=5_000)
+            assert client.next("3", Offset(None, 0)) == Offset(7, 1)
+            assert asked == [("3", Offset(None, 0))]
+            with pytest.raises(LinkError):
+                LinkClient(server.port, "guessed", timeout_ms=5_000).next("3", Offset(None, 0))
+        finally:
+            server.close()
+        with pytest.raises(LinkError):
+            client.next("3", Offset(None, 0))
+        assert len(asked) == 1
+
+    def test_a_query_that_nobody_started_gets_no_answer(self) -> None:
+        def answer(control: str, reader: str, offset: Offset) -> Offset:
+            raise LinkError("unknown")
+
+        server = LinkServer("secret", answer)
+        try:
+            with pytest.raises(LinkError):
+                LinkClient(server.port, "secret", timeout_ms=5_000).next("3", Offset(None, 0))
+        finally:
+            server.close()

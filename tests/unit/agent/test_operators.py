@@ -1,0 +1,207 @@
+"""What leaves each operator, derived from plans made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spark_agent.checks import Passage, Report, check
+from spark_agent.operators import TABLE, Leaving, Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.plan import Bounds, Column, Control, Node, Stamp
+from spark_agent.spec import read_spec
+
+AT = Column(1, "at", Stamp.TIME)
+KEY = Column(2, "key")
+WINDOW = Column(3, "window", Stamp.WINDOW)
+COUNT = Column(4, "count")
+STAGES = read_spec(
+    {
+        "taps": {"shards": ["a"]},
+        "pipes": {"shards": ["a"]},
+        "hourly": {"inputs": ["taps"], "ranges": 1},
+    }
+)
+SOURCE = "tidegauge.source.1.taps"
+RANGES = "tidegauge.ranges.2.hourly"
+
+
+def relation(*, limits: tuple[str, ...] = ()) -> Node:
+    return Node("StreamingRelation", output=(Column(1, "at"), KEY), limits=limits)
+
+
+def watermarked(data: Node | None = None, stage: str = "hourly", delay_ms: int = 0) -> Node:
+    source = Node("StreamingRelationV2", control=Control(stage, "1"))
+    declared = Node("EventTimeWatermark", (source,), delay_ms=delay_ms)
+    return Node("Union", (Node("Filter", (declared,)), data or relation()), output=(AT, KEY))
+
+
+def windows(child: Node) -> Node:
+    return Node("Aggregate", (child,), output=(WINDOW, COUNT), groups=(WINDOW,))
+
+
+def join(left: Node, right: Node, bounds: Bounds | None) -> Node:
+    return Node("Join", (left, right), output=(AT, KEY), bounds=bounds)
+
+
+def project(child: Node, *columns: tuple[int, str, int, str]) -> Node:
+    """Columns by id, name, the id of what they come from and its field."""
+    return Node(
+        "Project",
+        (child,),
+        output=tuple(Column(number, name) for number, name, _, _ in columns),
+        copies={number: (origin, part) for number, _, origin, part in columns},
+    )
+
+
+def promise(node: Node, column: str | None = None, delay_ms: int | None = None) -> Promise:
+    found = None if column is None else next(each for each in node.output if each.name == column)
+    return promise_of("hourly", leaving(node), found, delay_ms)
+
+
+def reported(child: Node, mark: str = RANGES) -> Node:
+    return Node("Filter", (child,), output=child.output, mark=mark)
+
+
+def checked(plan: Node, event_time: str | None = None) -> Passage:
+    return check(plan, STAGES, {RANGES: Report("hourly", event_time, None)})
+
+
+class TestStamps:
+    def test_a_window_stands_for_its_end(self) -> None:
+        assert promise(windows(watermarked()), "window") == Promise(buffered=True)
+
+    def test_the_end_of_a_window(self) -> None:
+        node = project(windows(watermarked()), (9, "ended_at", WINDOW.id, "end"))
+        assert promise(node, "ended_at") == Promise(buffered=True)
+
+    def test_the_start_of_a_window_needs_its_length(self) -> None:
+        node = project(windows(watermarked()), (9, "started_at", WINDOW.id, "start"))
+        with pytest.raises(UnsoundPlanError, match=r"'started_at' is the start .* stamp rows with"):
+            promise(node, "started_at")
+        assert promise(node, "started_at", 3_600_000).behind_ms == 3_600_000
+
+    def test_an_aggregate_of_times_is_nobody_s_time(self) -> None:
+        node = replace(windows(watermarked()), output=(WINDOW, Column(8, "latest")))
+        with pytest.raises(UnsoundPlanError, match=r"how old 'latest' may be cannot be read"):
+            promise(node, "latest")
+
+    def test_renamed_columns_are_followed(self) -> None:
+        once = project(watermarked(), (10, "when", AT.id, ""), (KEY.id, "key", KEY.id, ""))
+        assert promise(project(once, (11, "then", 10, "")), "then") == Promise()
+
+    def test_what_a_function_made_must_be_declared(self) -> None:
+        node = Node("MapInPandas", (watermarked(),), output=(AT, KEY))
+        with pytest.raises(UnsoundPlanError, match="delay='0 s'"):
+            promise(node, "at")
+        assert promise(node, "at", 0) == Promise()
+
+    def test_what_a_function_made_is_known_again_behind_a_window(self) -> None:
+        """Spark drops late rows and holds windows by the column, whatever was done to it before."""
+        node = windows(Node("MapInPandas", (watermarked(),), output=(AT, KEY)))
+        assert promise(node, "window") == Promise(buffered=True)
+
+    def test_a_union_is_as_good_as_the_worse_branch(self) -> None:
+        made = Node("MapInPandas", (watermarked(),), output=(replace(AT, id=21), KEY))
+        both = Node("Union", (watermarked(), made), output=(AT, KEY))
+        with pytest.raises(UnsoundPlanError, match="cannot be read from the plan"):
+            promise(both, "at")
+        assert promise(Node("Union", (watermarked(), watermarked()), output=(AT, KEY)), "at")
+
+
+class TestOperators:
+    def test_every_row_says_what_a_user_writes(self) -> None:
+        for row in TABLE.values():
+            assert row.in_code
+
+    def test_a_join_holds_back_by_the_wider_bound(self) -> None:
+        node = join(watermarked(), watermarked(), Bounds(3_600_001, 1))
+        assert promise(node, "at") == Promise(3_600_001, judged_at_ms=1, buffered=True)
+        assert promise(windows(node), "window").behind_ms == 3_600_001
+        twice = join(node, watermarked(), Bounds(1, 1_000))
+        assert promise(twice, "at").behind_ms == 3_601_001
+
+    def test_a_join_needs_bounds_on_both_sides(self) -> None:
+        for bounds, side in ((Bounds(None, 1), "left"), (Bounds(1, None), "right")):
+            with pytest.raises(UnsoundPlanError, match=f"how old its {side} side may be"):
+                promise(join(watermarked(), watermarked(), bounds), "at")
+
+    def test_a_join_needs_a_watermark_on_both_sides(self) -> None:
+        with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
+            promise(join(watermarked(), relation(), Bounds(1, 1)), "at")
+
+    def test_a_table_passes_rows_on(self) -> None:
+        table = Node("LogicalRelation", streaming=False)
+        assert promise(join(watermarked(), table, None), "at") == Promise()
+
+    def test_deduplication_takes_rows_at_the_watermark(self) -> None:
+        for name in ("Deduplicate", "DeduplicateWithinWatermark"):
+            node = Node(name, (watermarked(),), output=(AT, KEY))
+            assert promise(node, "at") == Promise(judged_at_ms=1)
+
+    def test_state_functions_must_be_declared(self) -> None:
+        for name in ("FlatMapGroupsInPandasWithState", "TransformWithStateInPySpark"):
+            node = Node(name, (watermarked(),), output=(AT,))
+            with pytest.raises(UnsoundPlanError, match="only you know how old"):
+                promise(node, "at")
+            assert promise(node, "at", 5_000) == Promise(5_000, judged_at_ms=1, buffered=True)
+            with pytest.raises(UnsoundPlanError, match="only you know how old"):
+                promise(windows(node), "window")
+
+    def test_an_event_time_column_of_a_state_function_is_spark_s_to_guard(self) -> None:
+        state = Node("TransformWithStateInPySpark", (watermarked(),))
+        node = Node("UpdateEventTimeWatermarkColumn", (state,), output=(AT,))
+        assert promise(node, "at") == Promise(judged_at_ms=1, buffered=True)
+
+    @pytest.mark.parametrize(
+        ("name", "advice"),
+        [
+            ("Sort", "sort where the rows are read"),
+            ("FlatMapGroupsInPandas", "use applyInPandasWithState"),
+            ("NeverHeardOf", "write its output to files"),
+        ],
+    )
+    def test_what_is_not_in_the_table_is_refused(self, name: str, advice: str) -> None:
+        with pytest.raises(UnsoundPlanError, match=f"operator {name} is not known.*{advice}"):
+            leaving(Node(name, (watermarked(),)))
+
+    def test_rows_that_never_were_watermarked(self) -> None:
+        with pytest.raises(UnsoundPlanError, match=r"did not come through watermarked\(\)"):
+            promise(Node("Union", (relation(), watermarked()), output=(AT, KEY)), "at")
+
+    def test_a_table_alone_has_no_watermark(self) -> None:
+        assert leaving(Node("LogicalRelation", streaming=False)) == Leaving()
+
+
+class TestPassage:
+    def test_a_source_and_a_keyed_stage(self) -> None:
+        data = Node("Filter", (relation(limits=("maxfilespertrigger",)),), mark=SOURCE)
+        found = checked(reported(windows(watermarked(data))), "window")
+        assert found == Passage(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
+
+    def test_a_limited_source_that_nobody_reports(self) -> None:
+        plan = reported(windows(watermarked(relation(limits=("maxfilespertrigger",)))))
+        with pytest.raises(UnsoundPlanError, match="limited by maxfilespertrigger"):
+            checked(plan)
+
+    def test_a_source_that_is_not_upstream(self) -> None:
+        data = Node("Filter", (relation(),), mark="tidegauge.source.1.pipes")
+        with pytest.raises(UnsoundPlanError, match="'pipes', which is not among its inputs"):
+            checked(reported(watermarked(data)))
+
+    @pytest.mark.parametrize("operator", ["Deduplicate", "Aggregate", "MapInPandas", "Join"])
+    def test_nothing_that_holds_rows_back_stands_behind_the_report(self, operator: str) -> None:
+        plan = Node(operator, (reported(watermarked()),))
+        with pytest.raises(UnsoundPlanError, match=rf"{operator} stands behind report\(\)"):
+            checked(plan)
+
+    def test_a_report_without_a_watermark(self) -> None:
+        with pytest.raises(UnsoundPlanError, match=r"misses watermarked\(\)"):
+            checked(reported(relation()))
+
+    def test_duplicates_within_nothing(self) -> None:
+        node = Node("DeduplicateWithinWatermark", (watermarked(),), output=(AT, KEY))
+        with pytest.raises(UnsoundPlanError, match="deduplicate_within='1 hour'"):
+            checked(reported(node))
+        node = Node("DeduplicateWithinWatermark", (watermarked(delay_ms=5),), output=(AT, KEY))
+        assert checked(reported(node)).promises["hourly"].judged_at_ms == 1
