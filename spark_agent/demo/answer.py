@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
 import pandas as pd
 
-from spark_agent.demo.flights import Flights
+from spark_agent.demo.flights import NEW_YORK, Flights
 
 GAP: Final = timedelta(hours=48)
 """An aircraft that has not left New York for so long has ended its session."""
@@ -18,29 +19,38 @@ FIRST_MONDAY: Final = datetime(1970, 1, 5)  # noqa: DTZ001  (pandas has all in U
 
 SessionKey = tuple[str, str, int]
 """Source, aircraft, start (ms)."""
+Departure = tuple[str, int, float]
+"""Aircraft, when it left (ms), and how far one could see (miles)."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Sessions by key: their end (ms) and flights. Weeks by start (ms): sessions and mean minutes."""
+    """Sessions by key: their end (ms) and flights. Weeks by start (ms): sessions and mean minutes.
+
+    Departures from New York's airports with the weather of the hour, and how often each.
+    """
 
     sessions: dict[SessionKey, tuple[int, int]] = field(default_factory=dict)
     weeks: dict[int, tuple[int, float]] = field(default_factory=dict)
+    departures: Counter[Departure] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many windows are equal in two answers, out of how many that either has."""
+    """How many windows and joined rows are equal in two answers, out of how many either has."""
 
     equal_sessions: int
     sessions: int
     equal_weeks: int
     weeks: int
+    equal_departures: int
+    departures: int
 
     @property
     def all_equal(self) -> bool:
-        """Every window is."""
-        return (self.equal_sessions, self.equal_weeks) == (self.sessions, self.weeks)
+        """Every one is."""
+        equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
+        return equal == (self.sessions, self.weeks, self.departures)
 
 
 def compare(one: Answer, other: Answer) -> Comparison:
@@ -50,6 +60,8 @@ def compare(one: Answer, other: Answer) -> Comparison:
         sessions=len(one.sessions.keys() | other.sessions.keys()),
         equal_weeks=_equal(one.weeks, other.weeks),
         weeks=len(one.weeks.keys() | other.weeks.keys()),
+        equal_departures=(one.departures & other.departures).total(),
+        departures=(one.departures | other.departures).total(),
     )
 
 
@@ -89,6 +101,21 @@ def batch_answer(flights: Flights) -> Answer:
             _ms(week): (int(count), int(total) / int(count))
             for week, count, total in averages.itertuples()
         },
+        _departures(flights),
+    )
+
+
+def _departures(flights: Flights) -> Counter[Departure]:
+    """Join each departure with what its airport's station had observed at the full hour."""
+    table = flights.table[flights.table["source"] == NEW_YORK]
+    hours = table.assign(hour=table["departed_at"].dt.floor("h"))
+    observed = flights.weather.rename(columns={"station": "origin", "observed_at": "hour"})
+    joined = hours.merge(observed, on=["origin", "hour"])
+    return Counter(
+        (tailnum, _ms(departed), visibility)
+        for tailnum, departed, visibility in zip(
+            joined["tailnum"], joined["departed_at"], joined["visibility"], strict=True
+        )
     )
 
 

@@ -65,8 +65,9 @@ def demo(
 ) -> None:
     """Run New York's flights of 2013 through Spark and tidegauge, then check every window.
 
-    Two sources, a session for each aircraft, the weekly average over both: three streaming queries
-    that close their windows by tidegauge's watermarks alone. A plain batch job computes the same.
+    Two sources, a session for each aircraft, the weekly average over both; and each departure joined
+    with the weather of the hour: four streaming queries that close their windows and their joins by
+    tidegauge's watermarks alone. A plain batch job computes the same.
 
     Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here.
 
@@ -146,10 +147,11 @@ def _tell(outcome: Outcome, *, as_json: bool) -> None:
         f"{outcome.flights:,} flights of {outcome.days} days in {outcome.seconds:.0f} s; "
         f"{outcome.late_rows:,} rows came late, {outcome.dropped_rows:,} too late for their session"
     )
-    verdict = "every window equals" if outcome.all_equal else "NOT every window equals"
+    verdict = "everything equals" if outcome.all_equal else "NOT everything equals"
     console.print(
         f"{verdict} the batch answer: {outcome.equal_sessions:,} of {outcome.sessions:,} sessions, "
-        f"{outcome.equal_weeks:,} of {outcome.weeks:,} weeks",
+        f"{outcome.equal_weeks:,} of {outcome.weeks:,} weeks, {outcome.equal_departures:,} of "
+        f"{outcome.departures:,} departures with the weather of the hour",
         style="bold green" if outcome.all_equal else "bold red",
     )
     if outcome.service_url:

@@ -31,14 +31,21 @@ NEWARK: Final = "newark"
 NEW_YORK: Final = "new-york"
 SOURCE_OF_AIRPORT: Final = {"EWR": NEWARK, "JFK": NEW_YORK, "LGA": NEW_YORK}
 
-LOG_SCHEMA: Final = "log string, departed_at timestamp, landed_at timestamp, tailnum string"
+LOG_SCHEMA: Final = (
+    "log string, origin string, departed_at timestamp, landed_at timestamp, tailnum string"
+)
+WEATHER_SCHEMA: Final = "station string, observed_at timestamp, visibility double"
 
 
 @dataclass(frozen=True)
 class Flights:
-    """Flights of the first `days` days, by departure: log, source, tailnum, departed_at, landed_at."""
+    """Flights of the first `days` days: log, source, origin, tailnum, departed_at, landed_at.
+
+    With them the weather of those days at New York's two airports: station, observed_at, visibility.
+    """
 
     table: pd.DataFrame
+    weather: pd.DataFrame
     days: int
 
     @property
@@ -77,13 +84,23 @@ def load_flights(days: int) -> Flights:
         {
             "log": flown["carrier"],
             "source": flown["origin"].map(SOURCE_OF_AIRPORT),
+            "origin": flown["origin"],
             "tailnum": flown["tailnum"],
             "departed_at": departed,
             "landed_at": departed + pd.to_timedelta(flown["air_time"], unit="min"),
         }
     )
     end = START + timedelta(days=days)
-    return Flights(table[table["departed_at"] < end].reset_index(drop=True), days)
+    return Flights(table[table["departed_at"] < end].reset_index(drop=True), _weather(end), days)
+
+
+def _weather(end: datetime) -> pd.DataFrame:
+    raw = pd.read_csv(
+        str(_data_folder() / "weather.csv"), usecols=["origin", "time_hour", "visib"]
+    ).rename(columns={"origin": "station", "time_hour": "observed_at", "visib": "visibility"})
+    raw["observed_at"] = pd.to_datetime(raw["observed_at"])
+    here = raw["station"].map(SOURCE_OF_AIRPORT) == NEW_YORK
+    return raw[here & (raw["observed_at"] < end)].reset_index(drop=True)
 
 
 def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> int:
@@ -91,14 +108,25 @@ def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> 
 
     Spark reads files in the order of their modification times, so each slice gets a later one.
     """
-    folder.mkdir(parents=True)
     written = 0
     for index, (carrier, lines) in _slices(flights, source, slice_days):
-        path = folder / f"{index:04d}-{carrier}.json"
-        lines.to_json(path, orient="records", lines=True, date_format="iso", date_unit="ms")
-        os.utime(path, (_WRITTEN_S + index, _WRITTEN_S + index))
+        _write(lines, folder, index, carrier)
         written += 1
     return written
+
+
+def write_weather(flights: Flights, folder: Path, slice_days: int) -> None:
+    """Write the weather likewise: each station's observations as they were made."""
+    slices = (flights.weather["observed_at"] - START) // timedelta(days=slice_days)
+    for (index, station), lines in flights.weather.groupby([slices, "station"]):
+        _write(lines.sort_values("observed_at"), folder, int(index), str(station))
+
+
+def _write(lines: pd.DataFrame, folder: Path, index: int, log: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{index:04d}-{log}.json"
+    lines.to_json(path, orient="records", lines=True, date_format="iso", date_unit="ms")
+    os.utime(path, (_WRITTEN_S + index, _WRITTEN_S + index))
 
 
 _WRITTEN_S: Final = int(START.timestamp())
@@ -113,7 +141,7 @@ def _slices(
     # Midnight belongs to the day that it ends: so each slice ends with a line of every carrier.
     since = lines["landed_at"] - START - timedelta(milliseconds=1)
     slices = (since // timedelta(days=slice_days)).clip(lower=0)
-    columns = ["log", "departed_at", "landed_at", "tailnum"]
+    columns = ["log", "origin", "departed_at", "landed_at", "tailnum"]
     for (index, carrier), group in lines.groupby([slices, "log"]):
         yield int(index), (str(carrier), group[columns])
 
@@ -122,4 +150,4 @@ def _midnights(flights: Flights, source: str) -> pd.DataFrame:
     midnights = pd.date_range(START, flights.end, freq="D")
     index = pd.MultiIndex.from_product([flights.carriers(source), midnights])
     beats = index.to_frame(index=False, name=["log", "departed_at"])
-    return beats.assign(source=source, landed_at=beats["departed_at"], tailnum=None)
+    return beats.assign(source=source, landed_at=beats["departed_at"], tailnum=None, origin=None)

@@ -37,6 +37,9 @@ class Outcome:
     sessions: int
     equal_weeks: int
     weeks: int
+    equal_departures: int
+    departures: int
+    """Departures from New York's airports, joined with the weather of the hour."""
     service_url: str | None = None
     """Where the service still runs, if it was to be kept; `service_pid` ends it."""
     service_pid: int | None = None
@@ -44,8 +47,9 @@ class Outcome:
 
     @property
     def all_equal(self) -> bool:
-        """Every window is as the batch job has it."""
-        return (self.equal_sessions, self.equal_weeks) == (self.sessions, self.weeks)
+        """Every window and every joined row is as the batch job has it."""
+        equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
+        return equal == (self.sessions, self.weeks, self.departures)
 
     def as_json(self) -> dict[str, Any]:
         """Write it for programs."""

@@ -1,28 +1,35 @@
 # pyright: basic
-"""The three streaming queries of the demonstration, as a user of the agent would write them."""
+"""The four streaming queries of the demonstration, as a user of the agent would write them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.demo.answer import Answer
-from spark_agent.demo.flights import LOG_SCHEMA, NEW_YORK, NEWARK, Flights
+from spark_agent.demo.flights import LOG_SCHEMA, NEW_YORK, NEWARK, WEATHER_SCHEMA, Flights
 from spark_agent.pipeline import Pipeline
-from spark_agent.strategies import Strategy
+from spark_agent.strategies import Ascending, Strategy
 
 JOB: Final = "nyc-flights"
 SOURCES: Final = (NEWARK, NEW_YORK)
 WEEKLY: Final = "weekly-average"
+WEATHER: Final = "weather"
+DEPARTURES: Final = "departures"
+"""New York's logs again, as the source of the join: a source is one query's own."""
+WEATHERED: Final = "departures-weather"
+STATIONS: Final = ("JFK", "LGA")
 RANGES: Final = 2
 
 _SESSION_SCHEMA: Final = "tailnum string, started_at timestamp, ended_at timestamp, flights long"
+_JOINED_SCHEMA: Final = "tailnum string, departed_at timestamp, visibility double"
 _TRIGGER: Final = "100 milliseconds"
 
 
@@ -31,15 +38,28 @@ def rotations(source: str) -> str:
     return f"{source}-rotations"
 
 
-STAGES: Final = (*SOURCES, *(rotations(source) for source in SOURCES), WEEKLY)
+STAGES: Final = (
+    *SOURCES,
+    *(rotations(source) for source in SOURCES),
+    WEEKLY,
+    WEATHER,
+    DEPARTURES,
+    WEATHERED,
+)
 
 
 def specification(flights: Flights) -> dict[str, dict[str, object]]:
-    """Two sources with a shard for each carrier, sessions behind each, the average over both."""
+    """Two sources with a shard for each carrier, sessions behind each, the average over both.
+
+    And a join: New York's departures with the weather of the hour.
+    """
     return {
         **{source: {"shards": flights.carriers(source)} for source in SOURCES},
         **{rotations(source): {"inputs": [source], "ranges": RANGES} for source in SOURCES},
         WEEKLY: {"inputs": [rotations(source) for source in SOURCES], "ranges": RANGES},
+        WEATHER: {"shards": list(STATIONS)},
+        DEPARTURES: {"shards": flights.carriers(NEW_YORK)},
+        WEATHERED: {"inputs": [DEPARTURES, WEATHER], "ranges": RANGES},
     }
 
 
@@ -70,16 +90,22 @@ def start_queries(
     flights: Flights,
     slices_per_batch: int = 1,
 ) -> list[StreamingQuery]:
-    """Start all three. Those that write come first: who reads files must find how they are kept."""
+    """Start them all. Those that write come first: who reads files must find how they are kept."""
+
+    def logs(source: str, schema: str, logs_per_slice: int) -> DataFrame:
+        limited = spark.readStream.option("maxFilesPerTrigger", slices_per_batch * logs_per_slice)
+        return limited.schema(schema).json(str(folders.logs(source)))
+
+    carriers = {source: len(flights.carriers(source)) for source in SOURCES}
     queries: list[StreamingQuery] = []
     for source in SOURCES:
-        logs = (
-            spark.readStream.schema(LOG_SCHEMA)
-            .option("maxFilesPerTrigger", slices_per_batch * len(flights.carriers(source)))
-            .json(str(folders.logs(source)))
-        )
-        sessions = _sessions(pipeline, logs, source, strategy)
+        lines = logs(source, LOG_SCHEMA, carriers[source])
+        sessions = _sessions(pipeline, lines, source, strategy)
         queries.append(_start(pipeline, sessions, rotations(source), folders))
+    departures = logs(NEW_YORK, LOG_SCHEMA, carriers[NEW_YORK])
+    weather = logs(WEATHER, WEATHER_SCHEMA, len(STATIONS))
+    joined = _weathered(pipeline, departures, weather, strategy)
+    queries.append(_start(pipeline, joined, WEATHERED, folders))
     queries.append(_start(pipeline, _weekly(spark, pipeline, folders), WEEKLY, folders))
     return queries
 
@@ -101,7 +127,45 @@ def _sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strate
             "flights",
         )
     )
-    return pipeline.report(sessions, stage=stage)
+    return pipeline.report(sessions, stage=stage, event_time="ended_at")
+
+
+def _weathered(
+    pipeline: Pipeline, departures: DataFrame, weather: DataFrame, strategy: Strategy
+) -> DataFrame:
+    """Join each departure with what its airport's station observed at the full hour.
+
+    The bounds on both event times tell Spark how long a row may find its partner; the equal hours
+    are only there for speed.
+    """
+    left = pipeline.source(
+        departures, stage=DEPARTURES, shard="log", event_time="departed_at", strategy=strategy
+    )
+    right = pipeline.source(
+        weather, stage=WEATHER, shard="station", event_time="observed_at", strategy=Ascending()
+    )
+    flights = pipeline.watermarked(
+        left.where(F.col("tailnum").isNotNull()).withColumn("hour", _hour("departed_at")),
+        stage=WEATHERED,
+        event_time="departed_at",
+    )
+    observations = pipeline.watermarked(
+        right.withColumn("full_hour", _hour("observed_at")),
+        stage=WEATHERED,
+        event_time="observed_at",
+    )
+    joined = flights.join(
+        observations,
+        F.expr(
+            "origin = station AND hour = full_hour AND observed_at <= departed_at "
+            "AND observed_at > departed_at - INTERVAL 1 HOUR"
+        ),
+    ).select("tailnum", "departed_at", "visibility")
+    return pipeline.report(joined, stage=WEATHERED, event_time="departed_at")
+
+
+def _hour(event_time: str) -> Column:
+    return F.date_trunc("hour", event_time)
 
 
 def _weekly(spark: SparkSession, pipeline: Pipeline, folders: Folders) -> DataFrame:
@@ -119,7 +183,7 @@ def _weekly(spark: SparkSession, pipeline: Pipeline, folders: Folders) -> DataFr
             F.col("week.start").alias("from"), F.col("week.end").alias("to"), "sessions", "minutes"
         )
     )
-    return pipeline.report(weekly, stage=WEEKLY)
+    return pipeline.report(weekly, stage=WEEKLY, event_time="to")
 
 
 def _start(pipeline: Pipeline, frame: DataFrame, stage: str, folders: Folders) -> StreamingQuery:
@@ -155,4 +219,11 @@ def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:
         .select(F.unix_millis("from").alias("from"), "sessions", "minutes")
         .collect()
     }
-    return Answer(sessions, weeks)
+    departures = Counter(
+        (row["tailnum"], row["departed"], row["visibility"])
+        for row in spark.read.schema(_JOINED_SCHEMA)
+        .parquet(str(folders.output(WEATHERED)))
+        .select("tailnum", F.unix_millis("departed_at").alias("departed"), "visibility")
+        .toLocalIterator()
+    )
+    return Answer(sessions, weeks, departures)

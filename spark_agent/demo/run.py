@@ -17,13 +17,15 @@ from rich.console import Console
 from spark_agent.client import Client
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.demo.answer import Comparison, batch_answer, compare
-from spark_agent.demo.flights import START, Flights, load_flights, write_logs
+from spark_agent.demo.flights import START, Flights, load_flights, write_logs, write_weather
 from spark_agent.demo.outcome import CannotRunError, Outcome, Plan
 from spark_agent.demo.queries import (
+    DEPARTURES,
     JOB,
     RANGES,
     SOURCES,
     STAGES,
+    WEATHER,
     Folders,
     rotations,
     specification,
@@ -80,6 +82,7 @@ def _stream(plan: Plan, place: Path, server: Server, clock: Clock, console: Cons
     for source in SOURCES:
         write_logs(flights, source, folders.logs(source), plan.slice_days)
         folders.output(rotations(source)).mkdir(parents=True)
+    write_weather(flights, folders.logs(WEATHER), plan.slice_days)
     if not plan.quiet:
         console.print(
             f"{len(flights.table):,} flights, written up to {flights.longest_delay} after they "
@@ -88,7 +91,7 @@ def _stream(plan: Plan, place: Path, server: Server, clock: Clock, console: Cons
     journey = Journey(
         job=JOB,
         stages=STAGES,
-        sources=SOURCES,
+        sources=(*SOURCES, WEATHER, DEPARTURES),
         start_ms=_ms(START),
         end_ms=_ms(flights.end),
         bound_ms=plan.bound_ms,
@@ -178,6 +181,8 @@ def _outcome(plan: Plan, flights: Flights, late: Late, comparison: Comparison) -
         sessions=comparison.sessions,
         equal_weeks=comparison.equal_weeks,
         weeks=comparison.weeks,
+        equal_departures=comparison.equal_departures,
+        departures=comparison.departures,
     )
 
 

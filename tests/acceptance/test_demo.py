@@ -39,6 +39,7 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
         assert outcome["all_equal"]
         assert outcome["equal_sessions"] == outcome["sessions"] == 5_286
         assert outcome["equal_weeks"] == outcome["weeks"] == 3
+        assert outcome["equal_departures"] == outcome["departures"] > 7_000
         assert outcome["late_rows"] == 0
         kept = Client(outcome["service_url"]).watermarks("nyc-flights")
         assert {stage: each.final for stage, each in kept.items()} == {
@@ -47,6 +48,9 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
             "newark-rotations": True,
             "new-york-rotations": True,
             "weekly-average": True,
+            "departures": True,
+            "weather": True,
+            "departures-weather": True,
         }
     finally:
         os.kill(outcome["service_pid"], signal.SIGTERM)
@@ -59,7 +63,7 @@ def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
     late, verdict = done.stdout.splitlines()[-2:]
     assert "; 0 rows came late" not in late
     assert late.endswith("rows came late, 0 too late for their session")
-    assert verdict.startswith("every window equals the batch answer: ")
+    assert verdict.startswith("everything equals the batch answer: ")
 
 
 @pytest.mark.parametrize(
