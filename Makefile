@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test lint format bench chaos lock clean
+.PHONY: setup demo test matrix lint format bench chaos lock clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,11 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Every operator of Spark under every trigger, in two stages, against the batch answer: about twenty
+# minutes. `make test` has one cell of each operator.
+matrix: setup
+	@$(BIN)/python -m pytest -m "" tests/spark/matrix $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check

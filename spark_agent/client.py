@@ -217,6 +217,10 @@ class Client:
         """Begin the job's next generation: its watermarks start over. Raises `UnknownJob`."""
         self._call("POST", f"/v1/jobs/{job}/reset")
 
+    def generation(self, job: str) -> int:
+        """Ask how many times the job has started over, the first time included."""
+        return int(self._call("GET", f"/v1/jobs/{job}")[0]["generation"])
+
     def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
         """Begin a run of these stages, which fences every older one; return its number."""
         body = {"stages": list(stages), "holder": holder}

@@ -302,6 +302,13 @@ def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) 
             "a join of two streams needs watermarked() on both sides, each before the join: "
             "else Spark keeps their rows for ever"
         )
+    if node.bounds.lopsided:
+        raise UnsoundPlanError(
+            "the join compares the event time of one side with a value that is not the event time "
+            "of the other, and Spark would drop that other side's rows by it, on-time ones too: "
+            "compare the two event times, or leave the equality to columns that are no event time "
+            "and bound the event times, a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at"
+        )
     left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
     if left_ms is None or right_ms is None:
         side = "left" if left_ms is None else "right"

@@ -46,6 +46,9 @@ _LIMITS: Final = frozenset(
 """Options by which a source leaves for a later batch what it could read now, in lower case."""
 
 
+_EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
+
+
 class Stamp(StrEnum):
     """What a column's value is to event time."""
 
@@ -74,6 +77,8 @@ class Bounds:
 
     left_ms: int | None
     right_ms: int | None
+    lopsided: bool = False
+    """The event time of one side is equal to something that is not the event time of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,7 @@ class PlanReader:
 
     def _bounds(self, join: JavaObject) -> Bounds:
         if self._joins.isWatermarkInJoinKeys(join):
-            return Bounds(0, 0)
+            return Bounds(0, 0, lopsided=_is_lopsided(join))
         left, right = join.left().outputSet(), join.right().outputSet()
         return Bounds(self._behind(left, right, join), self._behind(right, left, join))
 
@@ -189,6 +194,26 @@ class PlanReader:
         probe = self._option.apply(_PROBE_MS)
         found = self._joins.getStateValueWatermark(of, other, join.condition(), probe)
         return None if found.isEmpty() else max(_PROBE_MS - found.get(), 0)
+
+
+def _is_lopsided(join: JavaObject) -> bool:
+    condition = join.condition()
+    parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
+    equal = [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
+    return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
+
+
+def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:
+    if expression.getClass().getSimpleName() != "And":
+        yield expression
+        return
+    yield from _conjuncts(expression.left())
+    yield from _conjuncts(expression.right())
+
+
+def _is_event_time(expression: JavaObject) -> bool:
+    is_column = expression.getClass().getSimpleName() == "AttributeReference"
+    return is_column and _stamp(expression) is not None
 
 
 def _java_walk(node: JavaObject) -> Iterator[JavaObject]:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.client import PreconditionRequired
+from spark_agent.client import DeclaredOtherwise
 from tests.spark.flow import BOUND, COUNTS, JOB, SOURCE, SPEC, Flow, steady, windows
 from tests.support.server import Service
 
@@ -73,6 +73,59 @@ def test_a_query_through_no_stage(alone: Flow, pipeline: Pipeline) -> None:
         alone.start(pipeline, alone.readings())
 
 
+@pytest.mark.parametrize(
+    ("trigger", "mode", "message"),
+    [
+        ({"continuous": "1 second"}, "append", "continuous processing has no micro-batches"),
+        ({"realTime": "5 minutes"}, "append", "real-time mode does not bring"),
+        ({"processingTime": "1 second"}, "complete", "complete mode writes every window again"),
+    ],
+)
+def test_triggers_and_modes_that_cannot_keep_a_promise(
+    trigger: dict[str, str], mode: str, message: str, alone: Flow, pipeline: Pipeline
+) -> None:
+    writer = alone.counts(pipeline).writeStream.format("noop").outputMode(mode)
+    with pytest.raises(ValueError, match=message):
+        pipeline.start(writer.trigger(**trigger))  # type: ignore[arg-type]
+
+
+def test_a_bounded_query_of_one_batch(alone: Flow, pipeline: Pipeline) -> None:
+    writer = alone.counts(pipeline).writeStream.format("noop").trigger(once=True)
+    with pytest.raises(ValueError, match=r"more than one batch.*availableNow=True"):
+        pipeline.start(writer, bounded=True)
+
+
+def test_progress_that_is_tracked_later(alone: Flow, pipeline: Pipeline) -> None:
+    writer = alone.counts(pipeline).writeStream.option("asyncProgressTrackingEnabled", "true")
+    with pytest.raises(ValueError, match="asyncProgressTrackingEnabled commits batches later"):
+        pipeline.start(writer.format("noop"))
+
+
+def test_a_limited_source_of_another_query(alone: Flow, pipeline: Pipeline) -> None:
+    rows = pipeline.watermarked(alone.readings(), stage=COUNTS, event_time="at")
+    with pytest.raises(ValueError, match=r"limited by maxfilespertrigger.*source\(\)"):
+        alone.start(pipeline, pipeline.report(rows, stage=COUNTS))
+
+
+def test_an_event_time_that_could_be_either(alone: Flow, pipeline: Pipeline) -> None:
+    rows = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
+    both = rows.withColumn("seen_at", F.current_timestamp())
+    with pytest.raises(ValueError, match="at, seen_at could each be the event time .*say which"):
+        pipeline.report(both, stage=COUNTS)
+
+
+def test_a_column_that_no_control_row_can_have(alone: Flow, pipeline: Pipeline) -> None:
+    odd = alone.readings().withColumn("pause", F.expr("make_interval(0, 1)"))
+    with pytest.raises(ValueError, match="column 'pause' is of type interval, which cannot go"):
+        pipeline.watermarked(odd, stage=COUNTS, event_time="at")
+
+
+def test_a_session_of_spark_connect() -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(RuntimeError, match=r"Spark Connect is not supported.*spark-submit"):
+        Pipeline("http://127.0.0.1:1", JOB, SPEC, spark=session)
+
+
 def test_a_stage_that_is_never_reported(alone: Flow, pipeline: Pipeline) -> None:
     frame = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
     with pytest.raises(ValueError, match=r"'counts' misses report\(\)"):
@@ -108,7 +161,7 @@ def test_a_job_that_is_declared_otherwise(spark: SparkSession, service: Service)
     with Pipeline(service.url, JOB, SPEC, spark=spark):
         pass
     other = SPEC | {SOURCE: {"shards": ["left"]}}
-    with pytest.raises(PreconditionRequired):
+    with pytest.raises(DeclaredOtherwise, match="replace=True"):
         Pipeline(service.url, JOB, other, spark=spark)
     with Pipeline(service.url, JOB, other, spark=spark, replace=True):
         pass

@@ -165,6 +165,23 @@ def test_a_join_that_spark_would_call_bounded_is_not(
     assert None in {join.bounds.left_ms, join.bounds.right_ms}
 
 
+@pytest.mark.parametrize(
+    ("condition", "lopsided"),
+    [
+        ("key = other AND at = there", False),
+        ("key = other AND at = date_trunc('hour', there)", True),
+        ("key = other AND date_trunc('hour', at) = there", True),
+    ],
+)
+def test_event_time_equal_to_something_else_is_seen(
+    condition: str, lopsided: bool, spark: SparkSession, frames: Frames
+) -> None:
+    frame = frames("a").join(renamed(frames("b")), F.expr(condition))
+    [join] = [node for node in PlanReader(spark).read(frame).walk() if node.operator == "Join"]
+    assert join.bounds is not None
+    assert join.bounds.lopsided == lopsided
+
+
 def test_a_plan_is_read_down_to_what_it_groups_and_renames(
     spark: SparkSession, frames: Frames
 ) -> None:

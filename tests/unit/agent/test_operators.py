@@ -126,6 +126,10 @@ class TestOperators:
             with pytest.raises(UnsoundPlanError, match=f"how old its {side} side may be"):
                 promise(join(watermarked(), watermarked(), bounds), "at")
 
+    def test_a_join_by_the_event_time_of_one_side_alone(self) -> None:
+        with pytest.raises(UnsoundPlanError, match="would drop that other side's rows"):
+            promise(join(watermarked(), watermarked(), Bounds(0, 0, lopsided=True)), "at")
+
     def test_a_join_needs_a_watermark_on_both_sides(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
             promise(join(watermarked(), relation(), Bounds(1, 1)), "at")

@@ -1,0 +1,51 @@
+"""Commands that the agent adds to `tidegauge`. Imports nothing of Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from spark_agent.client import AggregatorError, Client, UnknownJob
+
+_EXIT_CANNOT: Final = 2
+
+
+def reset(
+    job: Annotated[str, typer.Argument(help="The job to start over.")],
+    *,
+    url: Annotated[
+        str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")
+    ] = "http://127.0.0.1:8000",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Start a job over: its next generation has no watermarks, and no source is final.
+
+    Stop its queries first. Spark's checkpoints know nothing of it: give every query a new one, and
+    an empty output.
+
+    Examples: `tidegauge reset nyc-flights`, `tidegauge reset nyc-flights --yes --json`
+    """
+    if not yes:
+        typer.confirm(f"Every watermark of job {job} starts over. Go on?", abort=True)
+    client = Client(url)
+    try:
+        client.reset(job)
+        generation = client.generation(job)
+    except UnknownJob:
+        raise _cannot(f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
+    except AggregatorError as error:
+        raise _cannot(f"{error}: is tidegauge at {url}? Choose another with --url") from None
+    if json_:
+        typer.echo(json.dumps({"job": job, "generation": generation}))
+    else:
+        typer.echo(f"job {job} starts over, in generation {generation}")
+
+
+def _cannot(message: str) -> typer.Exit:
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"tidegauge reset: {message}", markup=False, highlight=False)
+    return typer.Exit(_EXIT_CANNOT)

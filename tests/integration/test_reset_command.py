@@ -1,0 +1,48 @@
+"""`tidegauge reset` against a real service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from spark_agent.client import MAX_MS, Client, RangeReport, Rank
+from tests.support.server import Service
+
+COMMAND = [sys.executable, "-m", "service.cli", "reset"]
+SPEC = {"taps": {"shards": ["north"]}}
+
+
+def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=answer, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_final_source_starts_over(tmp_path: Path) -> None:
+    with Service(tmp_path) as service:
+        client = Client(service.url)
+        client.declare("water", SPEC)
+        run_number = client.open_run("water", ["taps"], holder="me")
+        lease = client.claim(
+            "water", "taps", None, holder="me", ttl_ms=5_000, rank=Rank(run_number, 0, 0)
+        )
+        client.report("water", "taps", lease.token, {"north": RangeReport(final=True)})
+        assert client.watermarks("water")["taps"].output_ms == MAX_MS
+        refused = run("water", "--url", service.url, answer="n\n")
+        assert refused.returncode == 1
+        assert client.watermarks("water")["taps"].output_ms == MAX_MS
+        done = run("water", "--url", service.url, "--yes", "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "water", "generation": 2})
+        assert client.watermarks("water")["taps"].output_ms is None
+        unknown = run("fire", "--url", service.url, "--yes")
+        assert unknown.returncode == 2
+        assert f"there is no job 'fire' at {service.url}" in unknown.stderr
+
+
+def test_nobody_there() -> None:
+    done = run("water", "--url", "http://127.0.0.1:1", "--yes")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "is tidegauge at http://127.0.0.1:1? Choose another with --url" in line
