@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from spark_agent.arrow import Batch, control_row
 from spark_agent.client import MAX_MS
+from spark_agent.clock import Clock, SystemClock
 from spark_agent.link import LinkClient, LinkError, Offset
 
 FORMAT: Final = "tidegauge-control"
@@ -63,9 +64,21 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(
-        self, link: LinkClient, *, control: str, schema: StructType, event_time: str, delay_ms: int
+        self,
+        link: LinkClient,
+        *,
+        control: str,
+        schema: StructType,
+        event_time: str,
+        delay_ms: int,
+        poll_ms: int,
+        clock: Clock,
     ) -> None:
         self._link = link
+        self._poll_ms = poll_ms
+        self._clock = clock
+        self._ends_when_idle = False
+        self._no_news_until_ms: int | None = None
         self._control = control
         self._schema = schema
         self._event_time = event_time
@@ -79,15 +92,27 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ask the driver how far the watermark is; `start` unchanged if it has not moved.
 
         An exception from here would end the query. Without news the watermark stands still,
-        which is always safe.
+        which is always safe. An idle query comes here every 10 ms, which is not passed on each time;
+        but a run that ends at the first trigger without news is told at once.
         """
-        try:
-            return self._link.next(self._control, Offset.read(start)).stored()
-        except LinkError:
+        now_ms = self._clock.steady_ms()
+        if self._no_news_until_ms is not None and now_ms < self._no_news_until_ms:
             return start
+        try:
+            found = self._link.next(self._control, Offset.read(start)).stored()
+        except LinkError:
+            found = start
+        idle = found == start and not self._ends_when_idle
+        self._no_news_until_ms = self._clock.steady_ms() + self._poll_ms if idle else None
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Nothing to freeze here: the driver knows how far such a run may go."""
+        """Note that the run ends when idle. The driver knows how far such a run may go."""
+        self._ends_when_idle = True
+
+    def stop(self) -> None:
+        """Hang up on the driver."""
+        self._link.close()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan one row, if there is a watermark."""
@@ -104,9 +129,9 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class ControlSource(DataSource):
     """The control source, as Spark's registry knows it.
 
-    Options: stage, control, port, token, timeoutMs, schema, eventTime, delayMs. Its rows have all
-    columns of the data that they are unioned with, so that nothing in them is a literal by which
-    Spark's optimiser could prove that the data's filters let none of them through.
+    Options: stage, control, port, token, timeoutMs, pollMs, schema, eventTime, delayMs. Its rows
+    have all columns of the data that they are unioned with, so that nothing in them is a literal by
+    which Spark's optimiser could prove that the data's filters let none of them through.
     """
 
     @classmethod
@@ -131,4 +156,6 @@ class ControlSource(DataSource):
             schema=schema,
             event_time=self.options["eventTime"],
             delay_ms=int(self.options["delayMs"]),
+            poll_ms=int(self.options["pollMs"]),
+            clock=SystemClock(),
         )

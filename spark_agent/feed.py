@@ -15,10 +15,11 @@ from typing import Final, Protocol
 
 from spark_agent.client import AggregatorError, Client
 from spark_agent.clock import Clock
-from spark_agent.control_source import to_spark_ms
+from spark_agent.control_source import END_MS, to_spark_ms
 from spark_agent.link import Offset
 from spark_agent.operators import Promise
 from spark_agent.plan import Progressed
+from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -36,6 +37,10 @@ class Settler(Protocol):
 
     def drain(self, timeout_ms: int) -> None:
         """Note that the query has read all that its sources had; make them final, within the time."""
+        ...
+
+    def refuse(self, message: str) -> None:
+        """Let the query end with this error."""
         ...
 
 
@@ -68,7 +73,7 @@ class Feed:
         clock: Clock,
     ) -> None:
         self._run = run
-        self._keeper = keeper
+        self.keeper = keeper
         self._progress = progress
         self._clock = clock
         self._lock = threading.Lock()
@@ -99,9 +104,11 @@ class Feed:
 
     def _find(self, reader: str, stage: str, at: Offset, newest: Progressed | None) -> Offset:
         first = reader not in self._answered
+        if first:
+            self._compare(stage, at)
         if self._run.bounded and not self._drained and self._has_drained(reader, at, newest):
             self._drained = True
-            self._keeper.drain(self._run.patience_ms)
+            self.keeper.drain(self._run.patience_ms)
             self._inputs[stage].look_now()
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
@@ -110,10 +117,35 @@ class Feed:
             return Offset(at.watermark_ms, at.turn + 1)
         return at
 
+    def _compare(self, stage: str, at: Offset) -> None:
+        """Find out at the start whether the query's checkpoint and the job are of one another."""
+        known = self._inputs[stage]
+        input_ms = known.newest_ms()
+        if at.watermark_ms is None or not known.is_known:
+            return
+        here_ms = None if input_ms is None else self._to_spark_ms(input_ms)
+        if here_ms is not None and here_ms >= at.watermark_ms:
+            return
+        if at.watermark_ms >= END_MS - 1:
+            self.keeper.refuse(
+                f"tidegauge: this query's checkpoint is at the end of time, where a bounded run left "
+                f"it, but stage {stage!r} is not: the job was started over. Spark would drop every row "
+                f"as late. Give the query a new checkpoint and an empty output"
+            )
+        else:
+            _log.warning(
+                "stage %s: this query's checkpoint has come to %s, but the job only to %s: it was "
+                "started over, or its ledger was lost. Spark drops rows by its checkpoint. To start "
+                "over, give the query a new checkpoint and an empty output",
+                stage,
+                instant_text(at.watermark_ms),
+                instant_text(input_ms),
+            )
+
     def _settle(self, newest: Progressed | None) -> None:
         if newest is None or newest.epoch <= self._settled_epoch:
             return
-        if self._keeper.settle(newest, self._run.patience_ms):
+        if self.keeper.settle(newest, self._run.patience_ms):
             self._settled_epoch = newest.epoch
             for each in self._inputs.values():
                 each.look_now()
@@ -142,9 +174,12 @@ class Feed:
             input_ms = None if input_ms is None or cap_ms is None else min(input_ms, cap_ms)
         if input_ms is None:
             return None
-        # One watermark for all of a query's operators: what the strictest of them needs.
-        shift = max(self._run.promises.values(), key=lambda promise: promise.judged_at_ms)
-        return shift.spark_ms(to_spark_ms(input_ms))
+        return self._to_spark_ms(input_ms)
+
+    def _to_spark_ms(self, input_ms: int) -> int:
+        """One watermark for all of a query's operators: what the strictest of them needs."""
+        strictest = max(self._run.promises.values(), key=lambda promise: promise.judged_at_ms)
+        return strictest.spark_ms(to_spark_ms(input_ms))
 
     def _lags(self, at: Offset, newest: Progressed | None) -> bool:
         """Say whether a batch is needed for Spark to run with what it was handed.
@@ -196,6 +231,8 @@ class _Input:
         self._clock = clock
         self._etag: str | None = None
         self._newest_ms: int | None = None
+        self.is_known = False
+        """Whether the service has said it."""
         self._pause_ms = run.poll_ms
         self._next_ms: int | None = None
 
@@ -221,5 +258,6 @@ class _Input:
             self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._run.poll_ms))
             return
         self._pause_ms = self._run.poll_ms
+        self.is_known = True
         if found is not None:
             self._etag, self._newest_ms = found.etag, found.input_ms

@@ -115,10 +115,11 @@ class Query:
 
     stop: Callable[[], None]
     """End it, once its stages are final."""
-    fail: Callable[[str], None] | None
-    """Let it end with this error. None: a fenced query goes on."""
+    fail: Callable[[str], None]
+    """Let it end with this error."""
     found_nothing_new: Callable[[], bool]
     """Whether its newest trigger has found nothing new in any source."""
+    stops_when_fenced: bool = True
     fed: bool = True
     """Whether it has control sources, through which it is known when its input is drained."""
 
@@ -142,6 +143,7 @@ class Keeper:
         self._open_run = open_run
         self._tallies = tallies
         self._query: Query | None = None
+        self._refusal: str | None = None
         self._clock = clock
         self._inbox: queue.SimpleQueue[Progressed | Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -180,7 +182,20 @@ class Keeper:
 
     def attach(self, query: Query) -> None:
         """Give it its query, which exists only once Spark has started it."""
-        self._query = query
+        with self._stepped:
+            self._query = query
+            refusal = self._refusal
+        if refusal is not None:
+            query.fail(refusal)
+
+    def refuse(self, message: str) -> None:
+        """Let the query end with this error, as soon as there is one to end."""
+        _log.error("%s", message)
+        with self._stepped:
+            self._refusal = message
+            query = self._query
+        if query is not None:
+            query.fail(message)
 
     def tell(self, event: Progressed | Signal) -> None:
         """Pass an event on. Never blocks: it is called from Spark's listener bus."""
@@ -269,7 +284,7 @@ class Keeper:
             f"them; on_fenced='continue' lets the query go on all the same"
         )
         _log.warning("%s", message)
-        if self._query is not None and self._query.fail is not None:
+        if self._query is not None and self._query.stops_when_fenced:
             self._query.fail(message)
 
     def _by_whom(self) -> str:

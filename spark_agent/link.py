@@ -10,11 +10,13 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hmac import compare_digest
 from secrets import token_hex
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any, Final
+from weakref import WeakSet
 
 _LONGEST_LINE: Final = 4_096
 
@@ -54,7 +56,7 @@ class _Request:
 
 
 class LinkClient:
-    """The control source's end. Not for two threads at once; Spark asks a source from one."""
+    """The control source's end: one connection, kept. Spark asks a source from one thread only."""
 
     def __init__(self, port: int, token: str, *, timeout_ms: int) -> None:
         self._port = port
@@ -62,43 +64,71 @@ class LinkClient:
         self._timeout_ms = timeout_ms
         # One control source may be in a plan twice (a stream joined with itself).
         self._reader = token_hex(8)
+        self._link: socket.socket | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the connection behind: Spark pickles the source for `read`, which asks nobody."""
+        return {**self.__dict__, "_link": None}
 
     def next(self, control: str, at: Offset) -> Offset:
         """Ask the driver where to go from an offset. Raises `LinkError`."""
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
         try:
-            with socket.create_connection(
-                ("127.0.0.1", self._port), timeout=self._timeout_ms / 1_000
-            ) as link:
-                link.sendall(json.dumps(asdict(request)).encode() + b"\n")
-                line = link.makefile("rb").readline()
-            answer = json.loads(line)
-            return Offset.read(answer["offset"])
+            link = self._link or self._connect()
+            link.sendall(json.dumps(asdict(request)).encode() + b"\n")
+            return Offset.read(json.loads(_line(link))["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            self.close()
             raise LinkError(str(error)) from error
+
+    def close(self) -> None:
+        """Hang up; the next request connects again."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _connect(self) -> socket.socket:
+        address = ("127.0.0.1", self._port)
+        self._link = socket.create_connection(address, timeout=self._timeout_ms / 1_000)
+        return self._link
+
+
+def _line(link: socket.socket) -> bytes:
+    """Read the one line that an answer is. Raises `ValueError` if the link ends before it does."""
+    found = b""
+    while not found.endswith(b"\n"):
+        part = link.recv(_LONGEST_LINE)
+        if not part:
+            raise ValueError("the driver hung up")
+        found += part
+    return found
 
 
 class LinkServer:
-    """The driver's end. `answer` is given a control source's id, its reader's and its offset; it is
-    called in a thread of its own for each request.
+    """The driver's end. `answer` is given a control source's id, its reader's and its offset; each
+    reader has a thread of its own.
     """
 
     def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset]) -> None:
+        links: WeakSet[socket.socket] = WeakSet()
+
         class Handler(StreamRequestHandler):
-            """Answers one request."""
+            """Answers one reader."""
 
             def handle(self) -> None:
-                """Read a line, write a line; say nothing to whoever does not know the token."""
-                try:
-                    request = _Request(**json.loads(self.rfile.readline(_LONGEST_LINE)))
-                    if not compare_digest(request.token, token):
-                        return
-                    at = Offset(request.watermark_ms, request.turn)
-                    found = answer(request.control, request.reader, at)
-                except (ValueError, TypeError, LinkError):
-                    return
-                self.wfile.write(json.dumps({"offset": found.stored()}).encode() + b"\n")
+                """Answer line by line; hang up on whoever does not know the token."""
+                links.add(self.connection)
+                with suppress(OSError, ValueError, TypeError, LinkError):
+                    while line := self.rfile.readline(_LONGEST_LINE):
+                        request = _Request(**json.loads(line))
+                        if not compare_digest(request.token, token):
+                            return
+                        at = Offset(request.watermark_ms, request.turn)
+                        found = answer(request.control, request.reader, at)
+                        said = json.dumps({"offset": found.stored()})
+                        self.wfile.write(said.encode() + b"\n")
 
+        self._links = links
         self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
@@ -107,6 +137,9 @@ class LinkServer:
         ).start()
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Hang up on all readers."""
         self._server.shutdown()
         self._server.server_close()
+        for link in list(self._links):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)

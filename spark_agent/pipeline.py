@@ -237,6 +237,7 @@ class Pipeline:
                 token=self._token,
                 timeoutMs=str(3 * self._patience_ms + _LINK_MARGIN_MS),
                 schema=_control_schema(frame).json(),
+                pollMs=str(self._poll_ms),
                 eventTime=event_time,
                 delayMs=str(delay_ms),
             )
@@ -402,9 +403,8 @@ class Pipeline:
             keeper.attach(
                 Query(
                     stop=lambda: _stop_quietly(query) if stops else None,
-                    fail=(lambda message: plan.fail(self._spark, query, message))
-                    if on_fenced == "stop"
-                    else None,
+                    fail=lambda message: plan.fail(self._spark, query, message),
+                    stops_when_fenced=on_fenced == "stop",
                     found_nothing_new=lambda: plan.found_nothing_new(query),
                     fed=bool(controls),
                 )
@@ -467,6 +467,9 @@ class Pipeline:
             if not keeper.alive and not query.isActive:
                 self._past_counts.update(keeper.counts)
                 self._started.remove((query, keeper))
+                for control, (stage, feed) in self._feeds.items():
+                    if feed is not None and feed.keeper is keeper:
+                        self._feeds[control] = stage, None
 
     def _check_free(self, stages: Sequence[str]) -> None:
         for query, keeper in self._started:

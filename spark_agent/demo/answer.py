@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 """The answer that the streams must arrive at, by a plain batch job with nothing of Spark in it."""
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from service.settings import Settings
+from spark_agent.operators import TABLE
+from spark_agent.tally import Count
 from tests.support.server import Service
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,39 +42,113 @@ def test_the_http_example(tmp_path: Path) -> None:
     assert (last["stage"], last["output_watermark"]) == ("sessions", 1_767_225_580_000)
 
 
-@pytest.mark.spark
-def test_the_spark_example(tmp_path: Path) -> None:
-    """Every hour comes out, the last one too, with all that ran in it."""
-    (tmp_path / "taps").mkdir()
-    rows = [
-        {"tap": tap, "at": f"2026-01-01T0{hour}:{minute}:00Z", "litres": 1.5}
-        for hour in range(3)
-        for minute in ("05", "35")
-        for tap in ("north", "south")
-    ]
-    (tmp_path / "taps" / "1.json").write_text("\n".join(map(json.dumps, rows)))
-    with Service(tmp_path) as service:
-        script = (
-            "from pyspark.sql import SparkSession\n"
-            "spark = (SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false')\n"
-            "    .config('spark.sql.shuffle.partitions', '4').getOrCreate())\n"
-            + block("python", "Pipeline(").replace("http://127.0.0.1:8000", service.url)
-        )
+def operators() -> list[str]:
+    """The table of operators as the README must have it, from the code's."""
+    rows: dict[str, list[str]] = {}
+    for row in TABLE.values():
+        if row.in_code not in {"readStream", "withWatermark"}:
+            late = "yes" if row.late_at_watermark else "no"
+            said = rows.setdefault(f"{row.emits} | {row.output} | {late} |", [])
+            if row.in_code not in said:
+                said.append(row.in_code)
+    return [f"| {', '.join(codes)} | {rest}" for rest, codes in rows.items()]
+
+
+def test_the_table_of_operators_is_the_code_s() -> None:
+    for row in operators():
+        assert row in README.splitlines()
+
+
+def test_every_count_is_explained() -> None:
+    for count in Count:
+        assert f"`{count}`" in README
+
+
+SESSION = """
+from pyspark.sql import SparkSession
+spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    .config("spark.sql.session.timeZone", "UTC")
+    .config("spark.sql.shuffle.partitions", "4").getOrCreate())
+"""
+
+
+def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("\n".join(map(json.dumps, rows)))
+
+
+def written(folder: Path) -> list[dict[str, object]]:
+    lines = "".join(part.read_text() for part in folder.glob("part-*.json"))
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def run(script: str, folder: Path) -> None:
+    with Service(folder) as service:
         done = subprocess.run(
-            [sys.executable, "-c", script],
+            [sys.executable, "-c", SESSION + script.replace("http://127.0.0.1:8000", service.url)],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            cwd=tmp_path,
+            cwd=folder,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=400,
             check=False,
         )
     assert done.returncode == 0, done.stderr[-5_000:]
-    lines = "".join(part.read_text() for part in (tmp_path / "hourly").glob("part-*.json"))
-    hours = [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.spark
+def test_the_first_example(tmp_path: Path) -> None:
+    """Every hour that is over comes out, with all that ran in it."""
+    write(
+        tmp_path / "taps",
+        "1.json",
+        [
+            {"tap": tap, "at": f"2026-01-01T0{hour}:{minute}:00Z", "litres": 1.5}
+            for hour in range(3)
+            for minute in ("05", "35")
+            for tap in ("north", "south")
+        ],
+    )
+    run(block("python", 'job="water"'), tmp_path)
+    hours = written(tmp_path / "hourly")
     assert sorted((hour["tap"], hour["litres"]) for hour in hours) == [
-        (tap, 3.0) for tap in ("north", "south") for _ in range(3)
+        (tap, 3.0) for tap in ("north", "south") for _ in range(2)
     ]
+
+
+@pytest.mark.spark
+def test_the_join(tmp_path: Path) -> None:
+    """A payment after an hour and a second is for nothing."""
+    for number, late in enumerate(("10:59:59", "11:00:00", "11:00:01")):
+        write(
+            tmp_path / "orders",
+            f"{number}.json",
+            [{"by": "shop", "id": number, "ordered_at": "2026-01-01T10:00:00Z"}],
+        )
+        write(
+            tmp_path / "payments",
+            f"{number}.json",
+            [{"by": "bank", "order_id": number, "paid_at": f"2026-01-01T{late}Z"}],
+        )
+    run(block("python", 'job="sales"'), tmp_path)
+    assert sorted(str(row["id"]) for row in written(tmp_path / "paid")) == ["0", "1"]
+
+
+@pytest.mark.spark
+def test_a_job_of_every_night(tmp_path: Path) -> None:
+    nights = []
+    for day in (1, 2, 3):
+        rows = [{"host": "web", "at": f"2026-01-0{day}T{hour:02d}:00:00Z"} for hour in range(24)]
+        write(tmp_path / "later", f"{day}.json", rows)
+        nights.append(
+            "import os; os.makedirs('visits', exist_ok=True); "
+            f"os.rename('later/{day}.json', 'visits/{day}.json'); tonight(last={day == 3})"
+        )
+    script = block("python", 'job="nightly"') + "\n" + "\n".join(nights)
+    run(script, tmp_path)
+    days = written(tmp_path / "daily")
+    assert [day["count"] for day in days] == [24, 24, 24]
 
 
 def test_every_make_target_it_names_is_there() -> None:

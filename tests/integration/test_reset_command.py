@@ -16,7 +16,12 @@ SPEC = {"taps": {"shards": ["north"]}}
 
 def run(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], input=answer, capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, *arguments],
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 

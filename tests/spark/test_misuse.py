@@ -110,7 +110,7 @@ def test_a_limited_source_of_another_query(alone: Flow, pipeline: Pipeline) -> N
 def test_an_event_time_that_could_be_either(alone: Flow, pipeline: Pipeline) -> None:
     rows = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
     both = rows.withColumn("seen_at", F.current_timestamp())
-    with pytest.raises(ValueError, match="at, seen_at could each be the event time .*say which"):
+    with pytest.raises(ValueError, match=r"at, seen_at could each be the event time .*say which"):
         pipeline.report(both, stage=COUNTS)
 
 

@@ -127,10 +127,13 @@ def test_what_leaves_an_operator_is_what_spark_says(
     [node] = [each for each in plan.walk() if each.operator == case.operator]
     said = output_watermarks(run(frame, tmp_path))
     assert said == [None if case.behind_ms is None else WATERMARK_MS - case.behind_ms]
-    assert TABLE[case.operator].output is {
-        True: Output.DECLARED,
-        False: Output.BOUNDS if node.bounds else Output.SAME,
-    }[case.behind_ms is None]
+    assert (
+        TABLE[case.operator].output
+        is {
+            True: Output.DECLARED,
+            False: Output.BOUNDS if node.bounds else Output.SAME,
+        }[case.behind_ms is None]
+    )
     if node.bounds is not None:
         bounds = node.bounds
         assert max(bounds.left_ms or 0, bounds.right_ms or 0) == case.behind_ms

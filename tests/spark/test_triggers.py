@@ -80,7 +80,9 @@ def test_a_final_source_is_not_run_again(flow: Flow, tmp_path: Path) -> None:
     with flow.pipeline() as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW, bounded=True))
         flow.write(steady(range(30, 40)))
-        with pytest.raises(FinalSourceError, match=rf"'sensors' of job '{JOB}' is final.*reset\(\)"):
+        with pytest.raises(
+            FinalSourceError, match=rf"'sensors' of job '{JOB}' is final.*reset\(\)"
+        ):
             flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW)
         pipeline.reset()
         flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 
 from spark_agent.control_source import ControlReader
 from spark_agent.link import LinkClient, LinkServer, Offset
+from tests.unit.agent.answers import FakeClock
 
 ALL = ReadAllAvailable()
 SCHEMA = StructType(
@@ -29,8 +30,16 @@ SCHEMA = StructType(
 )
 
 
-def reader(link: LinkClient, delay_ms: int = 0) -> ControlReader:
-    return ControlReader(link, control="3", schema=SCHEMA, event_time="at", delay_ms=delay_ms)
+def reader(link: LinkClient, delay_ms: int = 0, clock: FakeClock | None = None) -> ControlReader:
+    return ControlReader(
+        link,
+        control="3",
+        schema=SCHEMA,
+        event_time="at",
+        delay_ms=delay_ms,
+        poll_ms=100,
+        clock=clock or FakeClock(),
+    )
 
 
 def offset(watermark: int | None, turn: int) -> dict[str, Any]:
@@ -43,6 +52,28 @@ def test_a_driver_that_does_not_answer_costs_news_and_nothing_else() -> None:
     assert following.latestOffset(following.initialOffset(), ALL) == offset(9, 1)
     server.close()
     assert following.latestOffset(offset(9, 1), ALL) == offset(9, 1)
+    following.stop()
+
+
+@pytest.mark.parametrize("ends_when_idle", [False, True])
+def test_an_idle_query_asks_the_driver_no_more_often_than_it_may(*, ends_when_idle: bool) -> None:
+    """But a run that ends at the first trigger without news must hear of it at once."""
+    asked: list[Offset] = []
+
+    def answer(control: str, reader: str, at: Offset) -> Offset:
+        asked.append(at)
+        return at
+
+    server, clock = LinkServer("secret", answer), FakeClock()
+    following = reader(LinkClient(server.port, "secret", timeout_ms=5_000), clock=clock)
+    if ends_when_idle:
+        following.prepareForTriggerAvailableNow()
+    for _ in range(20):
+        assert following.latestOffset(offset(5, 1), ALL) == offset(5, 1)
+        clock.now_ms += 10
+    following.stop()
+    server.close()
+    assert len(asked) == (20 if ends_when_idle else 2)
 
 
 @pytest.mark.parametrize("delay_ms", [0, 250])

@@ -31,6 +31,7 @@ class Keeper:
     settles: bool = True
     settled: list[int] = field(default_factory=list[int])
     drained: int = 0
+    refusals: list[str] = field(default_factory=list[str])
 
     def settle(self, done: Progressed, timeout_ms: int) -> bool:
         self.settled.append(done.epoch)
@@ -38,6 +39,9 @@ class Keeper:
 
     def drain(self, timeout_ms: int) -> None:
         self.drained += 1
+
+    def refuse(self, message: str) -> None:
+        self.refusals.append(message)
 
 
 @dataclass
@@ -135,6 +139,25 @@ def test_it_never_goes_back() -> None:
         query.done(3, 70)
         query.clock.now_ms += POLL_MS
         assert following.next("r", STAGE, restarted) == restarted
+
+
+def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over() -> None:
+    keeper = Keeper()
+    with Answers(at(5)) as server:
+        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(END_MS, 8))
+    [refusal] = keeper.refusals
+    assert "Give the query a new checkpoint and an empty output" in refusal
+
+
+def test_a_checkpoint_ahead_of_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = Keeper()
+    with Answers(at(5)) as server:
+        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(70, 8))
+        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(5, 8))
+        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(None, 8))
+    assert keeper.refusals == []
+    [told] = [record.message for record in caplog.records if "checkpoint" in record.message]
+    assert "has come to 1970-01-01T00:00:00.070Z, but the job only to" in told
 
 
 def test_a_run_over_what_was_there_goes_no_further_than_it_was_then() -> None:
@@ -253,8 +276,9 @@ class TestLink:
             client = LinkClient(server.port, "secret", timeout_ms=5_000)
             assert client.next("3", Offset(None, 0)) == Offset(7, 1)
             assert asked == [("3", Offset(None, 0))]
+            stranger = LinkClient(server.port, "guessed", timeout_ms=5_000)
             with pytest.raises(LinkError):
-                LinkClient(server.port, "guessed", timeout_ms=5_000).next("3", Offset(None, 0))
+                stranger.next("3", Offset(None, 0))
         finally:
             server.close()
         with pytest.raises(LinkError):
