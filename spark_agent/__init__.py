@@ -7,6 +7,7 @@ flights = pipeline.source(frame, stage="newark", shard="log", event_time="depart
 windowed = pipeline.watermarked(flights, stage="rotations", event_time="departed_at")
 sessions = windowed.groupBy(F.session_window("departed_at", "48 hours"), "tailnum").agg(...)
 query = pipeline.start(pipeline.report(sessions, stage="rotations").writeStream...)
+query.awaitTermination()
 ```
 """
 
@@ -16,16 +17,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_agent.pipeline import Pipeline
+    from spark_agent.operators import UnsoundPlanError
+    from spark_agent.pipeline import FinalSourceError, Pipeline, StageTakenError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
-__all__ = ["Ascending", "BoundedOutOfOrderness", "Pipeline", "Strategy"]
+__all__ = [
+    "Ascending",
+    "BoundedOutOfOrderness",
+    "FinalSourceError",
+    "Pipeline",
+    "StageTakenError",
+    "Strategy",
+    "UnsoundPlanError",
+]
 
 _HOMES = {
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
+    "FinalSourceError": "spark_agent.pipeline",
     "Pipeline": "spark_agent.pipeline",
+    "StageTakenError": "spark_agent.pipeline",
     "Strategy": "spark_agent.strategies",
+    "UnsoundPlanError": "spark_agent.operators",
 }
 
 

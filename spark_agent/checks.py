@@ -145,17 +145,25 @@ def _promises(plan: Node, reports: Mapping[str, Report]) -> dict[str, Promise]:
 
 
 def _promises_below(
-    node: Node, above: list[str], reports: Mapping[str, Report]
+    node: Node, above: list[Node], reports: Mapping[str, Report]
 ) -> Iterator[tuple[str, Promise]]:
     """Find every report with the operators that stand behind it."""
     if node.mark.startswith(RANGES_MARK):
         stage = stage_of(node.mark)
-        for operator in above:
-            if operator not in _BEHIND_REPORT:
-                raise UnsoundPlanError(_behind(stage, operator))
+        for each in above:
+            if each.operator not in _BEHIND_REPORT and not _is_reported(each):
+                raise UnsoundPlanError(_behind(stage, each.operator))
         yield stage, _promise(node, reports[node.mark])
     for child in node.children:
-        yield from _promises_below(child, [*above, node.operator], reports)
+        yield from _promises_below(child, [*above, node], reports)
+
+
+def _is_reported(node: Node) -> bool:
+    """Whether every row that leaves a node has passed a report, and nothing since that holds it."""
+    if node.mark.startswith(RANGES_MARK):
+        return True
+    passes = node.operator in _BEHIND_REPORT or node.operator == "Union"
+    return passes and bool(node.children) and all(_is_reported(each) for each in node.children)
 
 
 def _behind(stage: str, operator: str) -> str:

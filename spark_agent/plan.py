@@ -41,6 +41,7 @@ _LIMITS: Final = frozenset(
         "maxoffsetspertrigger",
         "maxrecordsperread",
         "maxrowsperbatch",
+        "minoffsetspertrigger",
     }
 )
 """Options by which a source leaves for a later batch what it could read now, in lower case."""

@@ -199,6 +199,19 @@ class TestPassage:
         with pytest.raises(UnsoundPlanError, match=rf"{operator} stands behind report\(\)"):
             checked(plan)
 
+    def test_stages_that_are_each_reported_may_be_unioned(self) -> None:
+        stages = read_spec(
+            {"a": {"inputs": ["taps"], "ranges": 1}, "b": {"inputs": ["taps"], "ranges": 1}}
+        )
+        marks = {"a": "tidegauge.ranges.1.a", "b": "tidegauge.ranges.2.b"}
+        branches = [reported(watermarked(stage=each), mark) for each, mark in marks.items()]
+        plan = Node("Project", (Node("Union", tuple(branches)),))
+        reports = {mark: Report(each, "at", None) for each, mark in marks.items()}
+        assert check(plan, stages, reports).promises == {"a": Promise(), "b": Promise()}
+        beside = Node("Union", (branches[0], relation()))
+        with pytest.raises(UnsoundPlanError, match=r"unioned behind report\(\)"):
+            check(beside, stages, reports)
+
     def test_a_report_without_a_watermark(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"misses watermarked\(\)"):
             checked(reported(relation()))
