@@ -433,8 +433,8 @@ class Pipeline:
         """Stop the queries that still run, commit what they have done, and follow no more."""
         for query, _ in self._started:
             _stop_quietly(query)
-        for _, keeper in self._started:
-            keeper.tell(Signal.STOP)
+        for query, keeper in self._started:
+            _say_goodbye(query, keeper, Signal.STOP)
         for _, keeper in self._started:
             keeper.join(_JOIN_MS)
         self._spark.streams.removeListener(self._board)
@@ -461,8 +461,8 @@ class Pipeline:
     def _forget_ended(self) -> None:
         """Keep only the counts of queries that are over: a driver may start them by the thousand."""
         for query, keeper in list(self._started):
-            if not query.isActive:
-                keeper.tell(Signal.ENDED)
+            if not query.isActive and keeper.alive:
+                _say_goodbye(query, keeper, Signal.ENDED)
                 keeper.join(_JOIN_MS)
             if not keeper.alive and not query.isActive:
                 self._past_counts.update(keeper.counts)
@@ -602,6 +602,17 @@ class Pipeline:
             for name, old in before.items():
                 # None takes a property away, whatever its annotation says.
                 context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
+
+
+def _say_goodbye(query: StreamingQuery, keeper: Keeper, how: Signal) -> None:
+    """Tell a keeper that its query is over, but first of its last batch.
+
+    Spark's listener bus may be behind: it tells of a batch some time after the query has ended.
+    """
+    newest = plan.last_progress(query)
+    if newest is not None:
+        keeper.tell(newest)
+    keeper.tell(how)
 
 
 def _stop_quietly(query: StreamingQuery) -> None:
