@@ -1,0 +1,36 @@
+"""`python -m benchmarks.spark [--quick] [--json]`: what the agent costs a query, and its closing lag.
+
+The long version takes about half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.__main__ import table
+from benchmarks.figures import FULL, QUICK
+from benchmarks.spark.figures import measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="600,000 rows, and two rounds")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as folder:
+        plan = QUICK if options.quick else FULL
+        figures = list(measured(plan, Path(folder), console.print))
+    if options.json:
+        print(json.dumps([figure.as_dict() for figure in figures], indent=2))
+    else:
+        Console(width=170).print(table(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""What tidegauge costs a query: the same session windows with it and without it, by turns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+from unittest.mock import Mock, patch
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
+from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent.checks import Passage
+from spark_agent.operators import Promise
+
+RANGES: Final = 2
+_STAGE: Final = "sessions"
+_SOURCE: Final = "clicks"
+
+
+class Variant(StrEnum):
+    """How a query gets its watermark. Each of tidegauge's parts is put upon the one before."""
+
+    PLAIN = "plain Spark"
+    DELAYED = "plain Spark, closing as late"
+    """With tidegauge a window closes one batch later than with plain Spark: what a batch has shown
+    is published when it is done, comes with the next one, and closes windows in the one after. So
+    it keeps the sessions of one more batch in its state. Each batch is one slice of event time:
+    plain Spark with its watermark delayed by a slice closes in the same batches, and keeps as many.
+    """
+    SOURCE = "with source()"
+    """The watermark is Spark's own, delayed like that."""
+    CONTROL = "with source(), watermarked()"
+    """The watermark is tidegauge's; the driver alone speaks for the ranges."""
+    WHOLE = "with source(), watermarked(), report()"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a query over all files."""
+
+    seconds: float
+    processor_seconds: float
+    """Of all processes together: Spark's, its Python workers', the service's."""
+    batches: int
+    state_rows: int
+    """How many sessions it has kept after a batch, on average."""
+    durations_ms: Mapping[str, int]
+    """Spark's own account of the driver's time, added up over its batches."""
+
+
+@dataclass
+class Case:
+    """Files, and what was measured over them."""
+
+    name: str
+    files: Files
+    variants: Sequence[Variant]
+    runs: dict[Variant, list[Run]] = field(default_factory=dict[Variant, list[Run]])
+
+    def seconds(self, variant: Variant) -> float:
+        return statistics.median(run.seconds for run in self.runs[variant])
+
+    def processor_seconds(self, variant: Variant) -> float:
+        return statistics.median(run.processor_seconds for run in self.runs[variant])
+
+    def ratio(self, variant: Variant, to: Variant) -> tuple[float, str]:
+        """The median of the ratios within each round, and their range."""
+        ratios = [
+            a.seconds / b.seconds for a, b in zip(self.runs[variant], self.runs[to], strict=True)
+        ]
+        return statistics.median(ratios), f"{min(ratios):.2f}-{max(ratios):.2f}"
+
+    def state_rows(self, variant: Variant) -> int:
+        return round(statistics.median(run.state_rows for run in self.runs[variant]))
+
+
+class Bench:
+    """Runs the variants by turns."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self._spark = spark
+        self._url = url
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def measure(self, case: Case, rounds: int, say: Callable[[str], None]) -> None:
+        """Run every variant once to warm up, and then so many rounds of all of them."""
+        for number in range(rounds + 1):
+            for variant in case.variants if number % 2 else reversed(case.variants):
+                run = self.run(variant, case.files)
+                say(f"{case.name}, round {number}, {variant}: {run.seconds:.2f} s")
+                if number:
+                    case.runs.setdefault(variant, []).append(run)
+
+    def run(self, variant: Variant, files: Files) -> Run:
+        """Run one query, and make sure that it has written what it should."""
+        folder = self._folder / f"run-{next(self._numbers)}"
+        with ExitStack() as stack:
+            frame, start = self._build(variant, files, stack)
+            writer = (
+                frame.writeStream.format("parquet")
+                .option("path", str(folder / "output"))
+                .option("checkpointLocation", str(folder / "checkpoint"))
+                .trigger(availableNow=True)
+            )
+            began, used = time.perf_counter(), _used_s()
+            query = start(writer)
+            query.awaitTermination()
+            seconds, used = time.perf_counter() - began, _used_s() - used
+            run = _run(query, seconds, used)
+        found = self._spark.read.parquet(str(folder / "output")).agg(F.count("*"), F.sum("clicks"))
+        if found.collect() != [(files.sessions, files.rows)]:
+            raise RuntimeError(f"{variant} has written {found.collect()}")
+        shutil.rmtree(folder)
+        return run
+
+    def _build(
+        self, variant: Variant, files: Files, stack: ExitStack
+    ) -> tuple[DataFrame, Callable[[DataStreamWriter], StreamingQuery]]:
+        clicks = (
+            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
+            .option("maxFilesPerTrigger", files.per_batch)
+            .parquet(str(files.folder))
+        )
+        late_s = BOUND_S if variant is Variant.PLAIN else BOUND_S + files.span_s
+        if variant in {Variant.PLAIN, Variant.DELAYED}:
+            return _sessions(
+                clicks.withWatermark("at", f"{late_s} seconds")
+            ), DataStreamWriter.start
+        pipeline = stack.enter_context(
+            Pipeline(
+                self._url,
+                f"bench-{next(self._numbers)}",
+                {
+                    _SOURCE: {"shards": [str(shard) for shard in range(SHARDS)]},
+                    _STAGE: {"inputs": [_SOURCE], "ranges": RANGES},
+                },
+                spark=self._spark,
+            )
+        )
+        source = pipeline.source(
+            clicks,
+            stage=_SOURCE,
+            shard="shard",
+            event_time="at",
+            strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
+            partitioned_by_shard=files.by_shard,
+        )
+        if variant is Variant.SOURCE:
+            return _sessions(source.withWatermark("at", f"{late_s} seconds")), pipeline.start
+        sessions = _sessions(pipeline.watermarked(source, stage=_STAGE, event_time="at"))
+        if variant is Variant.WHOLE:
+            return pipeline.report(sessions, stage=_STAGE), pipeline.start
+        # A stage without report() is refused; here it is what is to be measured.
+        passage = Passage(sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False)
+        stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=passage)))
+        return sessions, pipeline.start
+
+
+def _sessions(clicks: DataFrame) -> DataFrame:
+    return (
+        clicks.groupBy(F.session_window("at", f"{GAP_S} seconds").alias("during"), "person")
+        .agg(F.count("*").alias("clicks"), F.sum("amount").alias("amount"))
+        .select("person", F.col("during.end").alias("ended_at"), "clicks", "amount")
+    )
+
+
+def _used_s() -> float:
+    """The processor time of this process and of all that it has started, directly or not."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+            # With those of its children that have ended.
+            ticks[int(stat.parent.name)] = sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
+def _run(query: StreamingQuery, seconds: float, used_s: float) -> Run:
+    progress = [json.loads(each.json) for each in query.recentProgress]
+    durations: Counter[str] = Counter()
+    for each in progress:
+        durations.update(each["durationMs"])
+    state = [operator["numRowsTotal"] for each in progress for operator in each["stateOperators"]]
+    return Run(seconds, used_s, len(progress), round(statistics.mean(state)), durations)
+
+
+def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
+    """The cases, their files made."""
+    most = [Variant.PLAIN, Variant.DELAYED, Variant.WHOLE]
+    for name, variants, number, by_shard in (
+        (f"{slices} files", list(Variant), slices, False),
+        (f"{few} files", most, few, False),
+        (f"{slices} files of each shard", most, slices, True),
+    ):
+        files = Files(folder / name, rows, number, by_shard)
+        files.write()
+        yield Case(name, files, variants)

@@ -1,0 +1,195 @@
+"""Two stages, each a query, the second reading the files of the first: under tidegauge, and plain."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent import BoundedOutOfOrderness, Pipeline
+from tests.spark.cluster.lag import Lag, Trail
+from tests.spark.flow import RANGES, ended, until
+from tests.spark.matrix.observer import Output
+
+START_S: Final = 1_700_000_000
+FILES: Final = 12
+FILE_S: Final = 10
+WINDOWS_S: Final = (10, 20)
+"""How long the windows of each stage are: each file lets a window of the first close."""
+BOUND_S: Final = 5
+SHARDS: Final = ("left", "right")
+STAGES: Final = ("first", "second")
+SPEC: Final = {
+    "sensors": {"shards": list(SHARDS)},
+    "first": {"inputs": ["sensors"], "ranges": RANGES},
+    "second": {"inputs": ["first"], "ranges": RANGES},
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain's folders. With a URL its watermarks are tidegauge's, else Spark's own."""
+
+    spark: SparkSession
+    folder: Path
+    url: str | None = None
+    job: str = "chain"
+
+    def land(self, count: int = FILES) -> None:
+        """Put so many more files into the inbox."""
+        inbox = self.folder / "inbox"
+        inbox.mkdir(parents=True, exist_ok=True)
+        there = len(list(inbox.iterdir()))
+        for number in range(there, there + count):
+            rows = [
+                {"shard": shard, "key": key, "at": _iso(number * FILE_S + second)}
+                for second in range(FILE_S)
+                for shard in SHARDS
+                for key in "abc"
+            ]
+            path = self.folder / f"{number:04d}.json"
+            path.write_text("\n".join(map(json.dumps, rows)))
+            os.utime(path, (START_S + number, START_S + number))
+            path.rename(inbox / path.name)
+
+    @contextmanager
+    def frames(
+        self,
+    ) -> Generator[tuple[list[DataFrame], Callable[[DataStreamWriter], StreamingQuery]]]:
+        """Both stages, and how to start a query."""
+        first = (
+            self.spark.readStream.schema("shard string, key string, at timestamp")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.folder / "inbox"))
+        )
+        (self.folder / STAGES[0]).mkdir(exist_ok=True)
+        second = self.spark.readStream.schema("key string, ended_at timestamp, rows long").json(
+            str(self.folder / STAGES[0])
+        )
+        if self.url is None:
+            delayed = first.withWatermark("at", f"{BOUND_S} seconds")
+            # Windows leave the first stage in the order of their ends.
+            yield (
+                [_first(delayed), _second(second.withWatermark("ended_at", "0 seconds"))],
+                DataStreamWriter.start,
+            )
+            return
+        # A machine that is busy must not have the agent go on without the service.
+        with Pipeline(
+            self.url, self.job, SPEC, spark=self.spark, poll="50 ms", patience="30 s"
+        ) as pipeline:
+            sensors = pipeline.source(
+                first,
+                stage="sensors",
+                shard="shard",
+                event_time="at",
+                strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
+            )
+            made = [
+                _first(pipeline.watermarked(sensors, stage=STAGES[0], event_time="at")),
+                _second(pipeline.watermarked(second, stage=STAGES[1], event_time="ended_at")),
+            ]
+            yield (
+                [
+                    pipeline.report(frame, stage=stage)
+                    for frame, stage in zip(made, STAGES, strict=True)
+                ],
+                pipeline.start,
+            )
+
+    def run(self, trigger: str) -> None:
+        """Run both queries under a trigger."""
+        if trigger == "availableNow":
+            self.available_now()
+        else:
+            self.continuous()
+
+    def continuous(self) -> None:
+        """Run both at once, until every window is shown that can close."""
+        with self.frames() as (frames, start), ExitStack() as started:
+            queries: list[StreamingQuery] = []
+            for frame, stage in zip(frames, STAGES, strict=True):
+                queries.append(start(self.writer(frame, stage)))
+                started.callback(queries[-1].stop)
+            for stage in range(len(STAGES)):
+                until(
+                    lambda stage=stage: self._all_shown(stage, queries),
+                    f"{STAGES[stage]} is through",
+                )
+
+    def _all_shown(self, stage: int, queries: list[StreamingQuery]) -> bool:
+        for query in queries:
+            assert query.isActive, query.exception()
+        shown = {lag.end_ms for lag in self.lags(stage)}
+        return len(shown) >= self.closable(stage)
+
+    def closable(self, stage: int) -> int:
+        """How many windows of a stage there are that some row lets close."""
+        newest = START_S + FILES * FILE_S - 1 - BOUND_S
+        first = _ends(WINDOWS_S[0], newest)
+        # A row of the first stage lets a window of the second close.
+        return len(first) if stage == 0 else len(_ends(WINDOWS_S[1], first[-1], start_s=first[0]))
+
+    def available_now(self) -> None:
+        """Run one after the other."""
+        with self.frames() as (frames, start):
+            for frame, stage in zip(frames, STAGES, strict=True):
+                ended(start(self.writer(frame, stage).trigger(availableNow=True)))
+
+    def writer(self, frame: DataFrame, stage: str) -> DataStreamWriter:
+        return (
+            frame.writeStream.format("json")
+            .option("path", str(self.folder / stage))
+            .option("checkpointLocation", str(self.folder / f"{stage}-checkpoint"))
+        )
+
+    def lags(self, stage: int) -> list[Lag]:
+        """The lags of a stage's windows that are shown so far."""
+        read_stamp, delay_ms = ("at", BOUND_S * 1_000) if stage == 0 else ("ended_at", 0)
+        trail = Trail(
+            self.folder / f"{STAGES[stage]}-checkpoint",
+            self.folder / STAGES[stage],
+            read_stamp,
+            "ended_at",
+            delay_ms,
+        )
+        return trail.lags()
+
+    def lines(self, stage: int) -> list[str]:
+        """Everything that a stage has shown."""
+        shown = Output(self.folder / STAGES[stage], "ended_at")
+        return sorted(shown.lines().elements())
+
+
+def _first(frame: DataFrame) -> DataFrame:
+    counted = frame.groupBy(F.window("at", f"{WINDOWS_S[0]} seconds"), "key").agg(
+        F.count("*").alias("rows")
+    )
+    return counted.select("key", F.col("window.end").alias("ended_at"), "rows")
+
+
+def _second(frame: DataFrame) -> DataFrame:
+    counted = frame.groupBy(F.window("ended_at", f"{WINDOWS_S[1]} seconds")).agg(
+        F.sum("rows").alias("rows")
+    )
+    return counted.select(F.col("window.end").alias("ended_at"), "rows")
+
+
+def _ends(length_s: int, until_s: int, start_s: int = START_S) -> list[int]:
+    """The ends of all windows from a start that are not after an instant."""
+    first = start_s // length_s * length_s + length_s
+    return list(range(first, until_s + 1, length_s))
+
+
+def _iso(second: int) -> str:
+    return datetime.fromtimestamp(START_S + second, UTC).isoformat()

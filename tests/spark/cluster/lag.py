@@ -1,0 +1,128 @@
+"""The closing lag of a query, read from what Spark itself has noted in its checkpoint and its sink.
+
+That is the batch whose commit shows a window in the sink, less the batch that first read a row
+which lets the window close: one that is so much newer than the window's end as rows may be late.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+from tests.spark.matrix.observer import stamp_ms
+
+_OFFSET: Final = "logOffset"
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How late one window was shown."""
+
+    end_ms: int
+    batches: int
+    seconds: float
+    """From when the batch that read the row was planned, until the window was in the sink's log."""
+
+
+@dataclass(frozen=True)
+class Trail:
+    """What a query from JSON files to JSON files leaves behind."""
+
+    checkpoint: Path
+    output: Path
+    read_stamp: str
+    """The event time of the rows that it reads."""
+    shown_stamp: str
+    """The column of its output that is the end of a window."""
+    delay_ms: int
+    """How late rows may be."""
+
+    def lags(self) -> list[Lag]:
+        """One for each window that a row lets close and that is in the sink, the earliest first."""
+        newest_ms = self._newest_ms()
+        found: list[Lag] = []
+        for end_ms, shown in sorted(self._shown().items()):
+            closing = [batch for batch, ms in newest_ms.items() if ms - self.delay_ms >= end_ms]
+            if closing:
+                read = min(closing)
+                seconds = _made_s(_entry(self._log, shown)) - _made_s(self._offsets / str(read))
+                found.append(Lag(end_ms, shown - read, seconds))
+        return found
+
+    @property
+    def _offsets(self) -> Path:
+        return self.checkpoint / "offsets"
+
+    @property
+    def _log(self) -> Path:
+        return self.output / "_spark_metadata"
+
+    def _newest_ms(self) -> dict[int, int]:
+        """The newest event time that each batch has read, by batch."""
+        found: dict[int, int] = {}
+        batches = self._batches()
+        for position, path in self._read():
+            # The source notes what it will read before the batch is planned.
+            if (batch := batches.get(position)) is None:
+                continue
+            for line in _lines(path):
+                if (row_ms := stamp_ms(line, self.read_stamp)) is not None:
+                    found[batch] = max(row_ms, found.get(batch, row_ms))
+        return found
+
+    def _batches(self) -> dict[int, int]:
+        """The batch in which each position of the source's own log was read."""
+        found: dict[int, int] = {}
+        for batch in sorted(int(each.name) for each in self._offsets.glob("[0-9]*")):
+            lines = (self._offsets / str(batch)).read_text().splitlines()[2:]
+            offsets = [json.loads(line) for line in lines if _OFFSET in line]
+            for position in range(len(found), offsets[0][_OFFSET] + 1 if offsets else 0):
+                found[position] = batch
+        return found
+
+    def _read(self) -> set[tuple[int, Path]]:
+        """The files that were read, with their positions in the source's log."""
+        return {
+            (entry["batchId"], _path(entry))
+            for log in self.checkpoint.glob("sources/*/[0-9]*")
+            for entry in _entries(log)
+        }
+
+    def _shown(self) -> dict[int, int]:
+        """The batch that shows a window, the last of its rows, by the window's end in ms."""
+        first: dict[Path, int] = {}
+        for log in sorted(self._log.glob("[0-9]*"), key=lambda log: int(log.stem)):
+            for entry in _entries(log):
+                first.setdefault(_path(entry), int(log.stem))
+        found: dict[int, int] = {}
+        for path, batch in first.items():
+            for line in _lines(path):
+                end_ms = stamp_ms(line, self.shown_stamp)
+                assert end_ms is not None
+                found[end_ms] = max(batch, found.get(end_ms, batch))
+        return found
+
+
+def _entries(log: Path) -> list[dict[str, Any]]:
+    """What a log of Spark's says: after its version, a line for each file."""
+    return [json.loads(line) for line in log.read_text().splitlines()[1:]]
+
+
+def _path(entry: dict[str, Any]) -> Path:
+    return Path(unquote(urlparse(entry["path"]).path))
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line]
+
+
+def _entry(log: Path, batch: int) -> Path:
+    plain = log / str(batch)
+    return plain if plain.exists() else log / f"{batch}.compact"
+
+
+def _made_s(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,0 +1,95 @@
+"""Executors and drivers that die or stall, on a cluster of processes: every row once, none early."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from spark_agent.tally import Count
+from tests.spark.cluster.cluster import Cluster, alive, end
+from tests.spark.cluster.data import Shape
+from tests.spark.cluster.straggler import ALL_RACES, Straggler
+from tests.spark.flow import until
+from tests.support.server import Service
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+
+MOMENTS = ("planned", "written", "committed")
+
+
+def _runs(short: tuple[Shape, int], *long: tuple[Shape, int]) -> list[object]:
+    """One run for `make test`, and the long ones for `make matrix`."""
+    return [
+        pytest.param(*short, id=f"{short[0]}, {short[1]}"),
+        *(pytest.param(*run, id=f"{run[0]}, {run[1]}", marks=pytest.mark.matrix) for run in long),
+    ]
+
+
+def _await(cluster: Cluster, moment: str) -> None:
+    """Wait for a moment of a batch that is still to come."""
+    planned, written, committed = cluster.planned(), cluster.written(), cluster.committed()
+
+    def come() -> bool:
+        assert cluster.runs(), "the query has ended too soon"
+        match moment:
+            case "planned":
+                return cluster.planned() > planned
+            case "written":
+                return cluster.written() > written
+            case _:
+                return cluster.committed() > committed
+
+    until(come, f"a batch is {moment}")
+
+
+def _kill_executors(cluster: Cluster, kills: int) -> None:
+    """Kill so many executors, one after the other, at different moments of their batches."""
+    for number in range(kills):
+        _await(cluster, "committed")
+        _await(cluster, MOMENTS[number % len(MOMENTS)])
+        victims = until(cluster.executors, "an executor runs")
+        assert end(victims[number % len(victims)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "kills"), _runs((Shape.JOIN, 2), (Shape.SESSIONS, 20), (Shape.JOIN, 20))
+)
+def test_executors_are_killed(service: Service, tmp_path: Path, shape: Shape, kills: int) -> None:
+    with Cluster(service, tmp_path, shape, 2 + 3 * kills) as cluster:
+        _kill_executors(cluster, kills)
+        cluster.finish()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kills"), _runs((Shape.TUMBLING, 1), (Shape.TUMBLING, 5), (Shape.JOIN, 5))
+)
+def test_a_driver_is_killed_whose_executors_go_on(
+    service: Service, tmp_path: Path, shape: Shape, kills: int
+) -> None:
+    """They stand still while the next driver begins, and then go on with what they were at."""
+    with Cluster(service, tmp_path, shape, 4 + 4 * kills) as cluster:
+        for number in range(kills):
+            _kill_executors(cluster, 1)
+            _await(cluster, "committed")
+            _await(cluster, MOMENTS[(number + 1) % len(MOMENTS)])
+            old = cluster.kill_driver()
+            cluster.start()
+            _await(cluster, "committed")
+            assert [pid for pid in old if end(pid, signal.SIGCONT)] == old, "they were still there"
+            until(lambda old=old: not any(map(alive, old)), "they have found that it is gone")
+        cluster.finish()
+
+
+@pytest.mark.parametrize(
+    ("shape", "races"), _runs((Shape.SESSIONS, 2), (Shape.SESSIONS, 10), (Shape.JOIN, 10))
+)
+def test_tasks_race_with_their_copies(
+    service: Service, tmp_path: Path, shape: Shape, races: int
+) -> None:
+    with Cluster(service, tmp_path, shape, 2 + 2 * races, speculation=True) as cluster:
+        cluster.finish()
+        assert Straggler(tmp_path / "races").races() == ALL_RACES
+        # The straggler's report came after the copy's claim, and the driver made good for it.
+        assert cluster.counts().keys() == {Count.REPORTS_DROPPED}

@@ -1,0 +1,472 @@
+"""The matrix's rows: what stands between `watermarked()` and `report()`, and what must come of it.
+
+Each is said once, for Spark's batch and for its streams: the batch gives the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from tests.spark.matrix.data import HOUR_MS, SCHEMA
+from tests.spark.matrix.state import (
+    BLOCK,
+    BLOCK_MS,
+    COUNTED,
+    OPEN,
+    BlockCounter,
+    count_blocks,
+    passed_through,
+)
+
+Frames = dict[str, DataFrame]
+"""The sources by name."""
+
+LIMIT: Final = 100
+ROCKS_DB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A row of the matrix."""
+
+    name: str
+    apply: Callable[[Frames], DataFrame]
+    """The operator, from what `watermarked` returned, or from the same in a batch."""
+    stamp: str
+    """The column that stage 2 goes by."""
+    batch: Callable[[Frames], DataFrame] | None = None
+    """The answer, where the operator is not for batches."""
+    before: Callable[[DataFrame], DataFrame] | None = None
+    """What stands between the source and `watermarked`."""
+    sources: tuple[str, ...] = ("views",)
+    ascending: bool = False
+    """The sources are in order, and say so."""
+    event_time: str | None = None
+    """What `report` is told; None: it has to find out."""
+    delay: str | None = None
+    deduplicate_within: str | None = None
+    state_store: str | None = None
+    sink: Literal["files", "foreachBatch"] = "files"
+    mode: Literal["append", "update", "complete"] = "append"
+    comes: Literal["when closed", "at once", "before the watermark"] = "when closed"
+    """When its rows come: those stamped W with the watermark W; all that has been read; or those
+    stamped before W with W."""
+    equal: Literal["rows", "ids", "newest", "some"] = "rows"
+    """To the batch answer are equal: its rows; their ids, since of duplicates any may come; the
+    newest versions of its rows; or some of them stand for all (LIMIT)."""
+    lag_ms: int = 0
+    """How far what leaves it may be behind the watermark that goes in."""
+    refused: str | None = None
+    """It does not work, and this is what its user is told to write instead: a pattern."""
+    short: Literal["availableNow", "processingTime", "bounded", "cron"] = "bounded"
+    """The trigger of its cell in the short version."""
+    issue: tuple[int, ...] = field(default=())
+    """The faults of issue 7 that it would have shown."""
+
+
+def _only(frames: Frames) -> DataFrame:
+    return frames["views"]
+
+
+def _counted(frame: DataFrame, window: str = "1 hour") -> DataFrame:
+    """Views by key and window."""
+    return frame.groupBy(F.window("at", window), "key").agg(
+        F.count("*").alias("rows"), F.sum("id").alias("ids")
+    )
+
+
+def _stamped(frame: DataFrame, column: str = "window") -> DataFrame:
+    return frame.select("key", F.col(column)["end"].alias("closed_at"), "rows", "ids")
+
+
+def _tumbling(frames: Frames) -> DataFrame:
+    return _stamped(_counted(_only(frames)))
+
+
+def _sliding(frames: Frames) -> DataFrame:
+    sliding = F.window("at", "2 hours", "30 minutes")
+    return _only(frames).groupBy(sliding, "key").agg(F.count("*").alias("rows"))
+
+
+def _session(frames: Frames) -> DataFrame:
+    session = F.session_window("at", "1 hour")
+    return _stamped(
+        _only(frames)
+        .groupBy(session, "key")
+        .agg(F.count("*").alias("rows"), F.sum("id").alias("ids")),
+        "session_window",
+    )
+
+
+def _by_window_time(frames: Frames) -> DataFrame:
+    return (
+        _counted(_only(frames))
+        .groupBy(F.window(F.window_time("window"), BLOCK))
+        .agg(F.max("rows").alias("most"), F.count("*").alias("windows"))
+        .select(F.col("window.end").alias("closed_at"), "most", "windows")
+    )
+
+
+def _by_window(frames: Frames) -> DataFrame:
+    return (
+        _counted(_only(frames))
+        .groupBy(F.window("window", BLOCK), "key")
+        .agg(F.max("rows").alias("most"), F.count("*").alias("windows"))
+        .select(F.col("window.end").alias("closed_at"), "key", "most", "windows")
+    )
+
+
+def _joined(frames: Frames, how: str = "inner") -> DataFrame:
+    """Clicks, each with the views of its key in the hour before."""
+    views = frames["views"].select("key", F.col("id").alias("view"), F.col("at").alias("viewed_at"))
+    clicks = frames["clicks"].select(
+        F.col("key").alias("clicked"), F.col("id").alias("click"), F.col("at").alias("clicked_at")
+    )
+    within = F.expr("viewed_at BETWEEN clicked_at - INTERVAL 1 HOUR AND clicked_at")
+    return views.join(clicks, (F.col("key") == F.col("clicked")) & within, how).drop("clicked")
+
+
+def _join_without_bounds(frames: Frames) -> DataFrame:
+    views = frames["views"].select("key", F.col("at").alias("viewed_at"))
+    clicks = frames["clicks"].select(F.col("key").alias("clicked"), F.col("at").alias("clicked_at"))
+    return views.join(clicks, F.expr("key = clicked AND viewed_at <= clicked_at"))
+
+
+def _join_then_window(frames: Frames) -> DataFrame:
+    return (
+        _joined(frames)
+        .groupBy(F.window("viewed_at", "2 hours"), "key")
+        .agg(F.count("*").alias("rows"), F.sum("click").alias("ids"))
+        .select("key", F.col("window.end").alias("closed_at"), "rows", "ids")
+    )
+
+
+def _static_join(frames: Frames) -> DataFrame:
+    names = _only(frames).sparkSession.sql(
+        "SELECT * FROM VALUES ('x', 'Xavier'), ('y', 'Yves'), ('new', 'Nina') AS names(key, name)"
+    )
+    return (
+        _only(frames)
+        .join(names, "key")
+        .groupBy(F.window("at", "1 hour"), "name")
+        .agg(F.count("*").alias("rows"))
+        .select("name", F.col("window.end").alias("closed_at"), "rows")
+    )
+
+
+def _union(frames: Frames) -> DataFrame:
+    return _stamped(_counted(frames["views"].union(frames["clicks"])))
+
+
+def _filter_before(frames: Frames) -> DataFrame:
+    return _stamped(_counted(_only(frames).filter(F.col("key") != "x")))
+
+
+def _filter_behind(frames: Frames) -> DataFrame:
+    return _tumbling(frames).filter(F.col("key") != "x")
+
+
+def _having(frames: Frames) -> DataFrame:
+    return _tumbling(frames).filter(F.col("rows") > 1)
+
+
+def _deduplicated(frames: Frames) -> DataFrame:
+    return _only(frames).select("key", "id", "at").dropDuplicates(["id", "at"])
+
+
+def _deduplicated_within(frames: Frames) -> DataFrame:
+    return _only(frames).select("key", "id", "at").dropDuplicatesWithinWatermark(["id"])
+
+
+def _deduplicated_by_hand(frames: Frames) -> DataFrame:
+    """What is certain of it: each id once, at the latest with the last of its rows."""
+    return _only(frames).groupBy("id").agg(F.max("key").alias("key"), F.max("at").alias("at"))
+
+
+def _blocks(frames: Frames) -> DataFrame:
+    """What the state functions are to come to."""
+    return (
+        _only(frames)
+        .filter("key IS NOT NULL")
+        .groupBy("key", F.window("at", BLOCK))
+        .agg(F.count("*").alias("rows"))
+        .select(
+            "key",
+            F.col("window.start").alias("started_at"),
+            F.col("window.end").alias("ended_at"),
+            "rows",
+        )
+    )
+
+
+def _state_function(frames: Frames) -> DataFrame:
+    return (
+        _only(frames)
+        .filter("key IS NOT NULL")
+        .groupBy("key")
+        .applyInPandasWithState(
+            count_blocks, COUNTED, OPEN, "append", GroupStateTimeout.EventTimeTimeout
+        )
+    )
+
+
+def _processor(frames: Frames, event_time: str = "") -> DataFrame:
+    return (
+        _only(frames)
+        .filter("key IS NOT NULL")
+        .groupBy("key")
+        .transformWithState(BlockCounter(), COUNTED, "Append", "EventTime", None, event_time)
+    )
+
+
+def _stateless(frames: Frames) -> DataFrame:
+    return _only(frames).filter(F.col("key") != "x").select("id", F.upper("key").alias("k"), "at")
+
+
+def _limited(frames: Frames) -> DataFrame:
+    return _tumbling(frames).limit(LIMIT)
+
+
+def _repartitioned(frames: Frames) -> DataFrame:
+    return _tumbling(frames).repartition(3, "rows")
+
+
+def _in_pandas(frame: DataFrame) -> DataFrame:
+    """With the data frame's own schema, event time stays marked as such; SCHEMA has no marks."""
+    return frame.mapInPandas(passed_through, frame.schema)
+
+
+_PAIRS: Final = ("views", "clicks")
+_INTERVAL_MS: Final = HOUR_MS + 10
+"""A join's output is behind its input by its interval, and a millisecond or two."""
+
+OPERATORS: Final = (
+    Operator("tumbling", _tumbling, "closed_at", short="cron"),
+    Operator(
+        "tumbling, stamped with window_time",
+        lambda frames: _counted(_only(frames)).select(
+            "key", F.window_time("window").alias("last_instant"), "rows"
+        ),
+        "last_instant",
+        event_time="last_instant",
+        comes="before the watermark",
+    ),
+    Operator(
+        "tumbling, stamped with its start",
+        lambda frames: _counted(_only(frames)).select(
+            "key", F.col("window.start").alias("started_at"), "rows"
+        ),
+        "started_at",
+        event_time="started_at",
+        refused="delay=",
+        issue=(1,),
+    ),
+    Operator("sliding", _sliding, "window.end", event_time="window"),
+    # To Spark a row at the very end of a session is of that session: it closes a millisecond later.
+    Operator(
+        "session",
+        _session,
+        "closed_at",
+        event_time="closed_at",
+        lag_ms=1,
+        short="cron",
+        issue=(5,),
+    ),
+    Operator("window then window by window_time", _by_window_time, "closed_at"),
+    Operator("window then window by window", _by_window, "closed_at", event_time="closed_at"),
+    Operator(
+        "join then window",
+        _join_then_window,
+        "closed_at",
+        sources=_PAIRS,
+        event_time="closed_at",
+        lag_ms=_INTERVAL_MS,
+        comes="before the watermark",
+        issue=(1, 2),
+    ),
+    Operator(
+        "inner join",
+        _joined,
+        "viewed_at",
+        sources=_PAIRS,
+        event_time="viewed_at",
+        lag_ms=_INTERVAL_MS,
+        comes="at once",
+        short="availableNow",
+        issue=(1, 2, 5),
+    ),
+    Operator(
+        "left outer join, stamped by the left",
+        lambda frames: _joined(frames, "left"),
+        "viewed_at",
+        sources=_PAIRS,
+        event_time="viewed_at",
+        lag_ms=_INTERVAL_MS,
+        comes="before the watermark",
+        issue=(1, 2, 5),
+    ),
+    Operator(
+        "left outer join, stamped by the right",
+        lambda frames: _joined(frames, "left"),
+        "clicked_at",
+        sources=_PAIRS,
+        event_time="clicked_at",
+        lag_ms=_INTERVAL_MS,
+        comes="before the watermark",
+        issue=(1, 2, 5),
+    ),
+    Operator(
+        "join without bounds",
+        _join_without_bounds,
+        "viewed_at",
+        sources=_PAIRS,
+        event_time="viewed_at",
+        refused="BETWEEN|bound",
+        issue=(1,),
+    ),
+    Operator("static join", _static_join, "closed_at", event_time="closed_at", issue=(2,)),
+    Operator("union", _union, "closed_at", sources=_PAIRS),
+    Operator("filter before", _filter_before, "closed_at", short="processingTime", issue=(2,)),
+    Operator("filter behind", _filter_behind, "closed_at", issue=(2,)),
+    Operator("having", _having, "closed_at", issue=(2,)),
+    Operator(
+        "dropDuplicates",
+        _deduplicated,
+        "at",
+        ascending=True,
+        comes="at once",
+        short="cron",
+        issue=(5,),
+    ),
+    Operator(
+        "dropDuplicates, out of order",
+        _deduplicated,
+        "at",
+        event_time="at",
+        comes="at once",
+        issue=(5,),
+    ),
+    Operator(
+        "dropDuplicatesWithinWatermark",
+        _deduplicated_within,
+        "at",
+        batch=_deduplicated_by_hand,
+        deduplicate_within="2 hours",
+        comes="at once",
+        equal="ids",
+        issue=(5, 8),
+    ),
+    Operator(
+        "dropDuplicatesWithinWatermark without a time",
+        _deduplicated_within,
+        "at",
+        refused="deduplicate_within=",
+        issue=(8,),
+    ),
+    Operator(
+        "applyInPandasWithState",
+        _state_function,
+        "started_at",
+        event_time="started_at",
+        refused="delay=",
+        issue=(1,),
+    ),
+    Operator(
+        "applyInPandasWithState, with a delay",
+        _state_function,
+        "started_at",
+        batch=_blocks,
+        event_time="started_at",
+        delay=BLOCK,
+        lag_ms=BLOCK_MS + 10,
+        comes="before the watermark",
+        issue=(1,),
+    ),
+    Operator(
+        "transformWithState",
+        _processor,
+        "started_at",
+        event_time="started_at",
+        state_store=ROCKS_DB,
+        refused="delay=",
+        issue=(1,),
+    ),
+    Operator(
+        "transformWithState, with a delay",
+        _processor,
+        "started_at",
+        batch=_blocks,
+        event_time="started_at",
+        delay=BLOCK,
+        state_store=ROCKS_DB,
+        lag_ms=BLOCK_MS + 10,
+        comes="before the watermark",
+        issue=(1,),
+    ),
+    Operator(
+        "transformWithState, with an event time of its own",
+        lambda frames: _processor(frames, "ended_at"),
+        "ended_at",
+        batch=_blocks,
+        event_time="ended_at",
+        state_store=ROCKS_DB,
+        lag_ms=10,
+        comes="before the watermark",
+        issue=(1,),
+    ),
+    Operator("stateless", _stateless, "at", comes="at once", ascending=True, issue=(2, 7)),
+    Operator("limit", _limited, "closed_at", batch=_tumbling, event_time="closed_at", equal="some"),
+    Operator("repartition", _repartitioned, "closed_at", event_time="closed_at"),
+    Operator("mapInPandas before watermarked", _tumbling, "closed_at", before=_in_pandas),
+    Operator(
+        "mapInPandas behind watermarked",
+        lambda frames: _stamped(_counted(_in_pandas(_only(frames)))),
+        "closed_at",
+        event_time="closed_at",
+    ),
+    Operator(
+        "mapInPandas behind watermarked, without the mark",
+        lambda frames: _stamped(_counted(_only(frames).mapInPandas(passed_through, SCHEMA))),
+        "closed_at",
+        event_time="closed_at",
+        refused="watermarked",
+    ),
+    Operator(
+        "mapInPandas behind the window",
+        lambda frames: _in_pandas(_tumbling(frames)),
+        "closed_at",
+        event_time="closed_at",
+        refused="delay=",
+    ),
+    Operator(
+        "mapInPandas behind the window, with a delay",
+        lambda frames: _in_pandas(_tumbling(frames)),
+        "closed_at",
+        event_time="closed_at",
+        delay="0 s",
+    ),
+    Operator("foreachBatch", _tumbling, "closed_at", sink="foreachBatch"),
+    Operator(
+        "update",
+        _tumbling,
+        "closed_at",
+        sink="foreachBatch",
+        mode="update",
+        equal="newest",
+    ),
+    Operator(
+        "complete",
+        _tumbling,
+        "closed_at",
+        sink="foreachBatch",
+        mode="complete",
+        refused="append|update",
+        issue=(1, 7),
+    ),
+)

@@ -1,0 +1,65 @@
+"""Operators by triggers: each cell is equal to the batch answer in both stages, or is refused.
+
+`make matrix` runs every cell, `make test` one of each row.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.matrix.answers import Answers
+from tests.spark.matrix.cell import Cell, Trigger
+from tests.spark.matrix.rows import OPERATORS, Operator
+from tests.support.server import Service
+
+pytestmark = pytest.mark.spark
+
+FAULTS = {1, 2, 5, 7, 8}
+"""Those on the list of issue 7 that are about operators."""
+
+
+def cells() -> list[object]:
+    return [
+        pytest.param(
+            operator,
+            trigger,
+            id=f"{operator.name}, {trigger}",
+            marks=[] if trigger == operator.short else [pytest.mark.matrix],
+        )
+        for operator in OPERATORS
+        for trigger in Trigger
+    ]
+
+
+@pytest.mark.parametrize(("operator", "trigger"), cells())
+def test_cell(
+    spark: SparkSession,
+    aggregator: Service,
+    batch: Answers,
+    tmp_path: Path,
+    operator: Operator,
+    trigger: Trigger,
+) -> None:
+    job = f"{OPERATORS.index(operator)}-{trigger}"
+    cell = Cell(spark, aggregator.url, job, tmp_path, operator)
+    if operator.refused is None:
+        cell.run(trigger, batch)
+        return
+    with pytest.raises(ValueError, match=operator.refused):
+        cell.refuse(trigger)
+
+
+def test_two_thirds_of_the_rows_work() -> None:
+    working = [operator.name for operator in OPERATORS if operator.refused is None]
+    assert len(working) >= len(OPERATORS) * 2 / 3
+    joins = [name for name in working if "join" in name]
+    assert len(joins) == 5
+    assert {"dropDuplicates", "dropDuplicatesWithinWatermark"} <= set(working)
+
+
+def test_each_fault_is_covered() -> None:
+    assert {fault for operator in OPERATORS for fault in operator.issue} == FAULTS
+    assert len({operator.name for operator in OPERATORS}) == len(OPERATORS)
