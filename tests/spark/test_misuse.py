@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -121,7 +122,7 @@ def test_a_column_that_no_control_row_can_have(alone: Flow, pipeline: Pipeline) 
 
 
 def test_a_session_of_spark_connect() -> None:
-    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(RuntimeError, match=r"Spark Connect is not supported.*spark-submit"):
         Pipeline("http://127.0.0.1:1", JOB, SPEC, spark=session)
 

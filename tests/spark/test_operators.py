@@ -141,7 +141,8 @@ def test_what_leaves_an_operator_is_what_spark_says(
 
 def output_watermarks(query: StreamingQuery) -> list[int | None]:
     """Ask each stateful operator of the last batch's plan."""
-    execution: Any = query._jsq.streamingQuery().lastExecution()
+    wrapped: Any = query._jsq
+    execution = wrapped.streamingQuery().lastExecution()
     return list(_produced(execution.executedPlan()))
 
 
