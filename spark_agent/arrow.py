@@ -20,6 +20,7 @@ Batch: TypeAlias = Any
 Array: TypeAlias = Any
 """A `pyarrow.Array`."""
 
+_SHOWN: Final = "__tidegauge_shown"
 _LAST_US: Final = 2**63 - 1
 
 
@@ -96,7 +97,11 @@ def watch_one(
         yield from watcher(batches)
 
     watch.__name__ = mark
-    return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(of))
+    # The column is made first, although it may be there: some operators (applyInPandasWithState)
+    # emit rows in a form that Spark's Python evaluation cannot take, and a projection puts that right.
+    shown = frame.withColumn(_SHOWN, of)
+    seen = arrow_udf(watch, "boolean").asNondeterministic()(_SHOWN)
+    return shown.filter(seen).drop(_SHOWN)
 
 
 def watch_two(

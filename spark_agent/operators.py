@@ -49,8 +49,9 @@ class Operator:
     in_code: str
     """What a user writes for it."""
     late_at_watermark: bool = False
-    """Whether Spark takes a row dated exactly W for late. On-time rows may be dated W, so Spark is
-    then given W - 1 ms."""
+    """Whether Spark is done at W with what a row dated exactly W belongs to: it drops the row, or parts
+    it from a session that it would have prolonged. On-time rows may be dated W, so Spark is then
+    given W - 1 ms."""
     buffers: bool = False
     """Whether rows stay in it over batches, so that what leaves it is judged by Spark's watermark."""
     empty_batches: bool = False
@@ -62,6 +63,9 @@ class Operator:
 def _passing(in_code: str, *names: str) -> list[Operator]:
     return [Operator(name, Emits.AS_THEY_CAME, Output.SAME, in_code) for name in names]
 
+
+AGGREGATE_BY_TIME: Final = "Aggregate by session or time"
+"""An `Aggregate` whose groups a row at the watermark may still belong to."""
 
 _ROWS: Final = [
     *_passing("select, withColumn, drop", "Project", "DataFrameDropColumns"),
@@ -85,7 +89,17 @@ _ROWS: Final = [
         "Aggregate",
         Emits.WHEN_PASSED,
         Output.SAME,
-        "groupBy(window(…)), groupBy(session_window(…))",
+        "groupBy(window(…))",
+        buffers=True,
+        empty_batches=True,
+        guards=True,
+    ),
+    Operator(
+        AGGREGATE_BY_TIME,
+        Emits.WHEN_PASSED,
+        Output.SAME,
+        "groupBy(session_window(…)), groupBy(event time)",
+        late_at_watermark=True,
         buffers=True,
         empty_batches=True,
         guards=True,
@@ -197,7 +211,7 @@ def leaving(node: Node) -> Leaving:
         return Leaving()
     if node.is_control_union:
         return Leaving(watermarked=True, stamps=_own_stamps(node))
-    row = TABLE.get(node.operator)
+    row = TABLE.get(_row_name(node))
     if row is None:
         advice = _INSTEAD.get(node.operator, _OTHERWISE)
         raise UnsoundPlanError(
@@ -206,6 +220,19 @@ def leaving(node: Node) -> Leaving:
     children = [leaving(child) for child in node.children if child.streaming]
     below = _together(children)
     return _through(node, row, below, children)
+
+
+def _row_name(node: Node) -> str:
+    if node.operator != "Aggregate":
+        return node.operator
+    stamps = {column.stamp for column in node.groups} - {None}
+    if not stamps:
+        raise UnsoundPlanError(
+            "an aggregation groups by no event time that Spark knows of, so nothing ever closes its "
+            "groups: group by window(…) over the event time; and where a function of yours stands "
+            "before it (mapInPandas, mapInArrow), call watermarked() behind that function"
+        )
+    return "Aggregate" if stamps == {Stamp.WINDOW} else AGGREGATE_BY_TIME
 
 
 def _together(children: list[Leaving]) -> Leaving:
@@ -224,11 +251,10 @@ def _through(node: Node, row: Operator, below: Leaving, children: list[Leaving])
     """Take what comes from below through one operator."""
     if row.name == "Join":
         return _joined(node, row, below, children)
-    by_time = any(column.stamp is Stamp.TIME for column in node.groups)
     return replace(
         below,
         buffered=below.buffered or row.buffers,
-        late_at_watermark=below.late_at_watermark or row.late_at_watermark or by_time,
+        late_at_watermark=below.late_at_watermark or row.late_at_watermark,
         # Nothing but that column ends it: behind a state function Spark's other operators have no
         # watermark, and hold or drop nothing by it.
         declared_only=row.output is Output.DECLARED
@@ -275,7 +301,7 @@ def _projected(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
 def _part_of(stamp: Stamp | None, part: str) -> Stamp | None:
     if not part:
         return stamp
-    if stamp is not Stamp.WINDOW:
+    if stamp not in {Stamp.WINDOW, Stamp.SESSION}:
         return None
     return {"end": Stamp.END, "start": Stamp.START}.get(part)
 
@@ -388,7 +414,7 @@ def _check_known(stage: str, flow: Leaving, column: Column | None) -> None:
             f"be behind the watermark, or give transformWithState an eventTimeColumnName"
         )
     stamp = None if column is None else flow.stamps.get(column.id)
-    if column is None or stamp in {Stamp.TIME, Stamp.WINDOW, Stamp.END}:
+    if column is None or stamp in {Stamp.TIME, Stamp.WINDOW, Stamp.SESSION, Stamp.END}:
         return
     if stamp is Stamp.START:
         raise UnsoundPlanError(

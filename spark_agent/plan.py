@@ -57,6 +57,8 @@ class Stamp(StrEnum):
     """A row's event time."""
     WINDOW = "window"
     """A window: a struct of start and end."""
+    SESSION = "session"
+    """A session window, likewise."""
     END = "end"
     """The end of a window."""
     START = "start"
@@ -246,8 +248,9 @@ def _stamp(attribute: JavaObject) -> Stamp | None:
     metadata = _metadata(attribute)
     if _DELAY not in metadata:
         return None
-    is_window = "spark.timeWindow" in metadata or "spark.sessionWindow" in metadata
-    return Stamp.WINDOW if is_window else Stamp.TIME
+    if "spark.sessionWindow" in metadata:
+        return Stamp.SESSION
+    return Stamp.WINDOW if "spark.timeWindow" in metadata else Stamp.TIME
 
 
 def _metadata(attribute: JavaObject) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Each is said once, for Spark's batch and for its streams: the batch gives the an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ class Operator:
     """It does not work, and this is what its user is told to write instead: a pattern."""
     short: Literal["availableNow", "processingTime", "bounded", "cron"] = "bounded"
     """The trigger of its cell in the short version."""
-    issue: tuple[int, ...] = field(default=())
+    issue: tuple[int, ...] = ()
     """The faults of issue 7 that it would have shown."""
 
 
@@ -275,7 +275,7 @@ OPERATORS: Final = (
         "closed_at",
         event_time="closed_at",
         lag_ms=1,
-        short="cron",
+        short="processingTime",
         issue=(5,),
     ),
     Operator("window then window by window_time", _by_window_time, "closed_at"),
@@ -332,7 +332,7 @@ OPERATORS: Final = (
     ),
     Operator("static join", _static_join, "closed_at", event_time="closed_at", issue=(2,)),
     Operator("union", _union, "closed_at", sources=_PAIRS),
-    Operator("filter before", _filter_before, "closed_at", short="processingTime", issue=(2,)),
+    Operator("filter before", _filter_before, "closed_at", issue=(2,)),
     Operator("filter behind", _filter_behind, "closed_at", issue=(2,)),
     Operator("having", _having, "closed_at", issue=(2,)),
     Operator(
@@ -341,7 +341,7 @@ OPERATORS: Final = (
         "at",
         ascending=True,
         comes="at once",
-        short="cron",
+        short="processingTime",
         issue=(5,),
     ),
     Operator(

@@ -114,6 +114,21 @@ class TestOperators:
         for row in TABLE.values():
             assert row.in_code
 
+    def test_a_row_at_the_watermark_may_prolong_a_session(self) -> None:
+        """Spark lets a session take in a row that is dated exactly at its end."""
+        session = Column(5, "session_window", Stamp.SESSION)
+        node = Node("Aggregate", (watermarked(),), output=(session, COUNT), groups=(session, KEY))
+        assert promise(node, "session_window") == Promise(judged_at_ms=1, buffered=True)
+        ended = project(node, (9, "ended_at", session.id, "end"))
+        assert promise(ended, "ended_at") == Promise(judged_at_ms=1, buffered=True)
+        by_time = Node("Aggregate", (watermarked(),), output=(AT, COUNT), groups=(AT,))
+        assert promise(by_time, "at") == Promise(judged_at_ms=1, buffered=True)
+
+    def test_groups_of_no_event_time_never_close(self) -> None:
+        node = Node("Aggregate", (watermarked(),), output=(KEY, COUNT), groups=(KEY,))
+        with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) behind that function"):
+            promise(node)
+
     def test_a_join_holds_back_by_the_wider_bound(self) -> None:
         node = join(watermarked(), watermarked(), Bounds(3_600_001, 1))
         assert promise(node, "at") == Promise(3_600_001, judged_at_ms=1, buffered=True)
