@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.functions import arrow_udf
+from pyspark.sql.functions import arrow_udf, spark_partition_id, when
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -97,9 +97,9 @@ def watch_one(
         yield from watcher(batches)
 
     watch.__name__ = mark
-    # The column is made first, although it may be there: some operators (applyInPandasWithState)
-    # emit rows in a form that Spark's Python evaluation cannot take, and a projection puts that right.
-    shown = frame.withColumn(_SHOWN, of)
+    # Some operators (applyInPandasWithState) emit rows in a form that Spark's Python evaluation cannot
+    # take, and a projection puts that right. It has to be one that no filter is moved through.
+    shown = frame.withColumn(_SHOWN, when(spark_partition_id() >= 0, of))
     seen = arrow_udf(watch, "boolean").asNondeterministic()(_SHOWN)
     return shown.filter(seen).drop(_SHOWN)
 

@@ -65,7 +65,7 @@ class Cluster:
                     [sys.executable, "-m", "tests.spark.cluster.driver", self._order.dump()],
                     cwd=self.folder,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -146,7 +146,7 @@ class Cluster:
         for driver in self._drivers:
             for each in _processes(driver.pid):
                 end(each.pid)
-            driver.wait(60)
+            driver.communicate(timeout=60)
 
 
 @dataclass(frozen=True, order=True)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -188,7 +189,14 @@ def run(order: Order) -> None:
     spark.stop()
 
 
+def _end_with_parent() -> None:
+    """Never outlive the tests, whatever becomes of them: their end closes this pipe."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     run(Order.load(sys.argv[1]))
