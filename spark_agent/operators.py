@@ -64,13 +64,14 @@ def _passing(in_code: str, *names: str) -> list[Operator]:
     return [Operator(name, Emits.AS_THEY_CAME, Output.SAME, in_code) for name in names]
 
 
+_GROUPING_ID: Final = "spark_grouping_id"
 AGGREGATE_BY_TIME: Final = "Aggregate by session or time"
 """An `Aggregate` whose groups a row at the watermark may still belong to."""
 
 _ROWS: Final = [
     *_passing("select, withColumn, drop", "Project", "DataFrameDropColumns"),
     *_passing("filter, where, having", "Filter"),
-    *_passing("alias, a view, SQL", "SubqueryAlias", "View", "WithCTE", "CTERelationRef"),
+    *_passing("alias, a view, SQL", "SubqueryAlias", "View"),
     *_passing("explode, sliding windows, unpivot", "Generate", "Expand", "Unpivot"),
     *_passing(
         "sample, observe, hint", "Sample", "CollectMetrics", "ResolvedHint", "UnresolvedHint"
@@ -175,6 +176,7 @@ _INSTEAD: Final[Mapping[str, str]] = MappingProxyType(
             "use applyInPandasWithState: applyInArrow sees only one batch's rows of a group"
         ),
         "FlatMapCoGroupsInPandas": "join the two streams, or use transformWithState on their union",
+        "WithCTE": "write the WITH of your SQL as a temporary view of its own",
         "Window": "use groupBy(window(…)): a window function would need all rows at once",
     }
 )
@@ -225,6 +227,11 @@ def leaving(node: Node) -> Leaving:
 def _row_name(node: Node) -> str:
     if node.operator != "Aggregate":
         return node.operator
+    if any(column.name == _GROUPING_ID for column in node.groups):
+        raise UnsoundPlanError(
+            "rollup and cube have groups over all time, which no watermark ever closes: group by the "
+            "window and the columns that you want, and take the totals where the rows are read"
+        )
     stamps = {column.stamp for column in node.groups} - {None}
     if not stamps:
         raise UnsoundPlanError(
@@ -270,7 +277,9 @@ def _stamps(
     if row.output in {Output.DECLARED, Output.OPAQUE}:
         return {}
     if row.guards:
-        return _own_stamps(node)
+        # An aggregation in SQL may also name a part of its window, such as window.end.
+        groups = {column.id: column.stamp for column in node.groups if column.stamp is not None}
+        return _own_stamps(node) | _copied(node, groups)
     match row.name:
         case "Project":
             return _projected(node, below)
@@ -291,11 +300,15 @@ def _projected(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
         for column in node.output
         if column.stamp is not None and column.id not in node.copies and stamps
     }
-    for column, (origin, part) in node.copies.items():
-        stamp = _part_of(stamps.get(origin), part)
-        if stamp is not None:
-            found[column] = stamp
-    return found
+    return found | _copied(node, stamps)
+
+
+def _copied(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
+    """Follow the columns that are others, renamed, or a part of theirs."""
+    parts = {
+        column: _part_of(stamps.get(origin), part) for column, (origin, part) in node.copies.items()
+    }
+    return {column: stamp for column, stamp in parts.items() if stamp is not None}
 
 
 def _part_of(stamp: Stamp | None, part: str) -> Stamp | None:

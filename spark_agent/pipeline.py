@@ -242,7 +242,7 @@ class Pipeline:
                 delayMs=str(delay_ms),
             )
             .load()
-            .withWatermark(event_time, f"{delay_ms} milliseconds")
+            .withWatermark(_quoted(event_time), f"{delay_ms} milliseconds")
             .filter(
                 (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
                 | (F.spark_partition_id() < 0)
@@ -624,7 +624,11 @@ def _stop_quietly(query: StreamingQuery) -> None:
 
 def _column(name: str) -> Column:
     """Name a column, whatever characters are in its name."""
-    return F.col("`{}`".format(name.replace("`", "``")))
+    return F.col(_quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
 
 
 def _time_of(frame: DataFrame, name: str) -> Column:

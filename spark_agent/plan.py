@@ -179,7 +179,7 @@ class PlanReader:
             children=children,
             output=_columns(node.output()),
             mark=_mark(node) if name == "Filter" else "",
-            copies=_copies(node.projectList()) if name == "Project" else {},
+            copies=_copies(_expressions(node)),
             groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
             bounds=bounds,
             control=_control(node) if name == "StreamingRelationV2" else None,
@@ -265,9 +265,20 @@ def _has(thing: JavaObject, method: str) -> bool:
     return any(each.getName() == method for each in thing.getClass().getMethods())
 
 
+def _expressions(node: JavaObject) -> JavaObject:
+    """Return what a node computes, as far as columns may be copied by it; None: nothing."""
+    match node.nodeName():
+        case "Project":
+            return node.projectList()
+        case "Aggregate":
+            return node.aggregateExpressions()
+        case _:
+            return None
+
+
 def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
-    for each in _items(projections):
+    for each in [] if projections is None else _items(projections):
         kind = each.getClass().getSimpleName()
         if kind == "AttributeReference":
             found[each.exprId().id()] = each.exprId().id(), ""

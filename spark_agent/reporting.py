@@ -112,7 +112,10 @@ class Attempt:
         return found and found.output_ms
 
     def claim(self, ranges: Sequence[str]) -> None:
-        """Claim ranges, and so fence every older attempt at this task from here on."""
+        """Claim ranges, and so fence every older attempt at this task from here on.
+
+        Ranges that were claimed before are to be among them: one lease then covers them all.
+        """
         rank, place = self._task.rank, self._place
         if rank is None or not ranges or self._away():
             return
@@ -128,7 +131,7 @@ class Attempt:
         except AggregatorError as error:
             self._note(error, "claim", len(ranges))
         else:
-            self._leases.append(lease)
+            self._leases = [lease]
 
     def report(self, promises: Mapping[str, int] | None = None) -> None:
         """Report the claimed ranges for this epoch.
@@ -218,7 +221,8 @@ class SourceReporter:
             if number == 0:
                 late_before_ms = attempt.promised_ms()
             seen = self._newest_ms(names, times, late_before_ms, attempt.counts)
-            attempt.claim([shard for shard in seen if shard not in newest_ms])
+            if not seen.keys() <= newest_ms.keys():
+                attempt.claim(sorted(seen.keys() | newest_ms.keys()))
             for shard, time_ms in seen.items():
                 newest_ms[shard] = max(time_ms, newest_ms.get(shard, time_ms))
             yield all_true(times)

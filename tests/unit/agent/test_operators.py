@@ -124,6 +124,17 @@ class TestOperators:
         by_time = Node("Aggregate", (watermarked(),), output=(AT, COUNT), groups=(AT,))
         assert promise(by_time, "at") == Promise(judged_at_ms=1, buffered=True)
 
+    def test_an_aggregation_in_sql_may_name_the_end_itself(self) -> None:
+        node = replace(windows(watermarked()), output=(Column(9, "ended_at"),))
+        node = replace(node, copies={9: (WINDOW.id, "end")})
+        assert promise(node, "ended_at") == Promise(buffered=True)
+
+    def test_totals_over_all_time_never_close(self) -> None:
+        groups = (WINDOW, KEY, Column(6, "spark_grouping_id"))
+        node = Node("Aggregate", (watermarked(),), output=(WINDOW, KEY), groups=groups)
+        with pytest.raises(UnsoundPlanError, match="rollup and cube have groups over all time"):
+            promise(node, "window")
+
     def test_groups_of_no_event_time_never_close(self) -> None:
         node = Node("Aggregate", (watermarked(),), output=(KEY, COUNT), groups=(KEY,))
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) behind that function"):
@@ -177,6 +188,7 @@ class TestOperators:
         [
             ("Sort", "sort where the rows are read"),
             ("FlatMapGroupsInPandas", "use applyInPandasWithState"),
+            ("WithCTE", "as a temporary view of its own"),
             ("NeverHeardOf", "write its output to files"),
         ],
     )
