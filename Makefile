@@ -38,7 +38,7 @@ test: setup
 # Every operator of Spark under every trigger, in two stages, against the batch answer: about twenty
 # minutes. `make test` has one cell of each operator.
 matrix: setup
-	@$(BIN)/python -m pytest -m "" tests/spark/matrix $(ARGS)
+	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check
