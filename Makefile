@@ -35,8 +35,8 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
 
-# Every operator of Spark under every trigger, in two stages, against the batch answer: about twenty
-# minutes. `make test` has one cell of each operator.
+# Every operator of Spark under every trigger, in two stages, against the batch answer; then executors
+# and drivers killed on a cluster: about an hour and a half. `make test` has a short version of each.
 matrix: setup
 	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster $(ARGS)
 

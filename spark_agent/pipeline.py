@@ -609,7 +609,10 @@ def _say_goodbye(query: StreamingQuery, keeper: Keeper, how: Signal) -> None:
 
     Spark's listener bus may be behind: it tells of a batch some time after the query has ended.
     """
-    newest = plan.last_progress(query)
+    try:
+        newest = plan.last_progress(query)
+    except Exception:  # noqa: BLE001  (Spark itself may be gone; then nobody knows of that batch)
+        newest = None
     if newest is not None:
         keeper.tell(newest)
     keeper.tell(how)
