@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_agent.operators import Promise, UnsoundPlanError, leaving, promise_of
-from spark_agent.plan import MARK, Control, Node
+from spark_agent.plan import RANGES_MARK, SOURCE_MARK, Control, Node, Stamp
 from spark_agent.spec import StageSpec, ancestors
-
-SOURCE_MARK: Final = f"{MARK}source."
-RANGES_MARK: Final = f"{MARK}ranges."
-"""Names of the two reporters in Spark's plan, before a number of their own and the stage."""
 
 _BEHIND_REPORT: Final = frozenset(
     {
@@ -68,8 +64,9 @@ def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Rep
     for stage in set(sources + reported):
         if (sources + reported).count(stage) > 1:
             raise UnsoundPlanError(
-                f"stage {stage!r} is in this query more than once: each stage has one place, which "
-                f"alone can promise for it"
+                f"stage {stage!r} is in this query more than once, and only one place can promise for "
+                f"it. To join or union a source with itself, read its data a second time: a "
+                f"readStream of its own, without source(), that begins with watermarked()"
             )
     for stage in watermarked:
         if stage not in reported:
@@ -105,15 +102,23 @@ def _unique(names: Iterator[str]) -> list[str]:
 
 
 def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
-    """Yield each control source of a plan with the data that it is unioned with."""
+    """Yield each control source of a plan with the union of it and the data."""
     for node in plan.walk():
         if node.is_control_union:
             [control] = [each.control for each in node.children[0].walk() if each.control]
-            yield control, node.children[1]
+            yield control, node
 
 
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
-    for control, data in _controlled(plan):
+    for control, union in _controlled(plan):
+        _, data = union.children
+        if leaving(data).buffered:
+            raise UnsoundPlanError(
+                f"stage {control.stage!r}: an operator that keeps rows over batches stands before "
+                f"watermarked(), and what it lets out later may be older than the watermark by then: "
+                f"call watermarked() before it"
+            )
+        _check_event_time(control.stage, union)
         above = ancestors(stages, control.stage)
         for node in data.walk():
             if node.mark.startswith(SOURCE_MARK) and stage_of(node.mark) not in above:
@@ -128,6 +133,40 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
                 f"later batch, when they are late. Leave the limit out, or report the source in "
                 f"this query with source()"
             )
+
+
+def _check_event_time(stage: str, union: Node) -> None:
+    """Raise if the event time of `watermarked` was made from another after `source` had seen that."""
+    _, data = union.children
+    for place, column in enumerate(union.output):
+        if column.stamp is Stamp.TIME and _is_redated(data, data.output[place].id):
+            raise UnsoundPlanError(
+                f"stage {stage!r}: watermarked() goes by {column.name!r}, which is not the event "
+                f"time that source() goes by, so nothing is known of how old it may be: compute it "
+                f"(or call mapInPandas) before source(), and give both the same column"
+            )
+
+
+def _is_redated(node: Node, column: int) -> bool:
+    """Whether a column is computed, or is another, behind a source that goes by an event time."""
+    if node.mark.startswith(SOURCE_MARK):
+        return node.event_time is not None and column != node.event_time
+    if node.operator == "Union":
+        place = next(i for i, each in enumerate(node.output) if each.id == column)
+        return any(_is_redated(each, each.output[place].id) for each in node.children)
+    if node.operator == "Project":
+        origin, part = node.copies.get(column, (column, ""))
+        computed = bool(part) or column not in node.copies
+        [child] = node.children
+        return _has_source(child) if computed else _is_redated(child, origin)
+    from_below = [c for c in node.children if any(each.id == column for each in c.output)]
+    if not from_below:
+        return _has_source(node)
+    return any(_is_redated(child, column) for child in from_below)
+
+
+def _has_source(node: Node) -> bool:
+    return any(each.mark.startswith(SOURCE_MARK) for each in node.walk())
 
 
 def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:

@@ -50,12 +50,16 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     return milliseconds
 
 
-def _milliseconds(value: Duration) -> int | None:
-    if isinstance(value, timedelta):
-        return value // timedelta(milliseconds=1)
-    if isinstance(value, int):
-        return value
-    return _parse(value.strip().lower())
+def _milliseconds(value: object) -> int | None:
+    match value:
+        case timedelta():
+            return value // timedelta(milliseconds=1)
+        case int() if not isinstance(value, bool):
+            return value
+        case str():
+            return _parse(value.strip().lower())
+        case _:
+            return None
 
 
 def _parse(text: str) -> int | None:

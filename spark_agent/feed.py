@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,10 +21,13 @@ from spark_agent.link import Offset
 from spark_agent.operators import Promise
 from spark_agent.plan import Progressed
 from spark_agent.times import instant_text
+from spark_agent.waiting import tell_of_missing_inputs
 
 _log: Final = logging.getLogger("spark_agent")
 
 _LONGEST_PAUSE_MS: Final = 5_000
+_GIVES_UP_AFTER_MS: Final = 60_000
+"""How long a drained run waits until its sources are final."""
 _STANDS_AFTER: Final = 3
 """So many batches after a watermark was handed to Spark, Spark should run with it."""
 
@@ -35,8 +39,10 @@ class Settler(Protocol):
         """Commit a batch's epoch if that is not done; say whether it is, within the time."""
         ...
 
-    def drain(self, timeout_ms: int) -> None:
-        """Note that the query has read all that its sources had; make them final, within the time."""
+    def drain(self, timeout_ms: int) -> bool:
+        """Note that the query has read all that its sources had; say whether they are final, within
+        the time.
+        """
         ...
 
     def refuse(self, message: str) -> None:
@@ -53,6 +59,8 @@ class Run:
     """By keyed stage."""
     caps_ms: Mapping[str, int | None]
     """By keyed stage that has one: the furthest input watermark of this run. None: none at all."""
+    inputs: Mapping[str, Collection[str]]
+    """By keyed stage: every stage that its input watermark depends on."""
     bounded: bool
     ends_when_idle: bool
     """Whether Spark ends the query at the first trigger that finds no news (`availableNow`)."""
@@ -80,6 +88,9 @@ class Feed:
         self._inputs = {stage: _Input(run, stage, client, clock) for stage in run.promises}
         self._settled_epoch = -1
         self._drained = False
+        self._draining_since_ms: int | None = None
+        self._told_missing: set[str] = set()
+        self._client = client
         self._stalled: _Stall | None = None
         # By reader: the offset last answered, and the epoch that was the newest then.
         self._answered: dict[str, tuple[Offset, int]] = {}
@@ -107,15 +118,41 @@ class Feed:
         if first:
             self._compare(stage, at)
         if self._run.bounded and not self._drained and self._has_drained(reader, at, newest):
-            self._drained = True
-            self.keeper.drain(self._run.patience_ms)
+            self._drain()
             self._inputs[stage].look_now()
+        self._tell_of_missing_inputs(stage, newest)
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
         if first or self._lags(at, newest) or self._must_go_on(newest):
             return Offset(at.watermark_ms, at.turn + 1)
         return at
+
+    def _drain(self) -> None:
+        """Make the sources final. While that does not succeed the run goes on, but not for ever."""
+        self._drained = self.keeper.drain(self._run.patience_ms)
+        now_ms = self._clock.steady_ms()
+        if self._drained or not self._run.ends_when_idle:
+            return
+        if self._draining_since_ms is None:
+            self._draining_since_ms = now_ms
+        if now_ms - self._draining_since_ms >= _GIVES_UP_AFTER_MS:
+            self.keeper.refuse(
+                f"tidegauge: this bounded query has read all there is, but could not make its sources "
+                f"final within {_GIVES_UP_AFTER_MS // 1_000} s, so that its last windows did not come "
+                f"out: the aggregator is away, or another driver holds their shards. Nothing is "
+                f"lost: run it again when that is put right"
+            )
+
+    def _tell_of_missing_inputs(self, stage: str, newest: Progressed | None) -> None:
+        if stage in self._told_missing or self._inputs[stage].newest_ms() is not None:
+            return
+        if self._first_epoch is None or _epoch(newest) - self._first_epoch < _STANDS_AFTER:
+            return
+        with suppress(AggregatorError):
+            watermarks = self._client.watermarks(self._run.job)
+            tell_of_missing_inputs(stage, self._run.inputs[stage], watermarks)
+            self._told_missing.add(stage)
 
     def _compare(self, stage: str, at: Offset) -> None:
         """Find out at the start whether the query's checkpoint and the job are of one another."""

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -40,6 +40,7 @@ from spark_agent.plan import Progressed
 from spark_agent.spec import StageSpec
 from spark_agent.tally import Count, Tallies, Tally, take
 from spark_agent.times import instant_text
+from spark_agent.waiting import tell_of_missing_inputs, tell_of_unfinished
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -102,6 +103,8 @@ class Assignment:
     """Whether each batch takes all there is: no source is rate limited."""
     idle_after_ms: Mapping[str, int] = field(default_factory=dict[str, int])
     """Of sources whose quiet shards are to be idle."""
+    inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    """By keyed stage: every stage that its input watermark depends on."""
 
     @property
     def stages(self) -> list[str]:
@@ -209,15 +212,22 @@ class Keeper:
         self.tell(done)
         return self._wait(lambda: self._epoch >= done.epoch, timeout_ms)
 
-    def drain(self, timeout_ms: int) -> None:
-        """Note that the query's input is drained, and wait until its sources are final."""
+    def drain(self, timeout_ms: int) -> bool:
+        """Note that the query's input is drained, and wait until its sources are final; say whether
+        they are within the time.
+        """
         self.tell(Signal.DRAINED)
-        self._wait(lambda: not any(self._not_final.values()), timeout_ms)
+        return self._wait(
+            lambda: not any(self._not_final.values()), timeout_ms, although_troubled=True
+        )
 
-    def _wait(self, done: Callable[[], bool], timeout_ms: int) -> bool:
+    def _wait(
+        self, done: Callable[[], bool], timeout_ms: int, *, although_troubled: bool = False
+    ) -> bool:
         with self._stepped:
             self._stepped.wait_for(
-                lambda: done() or self._troubled or not self.alive, timeout_ms / 1_000
+                lambda: done() or (self._troubled and not although_troubled) or not self.alive,
+                timeout_ms / 1_000,
             )
             return done()
 
@@ -238,6 +248,7 @@ class Keeper:
     def _run_thread(self) -> None:
         try:
             self._keep()
+            self._tell_what_is_open()
         finally:
             for stage in self._assignment.stages:
                 take(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
@@ -263,6 +274,21 @@ class Keeper:
                 self._last_complaint = None
                 self._note_step(troubled=False)
                 pause_ms = _TICK_MS
+
+    def _tell_what_is_open(self) -> None:
+        """Say what a query that has ended leaves open, if that is not what was to be expected."""
+        try:
+            watermarks = self._client.watermarks(self._assignment.job)
+        except AggregatorError:
+            watermarks = {}
+        for stage, inputs in self._assignment.inputs.items():
+            here = watermarks.get(stage)
+            if here is not None and here.final:
+                continue
+            if self._assignment.bounded:
+                tell_of_unfinished(stage, inputs, watermarks)
+            elif here is not None and here.input_ms is None:
+                tell_of_missing_inputs(stage, inputs, watermarks)
 
     def _note_step(self, *, troubled: bool) -> None:
         with self._stepped:
@@ -430,7 +456,7 @@ class Keeper:
     def _hear(self, stage: str, said: Sequence[Tally]) -> None:
         for tally in said:
             split = sum(len(partitions) > 1 for partitions in tally.partitions.values())
-            self._count(stage, {**tally.counts, Count.SPLIT_SHARDS: split})
+            self._count(stage, {**tally.total, Count.SPLIT_SHARDS: split})
             if tally.early is not None:
                 _log.warning(
                     "stage %s: %d rows left it older than what it had promised: its published "
@@ -438,7 +464,7 @@ class Keeper:
                     "rows with the end of their window, or declare how far behind the watermark "
                     "they may be: report(…, delay=…)",
                     stage,
-                    tally.counts.get(Count.EARLY_ROWS, 0),
+                    tally.total.get(Count.EARLY_ROWS, 0),
                     instant_text(tally.early.watermark_ms),
                     instant_text(tally.early.row_ms),
                 )

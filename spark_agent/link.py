@@ -22,7 +22,19 @@ _LONGEST_LINE: Final = 4_096
 
 
 class LinkError(Exception):
-    """The driver does not answer, or says that it has no such query."""
+    """The driver does not answer."""
+
+
+class NotStartedError(Exception):
+    """A query goes through a stage, but was not started with `Pipeline.start`."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(
+            f"tidegauge: a query through stage {stage!r} was not started with Pipeline.start(), so "
+            f"nobody would commit its batches, and its watermark would stand for ever: hand "
+            f"frame.writeStream… to pipeline.start(), in place of calling its own start()"
+        )
+        self.stage = stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +83,15 @@ class LinkClient:
         return {**self.__dict__, "_link": None}
 
     def next(self, control: str, at: Offset) -> Offset:
-        """Ask the driver where to go from an offset. Raises `LinkError`."""
+        """Ask the driver where to go from an offset. Raises `LinkError`, `NotStartedError`."""
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
         try:
             link = self._link or self._connect()
             link.sendall(json.dumps(asdict(request)).encode() + b"\n")
-            return Offset.read(json.loads(_line(link))["offset"])
+            answer = json.loads(_line(link))
+            if "not_started" in answer:
+                raise NotStartedError(answer["not_started"])
+            return Offset.read(answer["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -112,6 +127,12 @@ class LinkServer:
     def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset]) -> None:
         links: WeakSet[socket.socket] = WeakSet()
 
+        def answered(request: _Request, at: Offset) -> dict[str, Any]:
+            try:
+                return {"offset": answer(request.control, request.reader, at).stored()}
+            except NotStartedError as error:
+                return {"not_started": error.stage}
+
         class Handler(StreamRequestHandler):
             """Answers one reader."""
 
@@ -124,9 +145,7 @@ class LinkServer:
                         if not compare_digest(request.token, token):
                             return
                         at = Offset(request.watermark_ms, request.turn)
-                        found = answer(request.control, request.reader, at)
-                        said = json.dumps({"offset": found.stored()})
-                        self.wfile.write(said.encode() + b"\n")
+                        self.wfile.write(json.dumps(answered(request, at)).encode() + b"\n")
 
         self._links = links
         self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
-
 from spark_agent.keeper import Keeper, Signal
-from spark_agent.plan import Progressed, read_progress
+from spark_agent.plan import Progressed
 
 _EARLY_EVENTS: Final = 1_000
 
 
-class Board(StreamingQueryListener):
+class Board:
     """Knows which keeper follows which query. Never blocks Spark's listener bus."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._lock = threading.Lock()
         self._keepers: dict[str, Keeper] = {}
         self._starting = 0
@@ -65,17 +55,10 @@ class Board(StreamingQueryListener):
             elif self._starting:
                 self._early.append((run_id, event))
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Nothing to do: `start` knows."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def progressed(self, run_id: str, done: Progressed) -> None:
         """Pass on that a batch is in Spark's commit log."""
-        progress = event.progress
-        self._pass_on(str(progress.runId), read_progress(json.loads(progress.json)))
+        self._pass_on(run_id, done)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Nothing to do."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def ended(self, run_id: str) -> None:
         """Pass on that the query has ended, one way or the other."""
-        self._pass_on(str(event.runId), Signal.ENDED)
+        self._pass_on(run_id, Signal.ENDED)

@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from spark_agent.plan import Column, Node, Stamp
+from spark_agent.plan import SOURCE_MARK, Column, Node, Stamp
 
 
 class Emits(StrEnum):
@@ -83,7 +83,6 @@ _ROWS: Final = [
     *_passing(
         "readStream", "StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"
     ),
-    *_passing("withWatermark", "EventTimeWatermark"),
     Operator("MapInPandas", Emits.MADE_BY_USER, Output.OPAQUE, "mapInPandas"),
     Operator("MapInArrow", Emits.MADE_BY_USER, Output.OPAQUE, "mapInArrow"),
     Operator(
@@ -176,6 +175,7 @@ _INSTEAD: Final[Mapping[str, str]] = MappingProxyType(
             "use applyInPandasWithState: applyInArrow sees only one batch's rows of a group"
         ),
         "FlatMapCoGroupsInPandas": "join the two streams, or use transformWithState on their union",
+        "EventTimeWatermark": "leave withWatermark out: watermarked() stands in its place",
         "WithCTE": "write the WITH of your SQL as a temporary view of its own",
         "Window": "use groupBy(window(…)): a window function would need all rows at once",
     }
@@ -209,7 +209,8 @@ class Leaving:
 
 def leaving(node: Node) -> Leaving:
     """Derive what leaves a node from what leaves its children. Raises `UnsoundPlanError`."""
-    if not node.streaming:
+    if not node.streaming or node.mark.startswith(SOURCE_MARK):
+        # What leaves a source, its strategy says.
         return Leaving()
     if node.is_control_union:
         return Leaving(watermarked=True, stamps=_own_stamps(node))
@@ -236,8 +237,9 @@ def _row_name(node: Node) -> str:
     if not stamps:
         raise UnsoundPlanError(
             "an aggregation groups by no event time that Spark knows of, so nothing ever closes its "
-            "groups: group by window(…) over the event time; and where a function of yours stands "
-            "before it (mapInPandas, mapInArrow), call watermarked() behind that function"
+            "groups: call watermarked() before it, and group by window(…) over the event time; where a "
+            "function of yours stands between (mapInPandas, mapInArrow), call watermarked() behind "
+            "that function"
         )
     return "Aggregate" if stamps == {Stamp.WINDOW} else AGGREGATE_BY_TIME
 

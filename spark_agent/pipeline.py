@@ -27,14 +27,14 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
 from spark_agent.arrow import has_type, watch_one, watch_two
-from spark_agent.checks import RANGES_MARK, SOURCE_MARK, Passage, Report, check
+from spark_agent.checks import Passage, Report, check
 from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
 from spark_agent.feed import Feed, Run
 from spark_agent.keeper import Assignment, Keeper, Query, Signal
-from spark_agent.link import LinkError, LinkServer, Offset
+from spark_agent.link import LinkServer, NotStartedError, Offset
 from spark_agent.listener import Board
 from spark_agent.reporting import (
     QUERY_PROPERTY,
@@ -43,7 +43,7 @@ from spark_agent.reporting import (
     RangeReporter,
     SourceReporter,
 )
-from spark_agent.spec import StageSpec, read_spec, upstream
+from spark_agent.spec import StageSpec, ancestors, read_spec, upstream
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Tallies, TallyParam
 
@@ -107,12 +107,13 @@ class Pipeline:
         take, `RuntimeError` for Spark Connect, or if Spark's workers would run another Python than
         this one.
         """
+        _check_url(url)
         self._spark = spark or SparkSession.builder.getOrCreate()
         _check_session(self._spark)
         self._url = url
         self._job = job
-        self._spec = {name: dict(stage) for name, stage in spec.items()}
         self._stages = read_spec(spec)
+        self._spec = {name: dict(stage) for name, stage in spec.items()}
         self._replace = replace
         self._ttl_ms = duration_ms(lease_ttl, name="lease_ttl")
         self._patience_ms = duration_ms(patience, name="patience")
@@ -135,7 +136,9 @@ class Pipeline:
         self._plans = plan.PlanReader(self._spark)
         self._spark.dataSource.register(ControlSource)
         self._declare()
-        self._spark.streams.addListener(self._board)
+        self._listener = plan.Listener(
+            self._spark, progressed=self._board.progressed, ended=self._board.ended
+        )
 
     @property
     def counts(self) -> Counter[str]:
@@ -175,6 +178,7 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._stage(stage, "source")
+        _check_strategy(strategy)
         _check_column(frame, shard)
         _check_time(frame, event_time)
         place = self._place(stage, whole_shards=partitioned_by_shard)
@@ -190,7 +194,7 @@ class Pipeline:
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
             frame = frame.repartition(tasks or min(cores, len(spec.shards)), _column(shard))
-        mark = f"{SOURCE_MARK}{next(self._numbers)}.{stage}"
+        mark = f"{plan.SOURCE_MARK}{next(self._numbers)}.{stage}"
         shards = _column(shard).cast("string")
         return watch_two(frame, mark, reporter, shards, _column(event_time))
 
@@ -248,7 +252,9 @@ class Pipeline:
                 | (F.spark_partition_id() < 0)
             )
         )
-        return control.union(frame)
+        # With names of their own, since Spark makes one union of unions that meet: then it could not
+        # be told what has come through here, and what was unioned with it later.
+        return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
 
     def report(
         self,
@@ -284,7 +290,7 @@ class Pipeline:
         if on_early not in {"count", "fail"}:
             raise ValueError(f"on_early {on_early!r} is not known: write 'count' or 'fail'")
         event_time = _event_time(frame, stage, event_time)
-        mark = f"{RANGES_MARK}{next(self._numbers)}.{stage}"
+        mark = f"{plan.RANGES_MARK}{next(self._numbers)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
         self._reports[mark] = Report(stage, event_time, delay_ms)
         reporter = RangeReporter(
@@ -318,13 +324,14 @@ class Pipeline:
         Raises `ValueError`, also as `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`, if
         the query does not do what its stages need.
         """
+        _check_is_writer(writer)
         trigger = _check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
         tree = self._plans.read(plan.frame_of(writer))
         passage = check(tree, self._stages, self._reports)
         controls = [node.control.id for node in tree.walk() if node.control is not None]
-        self._check_policy(controls)
+        self._check_settings(controls)
         with self._lock:
             self._forget_ended()
             self._check_free([*passage.sources, *passage.promises])
@@ -359,6 +366,7 @@ class Pipeline:
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
                 reads_all=passage.reads_all,
+                inputs={each: ancestors(self._stages, each) for each in passage.promises},
                 idle_after_ms={
                     each: self._idle_after_ms[each]
                     for each in passage.sources
@@ -377,6 +385,7 @@ class Pipeline:
                 job=self._job,
                 promises=passage.promises,
                 caps_ms=self._caps_ms(passage, watermarks) if trigger == _AVAILABLE_NOW else {},
+                inputs={each: ancestors(self._stages, each) for each in passage.promises},
                 bounded=bounded,
                 ends_when_idle=trigger == _AVAILABLE_NOW,
                 patience_ms=self._patience_ms,
@@ -437,7 +446,7 @@ class Pipeline:
             _say_goodbye(query, keeper, Signal.STOP)
         for _, keeper in self._started:
             keeper.join(_JOIN_MS)
-        self._spark.streams.removeListener(self._board)
+        self._listener.close()
         self._link.close()
 
     def __enter__(self) -> Self:
@@ -452,10 +461,10 @@ class Pipeline:
         self.stop()
 
     def _answer(self, control: str, reader: str, at: Offset) -> Offset:
-        """Answer a control source, through the link."""
+        """Answer a control source, through the link. Raises `NotStartedError`."""
         stage, feed = self._feeds.get(control, ("", None))
         if feed is None:
-            raise LinkError(f"no query was started with control source {control}")
+            raise NotStartedError(stage)
         return feed.next(reader, stage, at)
 
     def _forget_ended(self) -> None:
@@ -483,7 +492,13 @@ class Pipeline:
                         f"with watermarked(), or declare a source stage for each"
                     )
 
-    def _check_policy(self, controls: Sequence[str]) -> None:
+    def _check_settings(self, controls: Sequence[str]) -> None:
+        several = "spark.sql.streaming.statefulOperator.allowMultiple"
+        if str(self._spark.conf.get(several, "true")).lower() != "true":
+            raise ValueError(
+                f"{several} is off, and Spark then knows no watermark of each operator's own, from "
+                f"which a stage's promise is read: leave it at true"
+            )
         policy = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
         if len(controls) > 1 and str(policy).lower() != "min":
             raise ValueError(
@@ -690,6 +705,13 @@ def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
     return name
 
 
+def _check_is_writer(writer: object) -> None:
+    if not isinstance(writer, DataStreamWriter):
+        raise ValueError(  # noqa: TRY004  (a wrong argument, as all that start() refuses)
+            f"start() takes what frame.writeStream… gives, in place of its own start(), not {writer!r}"
+        )
+
+
 def _check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
     """Check what a writer asks of Spark, and return its trigger's name. Raises `ValueError`."""
     trigger = plan.trigger_of(writer)
@@ -732,7 +754,23 @@ def _check_session(spark: SparkSession) -> None:
         )
 
 
-def _check_column(frame: DataFrame, name: str) -> None:
+def _check_url(url: object) -> None:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ValueError(f"url {url!r} is no address of a service: write it like http://host:8000")
+
+
+def _check_strategy(strategy: object) -> None:
+    if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
+        raise ValueError(  # noqa: TRY004  (as above)
+            f"strategy {strategy!r} is none: write BoundedOutOfOrderness('10 minutes') or Ascending()"
+        )
+
+
+def _check_column(frame: DataFrame, name: object) -> None:
+    if not isinstance(name, str):
+        raise ValueError(  # noqa: TRY004  (as above)
+            f"a column is named by its name, a string, not by {name!r}"
+        )
     if name not in frame.columns:
         raise ValueError(f"there is no column {name!r}; there are {', '.join(frame.columns)}")
 

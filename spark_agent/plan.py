@@ -9,12 +9,13 @@ The rest of the agent sees plain values: a plan is a tree of `Node`s, a batch th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -32,6 +33,9 @@ _DELAY: Final = "spark.watermarkDelayMs"
 
 MARK: Final = "tidegauge."
 """What the names of the agent's own functions in a plan begin with."""
+SOURCE_MARK: Final = f"{MARK}source."
+RANGES_MARK: Final = f"{MARK}ranges."
+"""Names of the two reporters in Spark's plan, before a number of their own and the stage."""
 
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
 _LIMITS: Final = frozenset(
@@ -103,6 +107,8 @@ class Node:
     streaming: bool = True
     mark: str = ""
     """Name of the agent's function in it, if it is one of the agent's own nodes."""
+    event_time: int | None = None
+    """Of a source's reporter: the column that it goes by, by its id."""
     copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """Columns that are others, renamed (id by id), or a field of theirs, by the field's name."""
     groups: tuple[Column, ...] = ()
@@ -178,7 +184,8 @@ class PlanReader:
             operator=name,
             children=children,
             output=_columns(node.output()),
-            mark=_mark(node) if name == "Filter" else "",
+            mark=(mark := _mark(node) if name == "Filter" else ""),
+            event_time=_reported_time(node) if mark.startswith(SOURCE_MARK) else None,
             copies=_copies(_expressions(node)),
             groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
             bounds=bounds,
@@ -309,6 +316,12 @@ def _mark(node: JavaObject) -> str:
     return name if name.startswith(MARK) else ""
 
 
+def _reported_time(node: JavaObject) -> int | None:
+    """Read which column a source's reporter is shown as the event time: the second."""
+    shown = _copied(node.condition().children().apply(1))
+    return None if shown is None or shown[1] else shown[0]
+
+
 def _control(node: JavaObject) -> Control | None:
     if node.sourceName() != FORMAT:
         return None
@@ -385,8 +398,58 @@ def last_progress(query: StreamingQuery) -> Progressed | None:
 
     Spark notes it before it plans the next batch, and tells its listeners only some time later.
     """
-    progress = query.lastProgress
-    return None if progress is None else read_progress(json.loads(progress.json))
+    wrapped: JavaObject = query._jsq
+    progress = wrapped.lastProgress()
+    return None if progress is None else read_progress(json.loads(progress.json()))
+
+
+class Listener:
+    """Hears from Spark of every batch that is done and of every query that has ended, by run id.
+
+    PySpark's own listener turns each event into Python objects by some hundreds of calls to the JVM,
+    in every batch of every query. All that is needed of it is one JSON text.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        progressed: Callable[[str, Progressed], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        context: JavaObject = spark.sparkContext
+        gateway: JavaObject = context._gateway
+        ensure_callback_server_started(gateway)
+        self._progressed = progressed
+        self._ended = ended
+        package = gateway.jvm.org.apache.spark.sql.streaming
+        self._listener: JavaObject = package.PythonStreamingQueryListenerWrapper(self)
+        self._queries: JavaObject = spark.streams._jsqm
+        self._queries.addListener(self._listener)
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._queries.removeListener(self._listener)
+
+    def onQueryStarted(self, event: JavaObject) -> None:  # noqa: N802
+        """Nothing to do: who starts a query knows of it."""
+
+    def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
+        """Read the batch."""
+        body = json.loads(event.progress().json())
+        self._progressed(body["runId"], read_progress(body))
+
+    def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: JavaObject) -> None:  # noqa: N802
+        """Read which query it was."""
+        self._ended(str(event.runId().toString()))
+
+    class Java:
+        """What py4j shows this class to the JVM as."""
+
+        implements: Final = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
 def read_progress(body: Mapping[str, Any]) -> Progressed:

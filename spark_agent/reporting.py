@@ -18,6 +18,7 @@ from pyspark import Accumulator, TaskContext
 from spark_agent.arrow import Array, all_true, newest, older
 from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
 from spark_agent.clock import Clock
+from spark_agent.link import NotStartedError
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Count, Early, Tallies, Tally
 from spark_agent.times import instant_text
@@ -67,18 +68,22 @@ class TaskIdentity:
     holder: str
 
 
-def current_task() -> TaskIdentity | None:
-    """Say who this task is; None if its query was not started with `Pipeline.start`.
+def current_task(stage: str) -> TaskIdentity | None:
+    """Say who this task is; None if it is not one of a query's own, but of an action beside it.
+
+    Raises `NotStartedError` if its query was not started with `Pipeline.start`.
 
     The attempt in the rank is Spark's task attempt id, not its attempt number: that one starts over
     when Spark repeats a whole stage, while the id rises over all tasks of the application, so the
     attempt that was started last always outranks the others.
     """
     context = TaskContext.get()
-    query = context and context.getLocalProperty(QUERY_PROPERTY)
     batch = context and context.getLocalProperty(_BATCH_PROPERTY)
-    if context is None or not query or not batch:
+    if context is None or not batch:
         return None
+    query = context.getLocalProperty(QUERY_PROPERTY)
+    if not query:
+        raise NotStartedError(stage)
     epoch, attempt = int(batch), context.taskAttemptId()
     run = context.getLocalProperty(RUN_PROPERTY)
     return TaskIdentity(
@@ -156,7 +161,9 @@ class Attempt:
         here = frozenset({self._task.partition})
         said = dict(promises or {})
         partitions = dict.fromkeys(said, here) if self._place.whole_shards else {}
-        self._place.tallies.add({key: Tally(said, dict(self.counts), partitions, early)})
+        self._place.tallies.add(
+            {key: Tally(said, {self._task.partition: dict(self.counts)}, partitions, early)}
+        )
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
         place = self._place
@@ -210,7 +217,7 @@ class SourceReporter:
 
     def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
         """Take batches of shards and event times; say of every row that it passes."""
-        task = current_task()
+        task = current_task(self._place.stage)
         if task is None:
             yield from (all_true(times) for _, times in batches)
             return
@@ -273,7 +280,7 @@ class RangeReporter:
 
     def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
         """Take batches of event times; say of every row that it passes."""
-        task = current_task()
+        task = current_task(self._place.stage)
         if task is None:
             yield from (all_true(times) for times in batches)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, cast
 
 _KEY_SPACE: Final = 2**32
 
@@ -32,9 +32,23 @@ def read_spec(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, StageSpec]:
 
     The service checks the graph; here only that each stage is of some kind. Raises `ValueError`.
     """
+    _check_shape(stages)
     if not stages:
         raise ValueError("spec: it has no stages; give at least one source")
     return {name: _read_stage(name, stage) for name, stage in stages.items()}
+
+
+def _check_shape(stages: object) -> None:
+    if not isinstance(stages, Mapping):
+        raise ValueError(  # noqa: TRY004  (as all that is wrong with a specification)
+            f"spec: it maps names of stages to what they are, {{…}}; this is {stages!r}"
+        )
+    found = cast("Mapping[object, object]", stages)
+    for name, stage in found.items():
+        if not isinstance(stage, Mapping):
+            raise ValueError(  # noqa: TRY004
+                f"spec: stage {name!r} is a mapping, such as {{'shards': […]}}, not {stage!r}"
+            )
 
 
 def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:

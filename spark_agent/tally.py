@@ -55,8 +55,8 @@ class Tally:
 
     promises: Mapping[str, int] = field(default_factory=dict[str, int])
     """Promises (ms) by shard."""
-    counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By the words of `Count`."""
+    counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, Mapping[str, int]])
+    """By partition, then by the words of `Count`."""
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     """The partitions in which each shard had rows."""
     early: Early | None = None
@@ -64,8 +64,12 @@ class Tally:
     def __add__(self, other: Tally) -> Tally:
         """Take both together. Of two promises in one epoch (a retried task) the smaller counts.
 
-        >>> (Tally({"a": 5}, {"x": 1}) + Tally({"a": 3, "b": 9}, {"x": 2})).promises
-        {'a': 3, 'b': 9}
+        What a partition has counted twice it has seen twice: `foreachBatch` may read its rows several
+        times. It counts once.
+
+        >>> both = Tally({"a": 5}, {0: {"x": 1}}) + Tally({"a": 3, "b": 9}, {0: {"x": 1}, 1: {"x": 2}})
+        >>> both.promises, both.total
+        ({'a': 3, 'b': 9}, {'x': 3})
         """
         promises = dict(self.promises)
         for shard, promise in other.promises.items():
@@ -75,10 +79,21 @@ class Tally:
             partitions[shard] = partitions.get(shard, frozenset()) | some
         return Tally(
             promises,
-            dict(Counter(self.counts) + Counter(other.counts)),
+            {
+                partition: dict(
+                    Counter(self.counts.get(partition, {}))
+                    | Counter(other.counts.get(partition, {}))
+                )
+                for partition in self.counts.keys() | other.counts.keys()
+            },
             partitions,
             min((each for each in (self.early, other.early) if each is not None), default=None),
         )
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of all partitions together."""
+        return dict(sum(map(Counter, self.counts.values()), Counter()))
 
 
 Tallies = dict[TallyKey, Tally]

@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
-from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline
 from spark_agent.client import DeclaredOtherwise
-from tests.spark.flow import BOUND, COUNTS, JOB, SOURCE, SPEC, Flow, steady, windows
+from tests.spark.flow import (
+    BOUND,
+    COUNTS,
+    DEADLINE_S,
+    JOB,
+    SHARDS,
+    SOURCE,
+    SPEC,
+    Flow,
+    steady,
+    windows,
+)
 from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
@@ -147,9 +159,109 @@ def test_a_source_that_is_read_twice(alone: Flow, pipeline: Pipeline) -> None:
         alone.start(pipeline, once.union(once))
 
 
-def test_a_bound_that_is_none() -> None:
-    with pytest.raises(ValueError, match="bound 'later' is no duration: write it like '12 hours'"):
-        BoundedOutOfOrderness("later")
+@pytest.mark.parametrize("bound", ["later", None, 1.5, True])
+def test_a_bound_that_is_none(bound: Any) -> None:
+    with pytest.raises(ValueError, match=f"bound {bound!r} is no duration: write it like '12 h"):
+        BoundedOutOfOrderness(bound)
+
+
+@pytest.mark.parametrize("strategy", [None, Ascending, "ascending"])
+def test_a_strategy_that_is_none(alone: Flow, pipeline: Pipeline, strategy: Any) -> None:
+    with pytest.raises(ValueError, match=r"is none: write BoundedOutOfOrderness\('10 minutes'\)"):
+        alone.source(pipeline, strategy)
+
+
+def test_arguments_of_another_kind(alone: Flow, pipeline: Pipeline, spark: SparkSession) -> None:
+    nothing: Any = None
+    with pytest.raises(ValueError, match=r"start\(\) takes what frame.writeStream… gives"):
+        pipeline.start(nothing)
+    column: Any = F.col("at")
+    with pytest.raises(ValueError, match="a column is named by its name, a string"):
+        pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time=column)
+    with pytest.raises(ValueError, match="url None is no address of a service"):
+        Pipeline(nothing, JOB, SPEC, spark=spark)
+    for spec in ([], {SOURCE: ["left"]}):
+        with pytest.raises(ValueError, match="spec: "):
+            Pipeline("http://127.0.0.1:1", JOB, spec, spark=spark)  # type: ignore[arg-type]
+
+
+def test_a_setting_by_which_operators_have_no_watermark_of_their_own(
+    alone: Flow, pipeline: Pipeline, spark: SparkSession
+) -> None:
+    setting = "spark.sql.streaming.statefulOperator.allowMultiple"
+    spark.conf.set(setting, "false")
+    try:
+        with pytest.raises(ValueError, match=r"allowMultiple is off.*leave it at true"):
+            alone.start(pipeline, alone.counts(pipeline))
+    finally:
+        spark.conf.unset(setting)
+
+
+def test_a_union_with_what_has_not_come_through_watermarked(
+    alone: Flow, pipeline: Pipeline
+) -> None:
+    """Spark makes one union of unions that meet: the other stream must not pass for watermarked."""
+    others = alone.spark.readStream.schema("sensor string, key string, at timestamp").json(
+        str(alone.inbox)
+    )
+    rows = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
+    for both in (rows.union(others), others.union(rows), rows.unionByName(others)):
+        with pytest.raises(ValueError, match=r"did not come through watermarked\(\)"):
+            alone.start(pipeline, pipeline.report(both, stage=COUNTS))
+
+
+def test_a_union_with_a_source_that_is_not_an_input(spark: SparkSession, tmp_path: Path) -> None:
+    flow = Flow(spark, "http://127.0.0.1:1", tmp_path)
+    spec = SPEC | {"strangers": {"shards": SHARDS}}
+    with Pipeline(flow.url, JOB, spec, spark=spark, patience="100 ms") as pipeline:
+        rows, others = (
+            pipeline.watermarked(
+                pipeline.source(
+                    flow.readings(),
+                    stage=source,
+                    shard="sensor",
+                    event_time="at",
+                    strategy=Ascending(),
+                ),
+                stage=COUNTS,
+                event_time="at",
+            )
+            for source in (SOURCE, "strangers")
+        )
+        with pytest.raises(ValueError, match="'strangers', which is not among its inputs"):
+            flow.start(pipeline, pipeline.report(rows.union(others), stage=COUNTS))
+
+
+def test_an_event_time_that_is_computed_behind_the_source(alone: Flow, pipeline: Pipeline) -> None:
+    earlier = alone.source(pipeline).withColumn("at", F.expr("at - INTERVAL 1 HOUR"))
+    rows = pipeline.watermarked(earlier, stage=COUNTS, event_time="at")
+    with pytest.raises(ValueError, match=r"compute it before source\(\)"):
+        alone.start(pipeline, pipeline.report(rows, stage=COUNTS))
+
+
+def test_a_join_before_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    flow = Flow(spark, "http://127.0.0.1:1", tmp_path)
+    with flow.pipeline(patience="100 ms") as pipeline:
+        rows = flow.source(pipeline).join(
+            flow.readings().select("key", F.col("at").alias("other_at")), "key"
+        )
+        frame = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
+        with pytest.raises(ValueError, match=r"a join of two streams needs watermarked\(\)"):
+            flow.start(pipeline, pipeline.report(frame, stage=COUNTS, event_time="at"))
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_query_that_is_started_without_the_pipeline(
+    service: Service, spark: SparkSession, tmp_path: Path, *, keyed: bool
+) -> None:
+    """Its batches would never be committed, and the watermark would stand without a word."""
+    flow = Flow(spark, service.url, tmp_path)
+    flow.write(steady(range(3)))
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline) if keyed else flow.source(pipeline)
+        query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match=r"not started with Pipeline.start\(\)"):
+            query.awaitTermination(DEADLINE_S)
 
 
 def test_workers_of_another_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tests.spark.matrix.rows import Operator
 
 FIRST: Final = "first"
 SECOND: Final = "second"
-DEADLINE_S: Final = 60
+DEADLINE_S: Final = 240
 MAX_MS: Final = 2**63 - 1
 _STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
@@ -156,8 +156,9 @@ class Cell:
         operator = self.operator
         frames: dict[str, DataFrame] = {}
         for name in operator.sources:
+            raw = self._read(name)
             read = pipeline.source(
-                self._read(name),
+                operator.before_source(raw) if operator.before_source else raw,
                 stage=name,
                 shard="shard",
                 event_time="at",

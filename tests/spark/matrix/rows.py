@@ -42,8 +42,10 @@ class Operator:
     """The column that stage 2 goes by."""
     batch: Callable[[Frames], DataFrame] | None = None
     """The answer, where the operator is not for batches."""
+    before_source: Callable[[DataFrame], DataFrame] | None = None
+    """What stands before `source`."""
     before: Callable[[DataFrame], DataFrame] | None = None
-    """What stands between the source and `watermarked`."""
+    """What stands between `source` and `watermarked`."""
     sources: tuple[str, ...] = ("views",)
     ascending: bool = False
     """The sources are in order, and say so."""
@@ -423,7 +425,14 @@ OPERATORS: Final = (
     Operator("stateless", _stateless, "at", comes="at once", ascending=True, issue=(2, 7)),
     Operator("limit", _limited, "closed_at", batch=_tumbling, event_time="closed_at", equal="some"),
     Operator("repartition", _repartitioned, "closed_at", event_time="closed_at"),
-    Operator("mapInPandas before watermarked", _tumbling, "closed_at", before=_in_pandas),
+    Operator("mapInPandas before source", _tumbling, "closed_at", before_source=_in_pandas),
+    Operator(
+        "mapInPandas before watermarked",
+        _tumbling,
+        "closed_at",
+        before=_in_pandas,
+        refused=r"mapInPandas\) before source",
+    ),
     Operator(
         "mapInPandas behind watermarked",
         lambda frames: _stamped(_counted(_in_pandas(_only(frames)))),

@@ -31,14 +31,16 @@ class Keeper:
     settles: bool = True
     settled: list[int] = field(default_factory=list[int])
     drained: int = 0
+    drains: bool = True
     refusals: list[str] = field(default_factory=list[str])
 
     def settle(self, done: Progressed, timeout_ms: int) -> bool:
         self.settled.append(done.epoch)
         return self.settles
 
-    def drain(self, timeout_ms: int) -> None:
+    def drain(self, timeout_ms: int) -> bool:
         self.drained += 1
+        return self.drains
 
     def refuse(self, message: str) -> None:
         self.refusals.append(message)
@@ -69,6 +71,7 @@ def feed(
         job="j",
         promises={STAGE: Promise()} if promises is None else promises,
         caps_ms=caps_ms or {},
+        inputs={STAGE: {"a", "b"}},
         bounded=bounded,
         ends_when_idle=ends_when_idle,
         patience_ms=100,
@@ -235,6 +238,38 @@ class TestDrained:
             following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
             following.next("r", STAGE, Offset(None, 3))
             assert keeper.drained == 0
+
+    def test_a_source_that_cannot_be_made_final_keeps_the_run_going_but_not_for_ever(self) -> None:
+        query, keeper = Query(FakeClock()), Keeper(drains=False)
+        with Answers(at(None)) as server:
+            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            here = following.next("r", STAGE, Offset(None, 0))
+            for epoch in range(3):
+                query.done(epoch, read_nothing=epoch > 0)
+                after = following.next("r", STAGE, here)
+                assert after.turn > here.turn, "else Spark would end the run as if all were well"
+                here = after
+            assert (keeper.drained, keeper.refusals) == (2, [])
+            query.clock.now_ms += 60_000
+            following.next("r", STAGE, here)
+        [refusal] = keeper.refusals
+        assert "its last windows did not come out" in refusal
+        assert "run it again" in refusal
+
+
+def test_a_stage_that_waits_for_an_input_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(FakeClock())
+    known = {"input_watermark": None, "output_watermark": 5, "status": "ok"}
+    stages = {"a": known, "b": known | {"output_watermark": None}, STAGE: at(None).body}
+    answers = [at(None)] * 4 + [Answer(200, {"watermarks": stages})] + [at(None)] * 4
+    with Answers(*answers) as server:
+        following = feed(server, query)
+        here = following.next("r", STAGE, Offset(None, 0))
+        for epoch in range(6):
+            query.done(epoch)
+            here = following.next("r", STAGE, here)
+    [told] = [each for each in caplog.messages if "has no input watermark" in each]
+    assert "b has promised nothing yet" in told
 
 
 def test_it_asks_no_more_often_than_it_may() -> None:

@@ -30,6 +30,11 @@ def relation(*, limits: tuple[str, ...] = ()) -> Node:
     return Node("StreamingRelation", output=(Column(1, "at"), KEY), limits=limits)
 
 
+def source(below: Node | None = None, mark: str = SOURCE) -> Node:
+    below = below or relation()
+    return Node("Filter", (below,), output=below.output, mark=mark, event_time=AT.id)
+
+
 def watermarked(data: Node | None = None, stage: str = "hourly", delay_ms: int = 0) -> Node:
     source = Node("StreamingRelationV2", control=Control(stage, "1"))
     declared = Node("EventTimeWatermark", (source,), delay_ms=delay_ms)
@@ -206,7 +211,7 @@ class TestOperators:
 
 class TestPassage:
     def test_a_source_and_a_keyed_stage(self) -> None:
-        data = Node("Filter", (relation(limits=("maxfilespertrigger",)),), mark=SOURCE)
+        data = source(relation(limits=("maxfilespertrigger",)))
         found = checked(reported(windows(watermarked(data))), "window")
         assert found == Passage(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
 
@@ -216,7 +221,7 @@ class TestPassage:
             checked(plan)
 
     def test_a_source_that_is_not_upstream(self) -> None:
-        data = Node("Filter", (relation(),), mark="tidegauge.source.1.pipes")
+        data = source(mark="tidegauge.source.1.pipes")
         with pytest.raises(UnsoundPlanError, match="'pipes', which is not among its inputs"):
             checked(reported(watermarked(data)))
 
@@ -238,6 +243,48 @@ class TestPassage:
         beside = Node("Union", (branches[0], relation()))
         with pytest.raises(UnsoundPlanError, match=r"unioned behind report\(\)"):
             check(beside, stages, reports)
+
+    def test_nothing_that_keeps_rows_stands_before_the_watermark(self) -> None:
+        """What it let out later would be older than the watermark by then."""
+        state = Node("FlatMapGroupsInPandasWithState", (source(),), output=(AT, KEY))
+        with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
+            checked(reported(watermarked(state)))
+        pairs = join(source(), source(mark="tidegauge.source.3.pipes"), Bounds(None, None))
+        with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
+            checked(reported(watermarked(pairs)))
+        groups = Node("Aggregate", (source(),), output=(AT, KEY), groups=(KEY,))
+        with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
+            checked(reported(watermarked(groups)))
+
+    def test_what_stands_before_a_source_is_its_strategy_s_to_know(self) -> None:
+        groups = Node("Aggregate", (relation(),), output=(Column(1, "at"), KEY), groups=(KEY,))
+        assert checked(reported(watermarked(source(groups)))).sources == ("taps",)
+
+    def test_an_event_time_that_is_made_from_the_source_s(self) -> None:
+        earlier = Node("Project", (source(),), output=(Column(7, "at"), KEY))
+        for data in (earlier, Node("SubqueryAlias", (earlier,), output=earlier.output)):
+            with pytest.raises(UnsoundPlanError, match=r"'at', which is not .* before source\(\)"):
+                checked(reported(watermarked(data)))
+        another = project(source(), (KEY.id, "at", KEY.id, ""))
+        with pytest.raises(UnsoundPlanError, match="which is not the event time"):
+            checked(reported(watermarked(another)))
+        made = Node("MapInPandas", (source(),), output=(Column(7, "at"), KEY))
+        with pytest.raises(UnsoundPlanError, match=r"or call mapInPandas\) before source\(\)"):
+            checked(reported(watermarked(made)))
+        both = Node("Union", (relation(), earlier), output=(Column(1, "at"), KEY))
+        with pytest.raises(UnsoundPlanError, match="which is not the event time"):
+            checked(reported(watermarked(both)))
+
+    def test_an_event_time_that_is_the_source_s_under_another_name(self) -> None:
+        renamed = project(source(), (7, "when", 1, ""), (KEY.id, "key", KEY.id, ""))
+        assert checked(reported(watermarked(renamed))).sources == ("taps",)
+        made = source(Node("MapInPandas", (relation(),), output=(Column(1, "at"), KEY)))
+        assert checked(reported(watermarked(made))).sources == ("taps",)
+
+    def test_a_watermark_of_spark_s_own(self) -> None:
+        node = Node("EventTimeWatermark", (watermarked(),), output=(AT, KEY), delay_ms=5)
+        with pytest.raises(UnsoundPlanError, match="leave withWatermark out"):
+            checked(reported(node))
 
     def test_a_report_without_a_watermark(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"misses watermarked\(\)"):

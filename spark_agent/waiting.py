@@ -1,0 +1,43 @@
+"""Says of a stage that stands still what it waits for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from spark_agent.client import StageWatermark
+
+_log: Final = logging.getLogger("spark_agent")
+
+
+def tell_of_missing_inputs(
+    stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
+) -> None:
+    """Log why a stage has no input watermark. `inputs` are all stages that it depends on."""
+    missing = [each for each in inputs if each in watermarks and watermarks[each].output_ms is None]
+    _log.warning(
+        "stage %s has no input watermark, so nothing closes in it: %s has promised nothing yet. Each "
+        "shard of a source must have rows or be idle (idle_after), and a query must execute each stage",
+        stage,
+        ", ".join(sorted(missing)) or "one of its inputs",
+    )
+
+
+def tell_of_unfinished(
+    stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
+) -> None:
+    """Log why a stage is not final, although its bounded query has ended."""
+    waits = [each for each in inputs if each in watermarks and not watermarks[each].final]
+    if waits:
+        why = f"it waits for {', '.join(sorted(waits))}, not final yet"
+    elif stage in watermarks:
+        why = "the query was stopped before"
+    else:
+        why = "the aggregator is away"
+    _log.error(
+        "stage %s: its bounded query has ended, but the stage is not final, so its last windows did "
+        "not come out: %s. Run the query again when that is put right",
+        stage,
+        why,
+    )
