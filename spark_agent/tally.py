@@ -93,7 +93,10 @@ class Tally:
     @property
     def total(self) -> dict[str, int]:
         """The counts of all partitions together."""
-        return dict(sum(map(Counter, self.counts.values()), Counter()))
+        found: Counter[str] = Counter()
+        for counts in self.counts.values():
+            found.update(counts)
+        return dict(found)
 
 
 Tallies = dict[TallyKey, Tally]

@@ -90,6 +90,25 @@ def test_rows_that_spark_drops_are_counted_by_reason(flow: Flow, pipeline: Pipel
     assert pipeline.counts[Count.LATE_ROWS] == 2
 
 
+def test_rows_that_are_read_several_times_count_once(flow: Flow, pipeline: Pipeline) -> None:
+    """`foreachBatch` may use its rows as often as it likes, and each use reads them anew."""
+
+    def write_twice(batch: DataFrame, _: int) -> None:
+        for _ in range(2):
+            batch.write.format("noop").mode("append").save()
+
+    flow.write(steady(range(30)))
+    flow.write([Reading("left", "a", 3), Reading("left", "b", 4)])
+    writer = flow.source(pipeline).writeStream.foreachBatch(write_twice)
+    ended(
+        pipeline.start(
+            writer.option("checkpointLocation", str(flow.checkpoint)).trigger(availableNow=True)
+        )
+    )
+    pipeline.stop()
+    assert pipeline.counts[Count.LATE_ROWS] == 2
+
+
 def test_a_row_at_the_watermark_is_on_time(flow: Flow, pipeline: Pipeline) -> None:
     """W promises rows at or after W, and Spark's deduplication would drop those at W."""
     rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
