@@ -355,9 +355,10 @@ def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) 
         side = "left" if left_ms is None else "right"
         raise UnsoundPlanError(
             f"the join has no bound on how old its {side} side may be, so rows of any age could "
-            f"leave it: bound both sides in the join's condition, for example "
-            f"a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at (months and years are no bounds), or "
-            f"join on the event time itself"
+            f"leave it: bound both sides' event times in the join's condition, for example "
+            f"a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at, or join on the event time itself. Months "
+            f"and years are no bounds, nor are comparisons with another column, such as a deadline or "
+            f"a window's end; they may stand beside"
         )
     return replace(
         below,

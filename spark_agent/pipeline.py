@@ -43,7 +43,7 @@ from spark_agent.reporting import (
     RangeReporter,
     SourceReporter,
 )
-from spark_agent.spec import StageSpec, ancestors, read_spec, upstream
+from spark_agent.spec import StageSpec, ancestors, check_name, read_spec, upstream
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Tallies, TallyParam
 
@@ -108,6 +108,7 @@ class Pipeline:
         this one.
         """
         _check_url(url)
+        check_name("job", job)
         self._spark = spark or SparkSession.builder.getOrCreate()
         _check_session(self._spark)
         self._url = url
@@ -188,6 +189,8 @@ class Pipeline:
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
         )
+        if tasks is not None and (type(tasks) is not int or tasks < 1):
+            raise ValueError(f"tasks {tasks!r} is no number of tasks: 1 or more")
         self._idle_after_ms.pop(stage, None)
         if idle_after is not None:
             self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")

@@ -160,6 +160,8 @@ class PlanReader:
         self._optimizer: JavaObject = spark._jsparkSession.sessionState().optimizer()
         package = jvm.org.apache.spark.sql.catalyst.analysis
         self._joins: JavaObject = getattr(getattr(package, "StreamingJoinHelper$"), "MODULE$")
+        expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        self._attributes: JavaObject = getattr(getattr(expressions, "AttributeSet$"), "MODULE$")
         self._option: JavaObject = jvm.scala.Option
 
     def read(self, frame: DataFrame) -> Node:
@@ -197,13 +199,31 @@ class PlanReader:
     def _bounds(self, join: JavaObject) -> Bounds:
         if self._joins.isWatermarkInJoinKeys(join):
             return Bounds(0, 0, lopsided=_is_lopsided(join))
-        left, right = join.left().outputSet(), join.right().outputSet()
+        left, right = join.left(), join.right()
         return Bounds(self._behind(left, right, join), self._behind(right, left, join))
 
     def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
+        """Say how far behind the watermark the rows of one side may be; None: unbounded.
+
+        Spark takes a comparison of any column with the other side's event time for a bound on this
+        side's, such as a deadline or a window's end, and forgets rows too early by it. So a bound
+        counts only if it is there with the event times alone; what Spark then goes by is never less.
+        """
+        sound = self._bound(self._set(_forgotten_by(of)), self._set(_event_times(other)), join)
+        if sound is None:
+            return None
+        return max(sound, self._bound(of.outputSet(), other.outputSet(), join) or 0)
+
+    def _bound(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
         probe = self._option.apply(_PROBE_MS)
         found = self._joins.getStateValueWatermark(of, other, join.condition(), probe)
         return None if found.isEmpty() else max(_PROBE_MS - found.get(), 0)
+
+    def _set(self, attributes: list[JavaObject]) -> JavaObject:
+        found = self._attributes.empty()
+        for each in attributes:
+            found = getattr(found, "$plus$plus")(self._attributes.apply(each))
+        return found
 
 
 def _is_lopsided(join: JavaObject) -> bool:
@@ -211,6 +231,22 @@ def _is_lopsided(join: JavaObject) -> bool:
     parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
     equal = [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
     return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
+
+
+def _forgotten_by(side: JavaObject) -> list[JavaObject]:
+    """Return the columns of a join's side a bound on which bounds also that by which Spark forgets its
+    rows: the first that is marked as event time; or, if that is a window, its end, which no event time
+    in it is after.
+    """
+    marked = [each for each in _items(side.output()) if _stamp(each) is not None]
+    windows = [each for each in marked if _stamp(each) is not Stamp.TIME]
+    if marked and _stamp(marked[0]) is Stamp.TIME:
+        return marked[:1]
+    return _event_times(side) if len(windows) == 1 else []
+
+
+def _event_times(side: JavaObject) -> list[JavaObject]:
+    return [each for each in _items(side.output()) if _stamp(each) is Stamp.TIME]
 
 
 def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:

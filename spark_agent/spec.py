@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, cast
 
 _KEY_SPACE: Final = 2**32
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise `ValueError` unless the service takes such a name.
+
+    >>> check_name("shard", "été")
+    Traceback (most recent call last):
+    ValueError: shard 'été' is no name: up to 128 of the letters A-Z and a-z, digits, and . _ -, \
+the first of them a letter or a digit
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"{what} {name!r} is no name: up to 128 of the letters A-Z and a-z, digits, and . _ -, "
+            f"the first of them a letter or a digit"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +70,12 @@ def _check_shape(stages: object) -> None:
 
 def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
     inputs = tuple(str(each) for each in stage.get("inputs", ()))
+    check_name("spec: stage", name)
     if "shards" in stage:
-        return StageSpec(name, shards=tuple(str(shard) for shard in stage["shards"]))
+        shards = tuple(str(shard) for shard in stage["shards"])
+        for shard in shards:
+            check_name(f"spec: stage {name!r}: shard", shard)
+        return StageSpec(name, shards=shards)
     if "ranges" in stage:
         return StageSpec(name, ranges=range_ids(stage["ranges"]), inputs=inputs)
     if stage.get("passthrough"):

@@ -180,7 +180,11 @@ def test_arguments_of_another_kind(alone: Flow, pipeline: Pipeline, spark: Spark
         pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time=column)
     with pytest.raises(ValueError, match="url None is no address of a service"):
         Pipeline(nothing, JOB, SPEC, spark=spark)
-    for spec in ([], {SOURCE: ["left"]}):
+    with pytest.raises(ValueError, match="job 'Bad job/1' is no name: up to 128"):
+        Pipeline("http://127.0.0.1:1", "Bad job/1", SPEC, spark=spark)
+    with pytest.raises(ValueError, match="tasks 'x' is no number of tasks"):
+        alone.source(pipeline, tasks="x")
+    for spec in ([], {SOURCE: ["left"]}, {SOURCE: {"shards": ["été"]}}):
         with pytest.raises(ValueError, match="spec: "):
             Pipeline("http://127.0.0.1:1", JOB, spec, spark=spark)  # type: ignore[arg-type]
 

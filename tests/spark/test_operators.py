@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState
 
 from spark_agent.operators import TABLE, Output
-from spark_agent.plan import Node, PlanReader
+from spark_agent.plan import Bounds, Node, PlanReader
 from tests.spark.flow import ended
 
 pytestmark = pytest.mark.spark
@@ -184,6 +184,45 @@ def test_event_time_equal_to_something_else_is_seen(
     [join] = [node for node in PlanReader(spark).read(frame).walk() if node.operator == "Join"]
     assert join.bounds is not None
     assert join.bounds.lopsided == lopsided
+
+
+@pytest.mark.parametrize(
+    ("condition", "left_ms"),
+    [
+        ("there >= at AND there < w.end", None),
+        ("there >= at AND there < ended", None),
+        ("there >= at AND there <= deadline", None),
+        ("there >= at AND due >= at AND due <= at + INTERVAL 1 HOUR", None),
+        ("there BETWEEN at AND at + INTERVAL 2 HOURS", 7_200_001),
+        ("there BETWEEN at AND at + INTERVAL 2 HOURS AND there < w.end", 7_200_001),
+        ("there = at AND w.end > there", 0),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_only_event_times_bound_a_join(
+    condition: str, left_ms: int | None, spark: SparkSession, frames: Frames, *, kept: bool
+) -> None:
+    """Spark takes `there < w.end` for a bound, and forgets a row once its own time is behind."""
+    left = (
+        frames("a")
+        .withColumn("w", F.window("at", "2 hours"))
+        .withColumn("ended", F.col("w.end"))
+        .withColumn("deadline", F.expr("at + INTERVAL 9 HOURS"))
+    )
+    right = renamed(frames("b")).withColumn("due", F.expr("there + INTERVAL 9 HOURS"))
+    frame = left.join(right, F.expr(f"key = other AND {condition}"))
+    frame = frame if kept else frame.select("key")
+    [join] = [node for node in PlanReader(spark).read(frame).walk() if node.operator == "Join"]
+    assert join.bounds is not None
+    assert join.bounds.left_ms == left_ms
+
+
+def test_an_aggregate_is_joined_by_its_window_s_time(spark: SparkSession, frames: Frames) -> None:
+    ended = windows(frames("a")).select("key", "window", F.window_time("window").alias("at"))
+    for side in (ended, ended.drop("window")):
+        joined = between(side, frames("b"), "inner")
+        [join] = [node for node in PlanReader(spark).read(joined).walk() if node.operator == "Join"]
+        assert join.bounds == Bounds(HOUR_MS + 1, 1)
 
 
 def test_a_plan_is_read_down_to_what_it_groups_and_renames(
