@@ -239,7 +239,7 @@ def test_a_union_with_a_source_that_is_not_an_input(spark: SparkSession, tmp_pat
 def test_an_event_time_that_is_computed_behind_the_source(alone: Flow, pipeline: Pipeline) -> None:
     earlier = alone.source(pipeline).withColumn("at", F.expr("at - INTERVAL 1 HOUR"))
     rows = pipeline.watermarked(earlier, stage=COUNTS, event_time="at")
-    with pytest.raises(ValueError, match=r"compute it before source\(\)"):
+    with pytest.raises(ValueError, match=r"compute it .*before source\(\)"):
         alone.start(pipeline, pipeline.report(rows, stage=COUNTS))
 
 
