@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -63,15 +64,24 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
         spark.stop()
 
 
-def measured(plan: Plan, folder: Path, say: Callable[[str], None] = ignore) -> Iterator[Figure]:
-    """Every figure of the agent, in the order of the table."""
+CLOSING_LAG: Final = "closing lag"
+
+
+def measured(
+    plan: Plan, folder: Path, say: Callable[[str], None] = ignore, only: str | None = None
+) -> Iterator[Figure]:
+    """Every figure of the agent, in the order of the table; `only` is the name of one part."""
     size = BIG if plan is FULL else SMALL
     with service(folder / "service") as server, local_spark(folder) as spark:
         bench = Bench(spark, server.url, folder)
         for case in cases(folder, size.rows, size.slices, size.few):
+            if only not in {None, case.name}:
+                continue
+            case.files.write()
             bench.measure(case, size.rounds, say)
             yield from _costs(case, enough=case.files.slices >= BIG.slices)
-        yield from _lags(spark, server.url, folder, size.chains)
+        if only in {None, CLOSING_LAG}:
+            yield from _lags(spark, server.url, folder, size.chains)
 
 
 def _costs(case: Case, *, enough: bool) -> Iterator[Figure]:

@@ -206,7 +206,7 @@ def _run(query: StreamingQuery, seconds: float, used_s: float) -> Run:
 
 
 def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
-    """The cases, their files made."""
+    """The cases; their files are still to be written."""
     most = [Variant.PLAIN, Variant.DELAYED, Variant.WHOLE]
     for name, variants, number, by_shard in (
         (f"{slices} files", list(Variant), slices, False),
@@ -214,5 +214,4 @@ def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
         (f"{slices} files of each shard", most, slices, True),
     ):
         files = Files(folder / name, rows, number, by_shard)
-        files.write()
         yield Case(name, files, variants)
