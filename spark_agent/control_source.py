@@ -24,16 +24,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from spark_agent.arrow import Batch, control_row
 from spark_agent.client import MAX_MS
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.link import LinkClient, LinkError, Offset
+
+if TYPE_CHECKING:
+    from spark_agent.arrow import Batch
 
 FORMAT: Final = "tidegauge-control"
 
@@ -122,6 +124,10 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
         """Yield the row."""
+        # The process that plans has no use for Arrow, which takes half a second to import: a query
+        # would wait for that at its start.
+        from spark_agent.arrow import control_row  # noqa: PLC0415
+
         assert isinstance(partition, _ControlRow)  # noqa: S101
         yield control_row(self._schema, self._event_time, partition.time_ms)
 

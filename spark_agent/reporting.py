@@ -6,6 +6,7 @@ the driver, which hears from the tasks through Spark as well, makes good for it 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -35,6 +36,20 @@ AWAY_FOR_MS: Final = 5_000
 """After a call that found no aggregator, tasks of this process leave it alone for so long: else an
 aggregator that hangs would cost every task of every batch its whole patience."""
 _away_until_ms: Final[dict[tuple[int, str], int]] = {}
+
+
+_spared: Final[set[int]] = set()
+
+
+def spare_collector() -> None:
+    """Take what this process has imported out of the garbage collector's sight, once.
+
+    Spark's workers collect all garbage after every task. To look through the modules of a worker takes
+    some 30 ms each time, more than all that is done here; and modules are no garbage.
+    """
+    if os.getpid() not in _spared:
+        _spared.add(os.getpid())
+        gc.freeze()
 
 
 class EarlyRowsError(Exception):
@@ -238,6 +253,7 @@ class SourceReporter:
         }
         attempt.report(promises)
         attempt.tell_driver(promises)
+        spare_collector()
 
     def _newest_ms(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
@@ -296,6 +312,7 @@ class RangeReporter:
             yield all_true(times)
         attempt.report()
         attempt.tell_driver(early=early)
+        spare_collector()
 
     def _guard(
         self, times: Array, promised_ms: int, early: Early | None, counts: Counter[str]
