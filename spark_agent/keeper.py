@@ -247,14 +247,15 @@ class Keeper:
 
     def _run_thread(self) -> None:
         try:
-            self._keep()
-            self._tell_what_is_open()
+            if self._keep():
+                self._tell_what_is_open()
         finally:
             for stage in self._assignment.stages:
                 take(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
             self._note_step(troubled=True)
 
-    def _keep(self) -> None:
+    def _keep(self) -> bool:
+        """Follow the query to its end; say whether its stages were its own until then."""
         pause_ms = _TICK_MS
         while not self._finished():
             self._listen(pause_ms)
@@ -262,7 +263,7 @@ class Keeper:
                 self._step()
             except StaleRun as error:
                 self._fenced(error)
-                return
+                return False
             except UnknownJob:
                 # A service with a new ledger: what it does not know, the driver still does.
                 self._run = None
@@ -274,6 +275,7 @@ class Keeper:
                 self._last_complaint = None
                 self._note_step(troubled=False)
                 pause_ms = _TICK_MS
+        return True
 
     def _tell_what_is_open(self) -> None:
         """Say what a query that has ended leaves open, if that is not what was to be expected."""

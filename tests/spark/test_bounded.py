@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from spark_agent import Pipeline
 from spark_agent.client import MAX_MS
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
+    JOB,
+    RANGES,
+    SHARDS,
     SOURCE,
     START_MS,
     Flow,
@@ -23,7 +27,9 @@ from tests.spark.flow import (
 pytestmark = pytest.mark.spark
 
 
-def test_the_last_windows_come_out_of_an_available_now_query(flow: Flow) -> None:
+def test_the_last_windows_come_out_of_an_available_now_query(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
     readings = steady(range(30))
     flow.write(readings[:90])
     flow.write(readings[90:])
@@ -31,9 +37,31 @@ def test_the_last_windows_come_out_of_an_available_now_query(flow: Flow) -> None
         query = flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW, bounded=True)
         ended(query)
         assert pipeline.counts.total() == 0
+    assert caplog.messages == [], "all is well, so nothing is said"
     assert flow.counted() == windows(readings)
     assert flow.watermark(SOURCE).output_ms == MAX_MS
     assert flow.watermark(COUNTS).final
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_an_input_that_nobody_executes_is_named(
+    flow: Flow, caplog: pytest.LogCaptureFixture, *, bounded: bool
+) -> None:
+    spec = {
+        SOURCE: {"shards": SHARDS},
+        "others": {"shards": ["one"]},
+        COUNTS: {"inputs": [SOURCE, "others"], "ranges": RANGES},
+    }
+    flow.write(steady(range(30)))
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        frame = flow.counts(pipeline)
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=bounded))
+    if bounded:
+        [told] = [each for each in caplog.messages if "the stage is not final" in each]
+        assert "it waits for others, not final yet" in told
+    else:
+        [told] = [each for each in caplog.messages if "has no input watermark" in each]
+        assert "others has promised nothing yet" in told
 
 
 def test_available_now_leaves_the_source_open(flow: Flow) -> None:
