@@ -17,7 +17,7 @@ from spark_agent import Strategy
 _DEADLINE_S: Final = 90
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 _EVERY: Final = 2
-"""In every second batch there are races: by turns the copy wins them and the straggler."""
+"""In every second batch there are races. Which batches have rows at a place, nobody can say before."""
 SOURCE: Final = "source"
 KEYED: Final = "keyed"
 
@@ -34,23 +34,29 @@ class Straggler:
         batch = task and task.getLocalProperty(_BATCH_PROPERTY)
         if task is None or batch is None or int(batch) % _EVERY:
             return
-        winner = "copy" if int(batch) % (2 * _EVERY) else "straggler"
-        race = self.folder / f"{place}, won by the {winner}, in batch {batch}"
+        race = self.folder / f"{place}, in batch {batch}"
         race.mkdir(parents=True, exist_ok=True)
         if task.attemptNumber() == 0:
-            if not _first_come(race / "straggler", task.partitionId()):
+            # By turns at each place.
+            winner = "copy" if len(list(self.folder.glob(f"{place}, */copy"))) % 2 else "straggler"
+            if not _first_come(race / "straggler", f"{task.partitionId()} {winner}"):
                 return
             # Until its copy has claimed what it has claimed itself; and if the copy is to win, for
             # ever: Spark ends the one that is left.
             _wait(race / ("never" if winner == "copy" else "copy"))
-        elif _partition(race / "straggler") == task.partitionId():
+            return
+        partition, winner = _said(race / "straggler")
+        if partition == str(task.partitionId()):
             (race / "copy").touch()
             if winner == "straggler":
                 _wait(race / "never")
 
     def races(self) -> set[str]:
         """The races that were run, without their batches."""
-        return {mark.parent.name.rpartition(", ")[0] for mark in self.folder.glob("*/copy")}
+        return {
+            f"{race.name.partition(',')[0]}, won by the {_said(race / 'straggler')[1]}"
+            for race in (copy.parent for copy in self.folder.glob("*/copy"))
+        }
 
 
 ALL_RACES: Final = {
@@ -58,18 +64,20 @@ ALL_RACES: Final = {
 }
 
 
-def _first_come(mark: Path, partition: int) -> bool:
-    """Whether this partition is the one that straggles in this race."""
+def _first_come(mark: Path, said: str) -> bool:
+    """Whether this is the one that straggles in this race."""
     try:
         with mark.open("x") as made:
-            made.write(str(partition))
+            made.write(said)
     except FileExistsError:
         return False
     return True
 
 
-def _partition(mark: Path) -> int | None:
-    return int(mark.read_text()) if mark.exists() else None
+def _said(mark: Path) -> tuple[str, str]:
+    """The partition that straggles, and who is to win; nothing where no race is on."""
+    partition, _, winner = mark.read_text().partition(" ") if mark.exists() else ("", "", "")
+    return partition, winner
 
 
 def _wait(mark: Path) -> None:

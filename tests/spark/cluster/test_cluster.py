@@ -88,7 +88,7 @@ def test_a_driver_is_killed_whose_executors_go_on(
 def test_tasks_race_with_their_copies(
     service: Service, tmp_path: Path, shape: Shape, races: int
 ) -> None:
-    with Cluster(service, tmp_path, shape, 2 + 2 * races, speculation=True) as cluster:
+    with Cluster(service, tmp_path, shape, 4 + 2 * races, speculation=True) as cluster:
         cluster.finish()
         assert Straggler(tmp_path / "races").races() == ALL_RACES
         # The straggler's report came after the copy's claim, and the driver made good for it.
