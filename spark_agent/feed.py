@@ -130,10 +130,12 @@ class Feed:
 
     def _drain(self) -> None:
         """Make the sources final. While that does not succeed the run goes on, but not for ever."""
-        self._drained = self.keeper.drain(self._run.patience_ms)
-        now_ms = self._clock.steady_ms()
-        if self._drained or not self._run.ends_when_idle:
+        drained = self.keeper.drain(self._run.patience_ms)
+        # A run that does not end by itself needs no waiting for: its keeper goes on trying.
+        self._drained = drained or not self._run.ends_when_idle
+        if self._drained:
             return
+        now_ms = self._clock.steady_ms()
         if self._draining_since_ms is None:
             self._draining_since_ms = now_ms
         if now_ms - self._draining_since_ms >= _GIVES_UP_AFTER_MS:
@@ -145,14 +147,16 @@ class Feed:
             )
 
     def _tell_of_missing_inputs(self, stage: str, newest: Progressed | None) -> None:
-        if stage in self._told_missing or self._inputs[stage].newest_ms() is not None:
+        known = self._inputs[stage]
+        if stage in self._told_missing or known.newest_ms() is not None or not known.is_known:
             return
         if self._first_epoch is None or _epoch(newest) - self._first_epoch < _STANDS_AFTER:
             return
+        # Tried once: batches must not wait for a service that has gone away since.
+        self._told_missing.add(stage)
         with suppress(AggregatorError):
             watermarks = self._client.watermarks(self._run.job)
             tell_of_missing_inputs(stage, self._run.inputs[stage], watermarks)
-            self._told_missing.add(stage)
 
     def _compare(self, stage: str, at: Offset) -> None:
         """Find out at the start whether the query's checkpoint and the job are of one another."""

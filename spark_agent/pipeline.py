@@ -357,6 +357,7 @@ class Pipeline:
     ) -> StreamingQuery:
         sources = [self._stages[each] for each in passage.sources]
         keyed = [self._stages[each] for each in passage.promises]
+        inputs = {each: ancestors(self._stages, each) for each in passage.promises}
         name = f"{_host()}-{os.getpid()}.{self._new_id()}"
         run = self._first_run([stage.name for stage in (*sources, *keyed)])
         keeper = Keeper(
@@ -369,7 +370,7 @@ class Pipeline:
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
                 reads_all=passage.reads_all,
-                inputs={each: ancestors(self._stages, each) for each in passage.promises},
+                inputs=inputs,
                 idle_after_ms={
                     each: self._idle_after_ms[each]
                     for each in passage.sources
@@ -388,7 +389,7 @@ class Pipeline:
                 job=self._job,
                 promises=passage.promises,
                 caps_ms=self._caps_ms(passage, watermarks) if trigger == _AVAILABLE_NOW else {},
-                inputs={each: ancestors(self._stages, each) for each in passage.promises},
+                inputs=inputs,
                 bounded=bounded,
                 ends_when_idle=trigger == _AVAILABLE_NOW,
                 patience_ms=self._patience_ms,

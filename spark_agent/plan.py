@@ -180,13 +180,14 @@ class PlanReader:
         # Before the children: the joins' bounds are listed from the top.
         bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
         children = tuple(self._node(child, joins) for child in _items(node.children()))
+        mark = _mark(node) if name == "Filter" else ""
         if not streaming:
             return Node(name, streaming=False)
         return Node(
             operator=name,
             children=children,
             output=_columns(node.output()),
-            mark=(mark := _mark(node) if name == "Filter" else ""),
+            mark=mark,
             event_time=_reported_time(node) if mark.startswith(SOURCE_MARK) else None,
             copies=_copies(_expressions(node)),
             groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
@@ -209,7 +210,7 @@ class PlanReader:
         side's, such as a deadline or a window's end, and forgets rows too early by it. So a bound
         counts only if it is there with the event times alone; what Spark then goes by is never less.
         """
-        sound = self._bound(self._set(_forgotten_by(of)), self._set(_event_times(other)), join)
+        sound = self._bound(self._set(_event_times(of)), self._set(_event_times(other)), join)
         if sound is None:
             return None
         return max(sound, self._bound(of.outputSet(), other.outputSet(), join) or 0)
@@ -233,19 +234,8 @@ def _is_lopsided(join: JavaObject) -> bool:
     return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
 
 
-def _forgotten_by(side: JavaObject) -> list[JavaObject]:
-    """Return the columns of a join's side a bound on which bounds also that by which Spark forgets its
-    rows: the first that is marked as event time; or, if that is a window, its end, which no event time
-    in it is after.
-    """
-    marked = [each for each in _items(side.output()) if _stamp(each) is not None]
-    windows = [each for each in marked if _stamp(each) is not Stamp.TIME]
-    if marked and _stamp(marked[0]) is Stamp.TIME:
-        return marked[:1]
-    return _event_times(side) if len(windows) == 1 else []
-
-
 def _event_times(side: JavaObject) -> list[JavaObject]:
+    """Return a side's event time; Spark fails on a join with a side that has more than one."""
     return [each for each in _items(side.output()) if _stamp(each) is Stamp.TIME]
 
 

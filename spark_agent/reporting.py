@@ -38,17 +38,13 @@ aggregator that hangs would cost every task of every batch its whole patience.""
 _away_until_ms: Final[dict[tuple[int, str], int]] = {}
 
 
-_spared: Final[set[int]] = set()
-
-
 def spare_collector() -> None:
     """Take what this process has imported out of the garbage collector's sight, once.
 
     Spark's workers collect all garbage after every task. To look through the modules of a worker takes
     some 30 ms each time, more than all that is done here; and modules are no garbage.
     """
-    if os.getpid() not in _spared:
-        _spared.add(os.getpid())
+    if not gc.get_freeze_count():
         gc.freeze()
 
 
