@@ -272,6 +272,24 @@ def test_a_stage_that_waits_for_an_input_says_so_once(caplog: pytest.LogCaptureF
     assert "b has promised nothing yet" in told
 
 
+def test_what_is_missing_is_asked_for_once_also_where_the_service_is_gone_by_then() -> None:
+    """Each time would cost a batch the whole patience."""
+    query = Query(FakeClock())
+    with Answers(*[at(None)] * 4, Answer(503)) as server:
+        following = feed(server, query)
+        here = following.next("r", STAGE, Offset(None, 0))
+        for epoch in range(8):
+            query.done(epoch)
+            here = following.next("r", STAGE, here)
+    asked = {each.path for each in server.asked}
+    assert "/v1/jobs/j/watermarks" in asked
+    first = next(i for i, each in enumerate(server.asked) if each.path.endswith("j/watermarks"))
+    after = [each.path for each in server.asked[first:]]
+    run_out = next((i for i, path in enumerate(after) if not path.endswith("j/watermarks")), None)
+    assert run_out is not None
+    assert not any(path.endswith("j/watermarks") for path in after[run_out:])
+
+
 def test_it_asks_no_more_often_than_it_may() -> None:
     query = Query(FakeClock())
     with Answers(at(5)) as server:
