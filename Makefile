@@ -32,8 +32,9 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 demo: setup
 	@$(BIN)/tidegauge demo $(ARGS)
 
+# In two processes, one of which has the Spark that most of its tests share.
 test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 # Every operator of Spark under every trigger, in two stages, against the batch answer; then executors
 # and drivers killed on a cluster: about an hour and a half. `make test` has a short version of each.

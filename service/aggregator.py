@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -29,36 +28,22 @@ from service.errors import (
 from service.frontier.graph import Pipeline, Stage
 from service.frontier.ranges import inherit
 from service.last_seen import LastSeen
-from service.ledger.port import Ledger, NewLayout, StoredJob
-from service.live.port import (
-    Census,
-    Claim,
-    Commit,
-    Grant,
-    JobView,
-    LiveStore,
-    LostLease,
-    RangeOrder,
-    RangeView,
-    Renewal,
-    Report,
-    Reported,
-    Watch,
-)
+from service.ledger.port import Ledger, NewLayout
+from service.live.port import LiveStore, Watch
+from service.live_jobs import LiveJobs
 from service.metrics import Metrics
-from service.publisher import Publisher, Shown
+from service.model.jobs import Census, InstalledJob, JobView, StageView, StoredJob
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.reports import Commit, RangeOrder, RangeView, Report, Reported
+from service.publisher import Publisher
 from service.reconciler import Reconciler
 from service.spec import PipelineSpec, encode_spec
-from service.state import InstalledJob, StageView
 from service.tasks import to_its_end
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 """How soon the end of a lease is noticed if nobody asks: that ends idleness."""
-
-_FLUSH_TIMEOUT_S = 5.0
-"""How long an answer waits for its advance to be durable, before it is given without it."""
 
 _HISTORY_INTERVAL_MS = 600_000
 """How often the history is thinned."""
@@ -128,7 +113,7 @@ class Aggregator:
         checkpoint_interval_ms: int,
         retention: Retention,
     ) -> None:
-        self._live = live
+        self._store = live
         self._ledger = ledger
         self._clock = clock
         self._metrics = metrics
@@ -136,8 +121,8 @@ class Aggregator:
         self._retention = retention
         self._publisher = Publisher(live, ledger, clock, metrics)
         self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
-        self._on = self._reconciler.on
         self._last_seen = LastSeen(ledger)
+        self._live = LiveJobs(live, self._reconciler, self._publisher, self._last_seen, metrics)
         self._layout_changes = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = asyncio.Event()
@@ -153,10 +138,10 @@ class Aggregator:
         A live store that is away delays that, and nothing else.
         """
         self._resources.push_async_callback(self._ledger.close)
-        self._resources.push_async_callback(self._live.close)
+        self._resources.push_async_callback(self._store.close)
         try:
-            await self._ledger.open(exclusive=not self._live.shared)
-            await self._live.open()
+            await self._ledger.open(exclusive=not self._store.shared)
+            await self._store.open()
             try:
                 await self._reconciler.reconcile()
                 await self._publisher.round()
@@ -178,7 +163,7 @@ class Aggregator:
     def let_readers_go(self) -> None:
         """Answer every waiting reader now: the service is about to end."""
         self.closing = True
-        self._live.let_go()
+        self._store.let_go()
 
     async def close(self) -> None:
         """End the work in the background, publish and checkpoint once more, close the stores."""
@@ -198,7 +183,7 @@ class Aggregator:
 
     async def ready(self) -> None:
         """Return if the stores answer; raise `UnavailableError` otherwise."""
-        await self._live.ping()
+        await self._store.ping()
         await self._ledger.ping()
 
     def now_ms(self) -> int:
@@ -243,14 +228,14 @@ class Aggregator:
         stored = await self._ledger.create(new, self._clock.wall_ms())
         if stored is None:
             raise PreconditionFailedError(f"job {job!r} was created at the same time")
-        await self._live.begin(stored.installed)
+        await self._store.begin(stored.installed)
         return stored
 
     async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
         job, before = old.installed.name, old.installed.pipeline
         # Whoever stored that layout may not have come to install it: promises are read, and ranges
         # carried over, from one layout to the next, never past one.
-        await self._on(job, partial(self._live.install, old.installed))
+        await self._live.install(old.installed)
         changed = [
             name
             for name, stage in pipeline.stages.items()
@@ -261,7 +246,7 @@ class Aggregator:
             was = before.stages[name].layout if name in before.stages else None
             now = pipeline.stages[name].layout
             if was is not None and now is not None:
-                said = await self._on(job, partial(self._live.promises, job, name))
+                said = await self._live.promises(job, name)
                 if len(said) != len(was):
                     raise PreconditionFailedError(f"job {job!r} was changed at the same time")
                 promises[name] = np.array(inherit(was, said, now), dtype="<i8").tobytes()
@@ -283,10 +268,10 @@ class Aggregator:
         that it took just before is in `stored`, so readers see it before the answer, not after it.
         """
         job = stored.installed.name
-        await self._on(job, partial(self._live.install, stored.installed))
+        await self._live.install(stored.installed)
         self._publisher.touch(job, stored.installed.stages)
         with suppress(UnavailableError):
-            await self._flush(job)
+            await self._live.flush(job)
 
     async def definition(self, job: str) -> StoredJob:
         """Return a stored pipeline. Raises `UnknownJobError`."""
@@ -295,7 +280,7 @@ class Aggregator:
     async def jobs(self) -> Sequence[JobView | InstalledJob]:
         """Return every job; their watermarks may be old, see `shown` for those."""
         try:
-            return await self._live.jobs()
+            return await self._store.jobs()
         except UnavailableError:
             stored: list[InstalledJob] = []
             for head in await self._ledger.heads():
@@ -307,7 +292,7 @@ class Aggregator:
     async def shown(self) -> Sequence[JobView]:
         """Return every job as readers see it; while the live store is away, as many as can be shown."""
         try:
-            jobs = await self._live.jobs()
+            jobs = await self._store.jobs()
         except UnavailableError:
             return await self._last_seen.jobs()
         for job in jobs:
@@ -319,7 +304,7 @@ class Aggregator:
         """Delete a job; its readers are let go. Raises `UnknownJobError`."""
         async with self._layout_changes:
             generation = await self._ledger.delete(job, self._clock.wall_ms())
-            await self._live.remove(job, generation)
+            await self._store.remove(job, generation)
 
     @to_its_end
     async def reset(self, job: str) -> StoredJob:
@@ -334,19 +319,17 @@ class Aggregator:
     @to_its_end
     async def open_run(self, job: str, stages: Sequence[str]) -> int:
         """Open a run for stages; older runs of them are fenced from the answer on."""
-        await self._settle(job)
         for stage in stages:
             await self.kind(job, stage)
         run = await self._ledger.open_run(job, stages)
-        await self._on(job, partial(self._live.open_run, job, stages, run))
+        await self._live.open_run(job, stages, run)
         self._publisher.touch(job, stages)
         return run
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`."""
-        await self._settle(job)
         try:
-            grant = await self._on(job, partial(self._live.claim, job, stage, claim))
+            grant = await self._live.claim(job, stage, claim)
         except LeaseConflictError as error:
             self._metrics.ranges_denied.inc(len(error.denied))
             raise
@@ -360,13 +343,11 @@ class Aggregator:
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
         """Renew leases; see `LiveStore.renew`."""
-        await self._settle(job)
-        return await self._on(job, partial(self._live.renew, job, tokens))
+        return await self._live.renew(job, tokens)
 
     async def release(self, job: str, tokens: Sequence[str]) -> int:
         """Release leases; see `LiveStore.release`."""
-        await self._settle(job)
-        released = await self._on(job, partial(self._live.release, job, tokens))
+        released = await self._live.release(job, tokens)
         self._publisher.touch(job, (await self._live.pipeline(job)).stages)
         return released
 
@@ -374,16 +355,15 @@ class Aggregator:
 
     async def kind(self, job: str, stage: str) -> Stage:
         """Say what kind of stage it is. Raises `UnknownJobError`, `UnknownStageError`."""
-        found = (await self._on(job, partial(self._live.pipeline, job, stage))).stages.get(stage)
+        found = (await self._live.pipeline(job, stage)).stages.get(stage)
         if found is None:
             raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
         return found
 
     async def report(self, job: str, stage: str, report: Report) -> tuple[Reported, StageView]:
         """Take a report; return what became of it and where the stage is then."""
-        await self._settle(job)
         try:
-            reported = await self._on(job, partial(self._live.report, job, stage, report))
+            reported = await self._live.report(job, stage, report)
         except ProblemError as error:
             self._metrics.count_refused_report(error.slug)
             raise
@@ -393,7 +373,7 @@ class Aggregator:
         self._publisher.touch(job, (stage,))
         shown = None
         with suppress(UnavailableError):
-            shown = await self._flush(job)
+            shown = await self._live.flush(job)
         # As the round has left it: whoever reads afresh finds that, or more.
         return reported, reported.view if shown is None else shown.stages.get(stage, reported.view)
 
@@ -406,8 +386,7 @@ class Aggregator:
         The answer means that it is durable. Raises `UnavailableError` if that takes too long: then
         it may be said again.
         """
-        await self._settle(job)
-        committed = await self._on(job, partial(self._live.commit, job, commit))
+        committed = await self._live.commit(job, commit)
         if committed.unrecorded:
             self._publisher.touch_epochs(
                 job,
@@ -415,7 +394,7 @@ class Aggregator:
                 dict.fromkeys(committed.unrecorded, commit.epoch),
             )
         try:
-            await self._flush(job)
+            await self._live.flush(job)
         except UnavailableError:
             error = UnavailableError("the ledger has not taken the commit yet: say it again")
             raise error from None
@@ -425,20 +404,17 @@ class Aggregator:
 
     async def stage(self, job: str, stage: str) -> StageState:
         """Show where a stage is."""
-        await self._settle(job)
         return await self._state(job, stage)
 
     async def snapshot(self, job: str) -> Mapping[str, StageState]:
         """Show where all stages of a job are, at one instant."""
-        await self._settle(job)
         return await self._states(job)
 
     async def wait(
         self, job: str, stage: str, until: Callable[[StageState], bool], timeout_s: float
     ) -> StageState:
         """Return a stage once it is as asked for, or as it is when the time is over."""
-        await self._settle(job)
-        with self._live.watch(job, stage) as watch:
+        with self._store.watch(job, stage) as watch:
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
@@ -456,10 +432,9 @@ class Aggregator:
         What happens while the reader is busy is folded: it gets the latest, and holds nobody up. An
         empty sequence comes after `HEARTBEAT_S` of silence. Ends with the job or the service.
         """
-        await self._settle(job)
         seen: dict[str, int] = {}
         generation, revision = _read_cursor(cursor)
-        with self._live.watch(job) as watch:
+        with self._store.watch(job) as watch:
             while not self.closing:
                 watch.rearm()
                 try:
@@ -491,12 +466,11 @@ class Aggregator:
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
         """Show ranges of a stage."""
-        await self._settle(job)
-        return await self._on(job, partial(self._live.ranges, job, stage, limit=limit, order=order))
+        return await self._live.ranges(job, stage, limit=limit, order=order)
 
     async def _state(self, job: str, stage: str) -> StageState:
         try:
-            found = await self._on(job, partial(self._live.stage, job, stage))
+            found = await self._live.stage(job, stage)
             self._last_seen.note(found[0], {stage: found[2]})
         except UnavailableError as away:
             found = await self._last_seen.stage(job, stage, away)
@@ -507,7 +481,7 @@ class Aggregator:
         self, job: str, stages: Iterable[str] | None = None
     ) -> Mapping[str, StageState]:
         try:
-            view, censuses = await self._on(job, partial(self._live.snapshot, job))
+            view, censuses = await self._live.snapshot(job)
             self._last_seen.note(view, censuses)
         except UnavailableError as away:
             view, censuses = await self._last_seen.snapshot(job, away)
@@ -522,38 +496,6 @@ class Aggregator:
 
     # ---- in the background
 
-    async def _settle(self, job: str) -> None:
-        """Notice leases that have run out before anything is judged by them, and let that be seen."""
-        try:
-            ended = await self._live.expire(job)
-        except UnavailableError:
-            # What is asked for next says so, or has a way without it.
-            return
-        if ended:
-            self._note_expired(ended)
-            if job in ended:
-                with suppress(UnavailableError):
-                    await self._flush(job)
-
-    def _note_expired(self, ended: Mapping[str, Mapping[str, int]]) -> None:
-        for job, stages in ended.items():
-            self._metrics.leases_expired.inc(sum(stages.values()))
-            self._publisher.touch(job, stages)
-
-    async def _flush(self, job: str) -> Shown:
-        """Wait until what this job has moved is visible; see `Publisher.flush`.
-
-        Raises `UnavailableError` also if the stores have not taken it in time.
-        """
-        try:
-            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
-                shown = await self._publisher.flush(job)
-        except TimeoutError:
-            raise UnavailableError("the stores have not taken it in time") from None
-        if shown is not None:
-            self._last_seen.note(shown, {})
-        return shown
-
     async def _still_open(self, after_s: float) -> bool:
         """Wait; False at once if the service ends."""
         try:
@@ -566,7 +508,7 @@ class Aggregator:
     async def _sweep(self) -> None:
         while await self._still_open(_TICK_S):
             try:
-                self._note_expired(await self._live.expire())
+                self._live.note_expired(await self._store.expire())
             except UnavailableError as error:
                 log.debug("leases are looked at later: %s", error.detail)
 
@@ -585,10 +527,10 @@ class Aggregator:
                 log.warning("the checkpoint waits: %s", error.detail)
 
     async def _save_promises(self) -> None:
-        chunks = await self._live.unsaved()
+        chunks = await self._store.unsaved()
         if chunks:
             await self._ledger.checkpoint(chunks)
-            await self._live.mark_saved(chunks)
+            await self._store.mark_saved(chunks)
 
     async def _thin_history(self) -> None:
         while await self._still_open(_HISTORY_INTERVAL_MS / 1_000):

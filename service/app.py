@@ -64,7 +64,7 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
         )
     try:
         # Only who uses it needs it, and its import takes time.
-        from service.live.redis import RedisLiveStore  # noqa: PLC0415
+        from service.live.redis.store import RedisLiveStore  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreRefusedError(
             f"redis:// needs the package {error.name}: pip install 'tidegauge[production]'"

@@ -169,3 +169,9 @@ class StoreRefusedError(ProblemError):
 
     slug = "store-refused"
     status = 500
+
+
+class CannotStartError(ProblemError):
+    """The service cannot start as it was told to."""
+
+    slug = "cannot-start"

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 from service.ledger.port import JobHead, Ledger
-from service.live.port import Census, JobView
-from service.state import StageView
+from service.model.jobs import Census, JobView, StageView
 
 
 class LastSeen:

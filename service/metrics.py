@@ -9,7 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from service.frontier.timestamps import MAX, MIN
-from service.live.port import JobView, Reported
+from service.model.jobs import JobView
+from service.model.reports import Reported
 
 # A second series for each counter, for backends older than Prometheus: noise.
 disable_created_metrics()

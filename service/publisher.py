@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.ledger.port import JobRecord, Ledger, Recorded
-from service.live.port import JobView, LiveStore, StateLostError
+from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
+from service.model.jobs import JobView
 
 log = logging.getLogger(__name__)
 

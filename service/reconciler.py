@@ -15,8 +15,9 @@ from typing import TypeVar
 from service.clock import Clock
 from service.errors import UnavailableError, UnknownJobError
 from service.ledger.port import JobHead, Ledger
-from service.live.port import LiveHead, LiveStore, StateLostError
+from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
+from service.model.positions import Position
 from service.publisher import Publisher
 from service.tasks import to_its_end
 
@@ -52,7 +53,7 @@ class Reconciler:
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, int] = {}
         """The last incarnation of each job that this process has seen begun."""
-        self._behind: dict[str, LiveHead] = {}
+        self._behind: dict[str, Position] = {}
         """Jobs that were behind the ledger when last compared. Between the two writes of an advance
         each is, for an instant: only one that stays so has been left behind."""
 
@@ -91,7 +92,7 @@ class Reconciler:
         live = await self._live.head(job)
         if live is not None and live.incarnation >= head.incarnation:
             self._known[job] = live.incarnation
-            if _is_behind(live, head):
+            if live.is_behind(head):
                 await self._catch_up(job)
             return
         if head.incarnation > self._known.get(job, head.incarnation) and await self._installed(
@@ -147,10 +148,10 @@ class Reconciler:
         """
         heads = await self._ledger.heads()
         lives = await self._live.heads()
-        behind: dict[str, LiveHead] = {}
+        behind: dict[str, Position] = {}
         for head in heads:
             live = lives.get(head.job)
-            if live is not None and _is_behind(live, head):
+            if live is not None and live.is_behind(head):
                 behind[head.job] = live
             try:
                 await self._compare(head, live)
@@ -158,7 +159,7 @@ class Reconciler:
                 continue
         self._behind = behind
 
-    async def _compare(self, head: JobHead, live: LiveHead | None) -> None:
+    async def _compare(self, head: JobHead, live: Position | None) -> None:
         if head.deleted:
             if live is not None and live.generation <= head.generation:
                 await self._live.remove(head.job, head.generation)
@@ -166,18 +167,10 @@ class Reconciler:
             await self.restore(head.job)
         else:
             self._known[head.job] = live.incarnation
-            if _is_behind(live, head):
+            if live.is_behind(head):
                 if self._behind.get(head.job) == live:
                     log.warning("job %s was left behind the ledger: catching up", head.job)
                     await self._catch_up(head.job)
             elif self._live.shared:
                 # What another replica was told before it died is published by whoever looks next.
                 self._publisher.touch(head.job, (await self._live.pipeline(head.job)).stages)
-
-
-def _is_behind(live: LiveHead, head: JobHead) -> bool:
-    return (
-        (live.generation, live.layout_version) < (head.generation, head.layout_version)
-        or live.revision < head.revision
-        or live.last_run < head.last_run
-    )

@@ -17,27 +17,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import FinalSourceError, Pipeline, StageTakenError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
 __all__ = [
+    "AggregatorError",
     "Ascending",
     "BoundedOutOfOrderness",
+    "Client",
     "FinalSourceError",
     "Pipeline",
     "StageTakenError",
+    "StageWatermark",
     "Strategy",
+    "Unavailable",
     "UnsoundPlanError",
 ]
 
 _HOMES = {
+    "AggregatorError": "spark_agent.client",
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
+    "Client": "spark_agent.client",
     "FinalSourceError": "spark_agent.pipeline",
     "Pipeline": "spark_agent.pipeline",
     "StageTakenError": "spark_agent.pipeline",
+    "StageWatermark": "spark_agent.client",
     "Strategy": "spark_agent.strategies",
+    "Unavailable": "spark_agent.client",
     "UnsoundPlanError": "spark_agent.operators",
 }
 

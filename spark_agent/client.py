@@ -132,7 +132,6 @@ class Lease:
     """The right to report for `granted`, until it runs out or somebody outranks it."""
 
     token: str
-    fence: int
     granted: tuple[str, ...]
     denied: tuple[str, ...]
 
@@ -247,7 +246,7 @@ class Client:
         }
         answer = self._call("POST", f"/v1/jobs/{job}/stages/{stage}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
-        return Lease(answer["token"], answer["fence"], tuple(answer["granted"]), denied)
+        return Lease(answer["token"], tuple(answer["granted"]), denied)
 
     def report(
         self,
@@ -293,10 +292,6 @@ class Client:
         }
         answer = self._call("POST", f"/v1/jobs/{job}/commits", body)[0]
         return {str(name): int(count) for name, count in answer["applied"].items()}
-
-    def release(self, job: str, token: str) -> None:
-        """Give a lease back."""
-        self._call("POST", f"/v1/jobs/{job}/leases/release", {"tokens": [token]})
 
     def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
         """Ask where a stage is; None if that is still where `etag` had it."""

@@ -122,6 +122,8 @@ class Query:
     """Let it end with this error."""
     found_nothing_new: Callable[[], bool]
     """Whether its newest trigger has found nothing new in any source."""
+    failed: Callable[[], bool]
+    """Whether it has ended with an error."""
     stops_when_fenced: bool = True
     fed: bool = True
     """Whether it has control sources, through which it is known when its input is drained."""
@@ -278,7 +280,12 @@ class Keeper:
         return True
 
     def _tell_what_is_open(self) -> None:
-        """Say what a query that has ended leaves open, if that is not what was to be expected."""
+        """Say what a query that has ended leaves open, if that is not what was to be expected.
+
+        Of one that has failed, Spark's own error says why.
+        """
+        if self._query is not None and self._query.failed():
+            return
         try:
             watermarks = self._client.watermarks(self._assignment.job)
         except AggregatorError:

@@ -419,6 +419,7 @@ class Pipeline:
                     fail=lambda message: plan.fail(self._spark, query, message),
                     stops_when_fenced=on_fenced == "stop",
                     found_nothing_new=lambda: plan.found_nothing_new(query),
+                    failed=lambda: plan.has_failed(query),
                     fed=bool(controls),
                 )
             )

@@ -414,6 +414,14 @@ def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
     _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
 
 
+def has_failed(query: StreamingQuery) -> bool:
+    """Say whether a query has ended with an error, such as that Spark is gone."""
+    try:
+        return query.exception() is not None
+    except Exception:  # noqa: BLE001  (whatever it is, there is no query any more)
+        return True
+
+
 def _execution(query: StreamingQuery) -> JavaObject:
     wrapped: JavaObject = query._jsq
     return wrapped.streamingQuery()

@@ -12,11 +12,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from service.aggregator import StageState
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
+from service.frontier.reports import range_status
 from service.frontier.timestamps import MAX, to_wire
-from service.ledger.port import StoredJob
-from service.live.port import Denied, Grant, LostReason, RangeView
+from service.model.jobs import StageView, StoredJob
+from service.model.leases import Denied, Grant, LostReason
+from service.model.reports import RangeView
 from service.spec import MAX_RANGES, MAX_STAGES, Name, StageSpec, decode_spec
-from service.state import StageView
 
 MAX_REPORTED = 10_000
 """Ranges that one report may carry."""
@@ -384,18 +385,11 @@ def watermark_body(state: StageState) -> WatermarkBody:
 
 def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
     """Show a range."""
-    status = Status.ACTIVE
-    if view.promise == MAX:
-        status = Status.FINAL
-    elif view.idle:
-        status = Status.IDLE
-    elif to_wire(view.promise) is None:
-        status = Status.UNKNOWN
     return RangeBody(
         range=view.name,
         start=None if bounds is None else bounds[0],
         end=None if bounds is None else bounds[1],
-        status=status,
+        status=range_status(view.promise, idle=view.idle),
         promise=to_wire(view.promise),
         holds=dict(view.holds),
         holder=view.holder,

@@ -23,7 +23,8 @@ from service.errors import (
     UnknownJobError,
     UnknownStageError,
 )
-from service.live.port import Claim, Rank
+from service.frontier.leases import Rank
+from service.model.leases import Claim
 
 router = routing.router("leases")
 _claim = msgspec.json.Decoder(ClaimBody)

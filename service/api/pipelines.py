@@ -26,7 +26,7 @@ from service.errors import (
     UnavailableError,
     UnknownJobError,
 )
-from service.ledger.port import StoredJob
+from service.model.jobs import StoredJob
 from service.spec import PipelineSpec
 
 router = routing.router("pipelines")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from service.api.bodies import denied_bodies
@@ -20,7 +19,7 @@ from service.errors import (
     PayloadTooLargeError,
     ProblemError,
 )
-from service.live.port import Denied
+from service.model.leases import Denied
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,6 @@ def install_handlers(app: FastAPI) -> None:
     """Let every error of the service, of the framework and of our own making end as a problem."""
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -85,15 +83,6 @@ async def _http(request: Request, raised: Exception) -> Response:
         case _:
             problem = InvalidRequestError(str(error.detail))
             return problem_response(problem, headers, error.status_code)
-
-
-async def _validation(_request: Request, error: Exception) -> Response:
-    details: list[dict[str, Any]] = list(cast("RequestValidationError", error).errors())
-    said = "; ".join(
-        f"{'.'.join(str(part) for part in detail['loc'])} = {detail.get('input')!r}: {detail['msg']}"
-        for detail in details
-    )
-    return problem_response(InvalidRequestError(said))
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

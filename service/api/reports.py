@@ -42,7 +42,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
-from service.live.port import Column, Commit, Report, StageCommit
+from service.model.reports import Column, Commit, Report, StageCommit
 
 router = routing.router("reports")
 _plain = msgspec.json.Decoder(PlainReport)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from inspect import signature
+from typing import Any, Final, get_type_hints
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.routing import request_response
 
@@ -22,6 +23,14 @@ class DirectRoute(APIRoute):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (APIRoute's own)
         super().__init__(*args, **kwargs)
+        types = get_type_hints(self.endpoint)
+        parameters = [types.get(name) for name in signature(self.endpoint).parameters]
+        if self.dependencies or parameters != [Request]:
+            raise TypeError(
+                f"{self.path}: a direct route takes the request alone. What FastAPI works out from"
+                " other parameters, or from dependencies, would be documented and never run: check it"
+                " in the endpoint"
+            )
         self.app = request_response(self.endpoint)
 
 
@@ -42,5 +51,7 @@ def mount(app: FastAPI, *routers: APIRouter) -> None:
     Put into the application one by one: an included router would be searched as a whole, for each
     request, before the next one is.
     """
+    if app.router.dependencies:
+        raise TypeError("direct routes run no dependencies of the application")
     for one in routers:
         app.router.routes.extend(one.routes)

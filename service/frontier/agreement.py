@@ -40,13 +40,13 @@ IDLE = Agreement(MIN, idle=True)
 FINAL = Agreement(MAX)
 
 
-def weight(member: Member) -> int:
+def weight(promise: int, *, idle: bool) -> int:
     """Say what a member counts for in the minimum: `MAX` if it is not waited for.
 
-    >>> weight(Member(5)), weight(Member(5, idle=True)) == MAX, weight(Member()) == MIN
-    (5, True, True)
+    >>> weight(5, idle=False), weight(5, idle=True) == MAX
+    (5, True)
     """
-    return MAX if member.idle else member.promise
+    return MAX if idle else promise
 
 
 def agree(lowest: int, idle: int) -> Agreement:
@@ -84,6 +84,6 @@ def agreement(members: Iterable[Member]) -> Agreement:
     """
     lowest, idle = MAX, 0
     for member in members:
-        lowest = min(lowest, weight(member))
+        lowest = min(lowest, weight(member.promise, idle=member.idle))
         idle += member.idle and member.promise != MAX
     return agree(lowest, idle)

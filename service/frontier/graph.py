@@ -207,6 +207,20 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
     return agreement(Member(u.output, u.idle) for u in upstreams)
 
 
+def is_ahead(reached: Agreement, published: StageWatermark, *, is_source: bool) -> bool:
+    """Whether the agreement of a stage's ranges says more than is published, so that it must be.
+
+    Only a source is ever idle by its own word.
+
+    >>> is_ahead(Agreement(7), StageWatermark(output=5), is_source=False)
+    True
+    >>> idle = Agreement(MIN, idle=True)
+    >>> [is_ahead(idle, StageWatermark(output=5), is_source=each) for each in (True, False)]
+    [True, False]
+    """
+    return reached.watermark > published.output or (is_source and reached.idle != published.idle)
+
+
 def _check_stage(name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
     if stage.is_source and stage.inputs:
         raise InvalidPipelineError(name, "a source (shards) has no inputs")

@@ -66,24 +66,6 @@ class KeyRange:
             raise InvalidRangeError(f"{name!r} is no key range, as 00000000-40000000 is")
         return cls(int(match[1], 16), int(match[2], 16))
 
-    def split(self, at: int) -> tuple[KeyRange, KeyRange]:
-        """Cut in two at key `at`, which must lie inside.
-
-        >>> [part.id for part in KeyRange(0, 2**32).split(2**31)]
-        ['00000000-80000000', '80000000-100000000']
-        """
-        return KeyRange(self.start, at), KeyRange(at, self.end)
-
-    def merge(self, following: KeyRange) -> KeyRange:
-        """Join with the range that begins where this one ends.
-
-        >>> KeyRange(0, 8).merge(KeyRange(8, 16))
-        KeyRange(start=0, end=16)
-        """
-        if self.end != following.start:
-            raise InvalidRangeError(f"{following.id} does not begin where {self.id} ends")
-        return KeyRange(self.start, following.end)
-
 
 def range_id(start: int, end: int) -> str:
     """Name the key range `[start, end)`.

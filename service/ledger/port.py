@@ -10,16 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.frontier.graph import StageWatermark
-from service.state import InstalledJob, PromiseChunk, StageView
-
-
-@dataclass(frozen=True, slots=True)
-class StoredJob:
-    """A job with the specification as its author wrote it."""
-
-    spec: bytes
-    """JSON."""
-    installed: InstalledJob
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import StageView, StoredJob
+from service.model.positions import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +29,10 @@ class NewLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class JobHead:
-    """Where a job is, in a few numbers: enough to tell whether the live store is up with it."""
+class JobHead(Position):
+    """How far a job is in the ledger."""
 
     job: str
-    incarnation: int
-    generation: int
-    layout_version: int
-    revision: int
-    last_run: int
     deleted: bool
 
 

@@ -7,15 +7,12 @@ wait for each other in a ring. The statements are in `service.ledger.statements`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import wraps
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import msgspec
-import numpy as np
 from sqlalchemy import (
-    Delete,
     Row,
     delete,
     insert,
@@ -27,29 +24,20 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import UnknownJobError
-from service.frontier.graph import Pipeline, StageWatermark
-from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
 from service.ledger import statements as sql
 from service.ledger.database import Database
-from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, StoredJob
+from service.ledger.history import History
+from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded
+from service.ledger.rows import advance_row, chunk_row, installed_of, packed_rows, view_of
 from service.ledger.tables import history, jobs, promise_chunks, stages
+from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.jobs import InstalledJob, StageView, StoredJob
 from service.spec import decode_spec
-from service.state import (
-    CHUNK,
-    InstalledJob,
-    InstalledStage,
-    PromiseChunk,
-    StageProgress,
-    StageView,
-)
 from service.tasks import to_its_end
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_THIN_STEP_MS = 600_000
-"""History is thinned in pieces of this length: none of them takes long."""
 
 
 def _writing(
@@ -99,7 +87,7 @@ class SqlLedger:
             where=tuple_(*(chunk.excluded[name] for name in order))
             >= tuple_(*(promise_chunks.c[name] for name in order)),
         )
-        self._thinned_until_ms = 0
+        self._history = History(self.database)
 
     @to_its_end
     async def open(self, *, exclusive: bool) -> None:
@@ -263,7 +251,7 @@ class SqlLedger:
         rows = await self.database.at_once(
             sql.RECORD_AT_ONCE,
             {
-                "b_record": _rows(
+                "b_record": packed_rows(
                     {
                         "job": record.job,
                         "incarnation": record.incarnation,
@@ -273,7 +261,7 @@ class SqlLedger:
                     }
                     for record in simple
                 ),
-                "b_advance": _rows(
+                "b_advance": packed_rows(
                     {
                         "job": record.job,
                         "stage": stage,
@@ -292,7 +280,7 @@ class SqlLedger:
         moved: dict[str, dict[str, StageView]] = {row.name: {} for row in rows}
         for row in rows:
             if row.stage is not None:
-                moved[row.name][row.stage] = _view(row)
+                moved[row.name][row.stage] = view_of(row)
         return {row.name: Recorded(row.taken, moved[row.name]) for row in rows}
 
     @_writing
@@ -333,7 +321,7 @@ class SqlLedger:
             )
         # Also what others have recorded, and then perhaps died before they could show it.
         newer = await db.execute(sql.FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
-        return Recorded(row.revision, {r.stage: _view(r) for r in newer})
+        return Recorded(row.revision, {r.stage: view_of(r) for r in newer})
 
     async def _advance(
         self, db: AsyncConnection, record: JobRecord, revision: int, at_ms: int
@@ -341,7 +329,7 @@ class SqlLedger:
         key = {"b_job": record.job, "b_revision": revision}
         advances = sorted(record.advances.items())
         await db.execute(
-            sql.ADVANCE_STAGE, [_advance(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
+            sql.ADVANCE_STAGE, [advance_row(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
         )
         await db.execute(sql.REMEMBER_ADVANCED, key | {"b_generation": record.generation})
 
@@ -374,45 +362,14 @@ class SqlLedger:
             == (chunk.incarnation, chunk.generation, chunk.layout_since)
         }
         if newest:
-            rows = [_chunk(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])]
+            rows = [
+                chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
+            ]
             await db.execute(self._save_chunks, rows)
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
         """See the port."""
-        gone, _ = await self._thin_until(sql.FORGET, 0, keep_until_ms)
-        # Where this process has been before there is nothing left to do.
-        from_ms = max(self._thinned_until_ms, keep_until_ms)
-        thinned, at_ms = await self._thin_until(sql.THIN, from_ms, fine_until_ms)
-        self._thinned_until_ms = at_ms - at_ms % 60_000
-        return gone + thinned
-
-    async def _thin_until(self, how: Delete, at_ms: int, until_ms: int) -> tuple[int, int]:
-        """Go through the history in steps; return how many rows went, and how far it came."""
-        thinned = 0
-        while at_ms < until_ms:
-            step = await self._thin_step(how, at_ms, until_ms)
-            if step is None:
-                break
-            rows, at_ms = step
-            thinned += rows
-        return thinned, at_ms
-
-    @_writing
-    async def _thin_step(
-        self, db: AsyncConnection, how: Delete, at_ms: int, until_ms: int
-    ) -> tuple[int, int] | None:
-        """Do one step; return how many rows went, and where the next begins.
-
-        None: another replica is at it.
-        """
-        if not self.database.is_sqlite and not await db.scalar(sql.BEGIN_THINNING):
-            return None
-        oldest_ms: int | None = await db.scalar(sql.FIND_OLDEST, {"b_from_ms": at_ms})
-        if oldest_ms is None or oldest_ms >= until_ms:
-            return 0, until_ms
-        end_ms = min(oldest_ms - oldest_ms % _THIN_STEP_MS + _THIN_STEP_MS, until_ms)
-        done = await db.execute(how, {"b_from_ms": oldest_ms, "b_until_ms": end_ms})
-        return done.rowcount, end_ms
+        return await self._history.thin(fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms)
 
     # ---- parts of the transactions above
 
@@ -457,7 +414,7 @@ class SqlLedger:
                 if chunk.generation == row.generation:
                     chunks.setdefault(chunk.stage, []).append(chunk)
         installed = {
-            stage.stage: _installed(stage, pipeline, chunks.get(stage.stage, []))
+            stage.stage: installed_of(stage, pipeline, chunks.get(stage.stage, []))
             for stage in await db.execute(sql.FIND_STAGES, key)
             if stage.stage in pipeline.stages
         }
@@ -537,60 +494,3 @@ class SqlLedger:
 
 def _unknown(job: str) -> UnknownJobError:
     return UnknownJobError(f"there is no job {job!r}")
-
-
-def _rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    return msgspec.json.encode(list(rows)).decode()
-
-
-def _chunk(chunk: PromiseChunk) -> dict[str, Any]:
-    return {
-        "job": chunk.job,
-        "stage": chunk.stage,
-        "incarnation": chunk.incarnation,
-        "generation": chunk.generation,
-        "layout_since": chunk.layout_since,
-        "chunk": chunk.chunk,
-        "stamp": chunk.stamp,
-        "promises": chunk.promises,
-    }
-
-
-def _advance(stage: str, watermark: StageWatermark) -> dict[str, Any]:
-    return {
-        "b_stage": stage,
-        "b_input": watermark.input,
-        "b_output": watermark.output,
-        "b_idle": watermark.idle,
-    }
-
-
-def _view(row: Row[Any]) -> StageView:
-    return StageView(
-        watermark=StageWatermark(row.input, row.output, row.idle),
-        version=row.version,
-        revision=row.revision,
-        updated_at_ms=row.updated_at_ms,
-    )
-
-
-def _installed(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:
-    layout = pipeline.stages[row.stage].layout
-    return InstalledStage(
-        view=_view(row),
-        progress=StageProgress(row.run, row.epoch),
-        layout_since=row.layout_since,
-        promises=None if layout is None else _promises(row, layout, chunks),
-    )
-
-
-def _promises(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Sequence[int] | None:
-    if not chunks:
-        return None
-    promises = np.full(len(layout), MIN, dtype=np.int64)
-    for chunk in chunks:
-        if chunk.layout_since == row.layout_since:
-            start = chunk.chunk * CHUNK
-            packed = np.frombuffer(chunk.promises, dtype="<i8")
-            promises[start : start + len(packed)] = packed
-    return promises.tolist()

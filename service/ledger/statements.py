@@ -42,12 +42,12 @@ LOCK_JOBS = (
 )
 # In the order of the members of `JobHead`.
 _HEAD = select(
-    jobs.c.name,
     jobs.c.incarnation,
     jobs.c.generation,
     jobs.c.layout_version,
     jobs.c.revision,
     jobs.c.last_run,
+    jobs.c.name,
     jobs.c.deleted,
 )
 FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))

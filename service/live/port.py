@@ -9,28 +9,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar, Protocol
 
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
-from service.state import InstalledJob, PromiseChunk, StageView
-
-Holds = Mapping[str, int]
-
-Column = Sequence[int] | npt.NDArray[np.int64]
-"""Integers, a great many of them as an array: the report path must not touch each one for itself."""
-
-LostReason = Literal["expired", "superseded", "released", "unknown"]
-"""Why a token, or a range under it, is no longer current."""
-
-RangeOrder = Literal["range", "promise"]
-
-MAX_WAITING_EPOCHS = 64
-"""Epochs of one stage that may wait for their commit."""
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.positions import Position
+from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
 REMEMBERED = 10_000
 """Ended leases of a job whose reason is still known; older ones are `unknown`."""
@@ -44,54 +31,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Rank:
-    """What decides between two claims to one range: the greater takes over."""
-
-    run: int = 0
-    """0: of no run."""
-    epoch: int = 0
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """How many of a stage's ranges are what."""
-
-    total: int
-    reported: int
-    """Those that have ever promised."""
-    idle: int
-    final: int
-    leased: int
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A job as readers see it: one consistent snapshot."""
-
-    name: str
-    pipeline: Pipeline
-    incarnation: int
-    generation: int
-    layout_version: int
-    revision: int
-    """The newest of the ledger's revisions that readers are shown."""
-    stages: Mapping[str, StageView]
-    """Only to be read: it may be the store's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class LiveHead:
-    """Where a job is in the live store, to be held against the ledger's `JobHead`."""
-
-    incarnation: int
-    generation: int
-    layout_version: int
-    revision: int
-    last_run: int
-
-
 class StateLostError(Exception):
     """The store has no state of this job that could be trusted: none at all, or an older server's.
 
@@ -102,128 +41,6 @@ class StateLostError(Exception):
     def __init__(self, job: str) -> None:
         super().__init__(f"no state of job {job!r}")
         self.job = job
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A wish for ranges of a stage."""
-
-    ranges: Sequence[str] | None
-    """None: all of them."""
-    holder: str
-    ttl_ms: int
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """A range that was not granted, and to whom it belongs, unless the stage has no such range."""
-
-    range: str
-    reason: Literal["held", "unknown"]
-    holder: str | None = None
-    expires_in_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease: the right to report for `granted` until it runs out."""
-
-    token: str
-    fence: int
-    expires_in_ms: int
-    granted: Sequence[str]
-    denied: Sequence[Denied]
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """A lease that goes on."""
-
-    token: str
-    expires_in_ms: int
-    ranges: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """A lease that does not."""
-
-    token: str
-    reason: LostReason
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker says, folded by the rules of `service.frontier.promises`."""
-
-    token: str
-    ranges: Sequence[str]
-    """No range twice. The columns below go with it."""
-    promises: Column
-    """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
-    idle: Sequence[bool] | None = None
-    """None: nobody is."""
-    holds: Sequence[Holds | None] | None = None
-    """None: nobody has any."""
-    epoch: int | None = None
-    observed_input: int | None = None
-    """The input watermark that the worker says it has observed; checked against the published one."""
-    capped_at_commit: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What became of a report."""
-
-    accepted: int
-    behind: Sequence[str]
-    rejected: Sequence[tuple[str, LostReason]]
-    expires_in_ms: int
-    view: StageView
-    advances: bool
-    """The stage's agreement is ahead of what is published: somebody must publish it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageCommit:
-    """The input watermark that an epoch ran with; None: said in the reports, or there is none."""
-
-    observed_input: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The word that an epoch is done."""
-
-    run: int
-    """0: of no run."""
-    epoch: int
-    stages: Mapping[str, StageCommit]
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """How many ranges of each stage were applied, and of which stages the ledger has yet to hear."""
-
-    applied: Mapping[str, int]
-    unrecorded: Sequence[str]
-    incarnation: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class RangeView:
-    """One range, for people: who holds it, and what holds it back."""
-
-    name: str
-    promise: int
-    idle: bool
-    holds: Holds
-    holder: str | None
-    fence: int | None
-    expires_in_ms: int | None
-    reported_at_ms: int | None
 
 
 class Watch(Protocol):
@@ -274,11 +91,11 @@ class LiveStore(Protocol):
         """Forget the job, unless it is of a later generation by now; let its readers go."""
         ...
 
-    async def head(self, job: str) -> LiveHead | None:
+    async def head(self, job: str) -> Position | None:
         """Show where one job is; None: there is no state of it that could be trusted."""
         ...
 
-    async def heads(self) -> Mapping[str, LiveHead]:
+    async def heads(self) -> Mapping[str, Position]:
         """Show where every job is whose state can be trusted."""
         ...
 

@@ -15,7 +15,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.timestamps import to_wire
-from service.live.port import Denied, LostReason
+from service.model.leases import Denied, LostReason
 
 
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
@@ -60,7 +60,7 @@ def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
     return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", run=ours or None)
 
 
-def stale_epoch(stage: str, epoch: int, last: int) -> StaleEpochError:
+def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:
     """Say that the epoch is over."""
     return StaleEpochError(
         f"epoch {epoch} of stage {stage!r} is over: the last committed one is {last}",

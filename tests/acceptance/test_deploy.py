@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -226,7 +226,7 @@ def test_the_data_of_the_stores_is_kept() -> None:
     assert SERVICES["redis"]["volumes"][0].split(":")[1] == "/data"
     # An end in order is given the time that it takes.
     graceful = re.findall(
-        r'"timeout_graceful_shutdown": (\d+)', (ROOT / "service/cli.py").read_text()
+        r'"timeout_graceful_shutdown": (\d+)', (ROOT / "service/serving.py").read_text()
     )
     for replica in REPLICAS:
         assert int(SERVICES[replica]["stop_grace_period"].removesuffix("s")) > int(graceful[0])
@@ -293,6 +293,17 @@ def test_the_image_is_built_of_what_is_there() -> None:
     assert built
 
 
+def of_extra(name: str, optional: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The packages of an extra, and of those of our own that it names."""
+    for one in optional[name]:
+        requirement = Requirement(one)
+        if requirement.name == "tidegauge":
+            for extra in requirement.extras:
+                yield from of_extra(extra, optional)
+        else:
+            yield one
+
+
 def test_what_is_installed_is_locked() -> None:
     """Every package of the image is in the lock, with hashes; and so is what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -309,7 +320,7 @@ def test_what_is_installed_is_locked() -> None:
     wanted = [
         *project["project"]["dependencies"],
         *project["build-system"]["requires"],
-        *(package for extra in extras.split(",") for package in optional[extra]),
+        *(package for extra in extras.split(",") for package in of_extra(extra, optional)),
     ]
     names = {canonicalize_name(Requirement(one).name) for one in wanted}
     assert names <= {canonicalize_name(name) for name in pinned}

@@ -13,7 +13,7 @@ from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
-from service.live.redis import RedisLiveStore
+from service.live.redis.store import RedisLiveStore
 from tests.support.clock import FakeClock
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisCluster, RedisServer

@@ -13,9 +13,10 @@ import pytest
 from service.errors import StoreRefusedError, UnknownJobError
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
-from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded, StoredJob
+from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
-from service.state import CHUNK, PromiseChunk, StageView
+from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.jobs import StageView, StoredJob
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 FINER = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":4}}}'

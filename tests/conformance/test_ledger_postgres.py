@@ -20,7 +20,7 @@ from service.frontier.timestamps import MIN
 from service.ledger import database
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
-from service.state import PromiseChunk
+from service.model.checkpoints import PromiseChunk
 from tests.support.binaries import WAIT_S
 from tests.support.postgres_server import PostgresServer
 from tests.support.proxy import Proxy

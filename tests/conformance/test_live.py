@@ -19,24 +19,15 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.agreement import FINAL, IDLE, STAND_STILL, Agreement
+from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
-from service.live.port import (
-    MAX_WAITING_EPOCHS,
-    Claim,
-    Commit,
-    Committed,
-    Grant,
-    Holds,
-    LiveStore,
-    Rank,
-    Report,
-    Reported,
-    StageCommit,
-    StateLostError,
-)
-from service.state import InstalledJob, InstalledStage, StageProgress, StageView
+from service.live.port import LiveStore, StateLostError
+from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
+from service.model.leases import Claim, Grant
+from service.model.reports import Commit, Committed, Holds, Report, Reported, StageCommit
 
 SHARDS = ShardLayout.of(["a", "b"])
 KEYS = KeyLayout.tile(2)
@@ -552,6 +543,12 @@ def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
 
 
 # ---- publishing, reading, saving
+
+
+def test_nothing_is_published_of_a_job_that_is_gone(worker: Worker) -> None:
+    worker.run(worker.live.remove("j", 1))
+    with pytest.raises(StateLostError):
+        worker.publish(s=StageWatermark(output=5))
 
 
 def test_an_older_version_is_not_published(worker: Worker) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +12,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from service.clock import SystemClock
 from service.errors import UnavailableError
-from service.live import redis_client
-from service.live.port import (
-    MAX_WAITING_EPOCHS,
-    REMEMBERED,
-    Claim,
-    Rank,
-    Report,
-    StateLostError,
-)
-from service.live.redis import RedisLiveStore
-from service.live.redis_layout import BLOCK, IDLE
-from service.state import CHUNK
+from service.frontier.leases import Rank
+from service.live.port import StateLostError
+from service.live.redis.store import RedisLiveStore
+from service.model.leases import Claim
+from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
@@ -142,17 +133,3 @@ def test_an_incarnation_does_not_begin_twice_around_a_loss(
 
     with asyncio.Runner() as runner:
         runner.run(scenario())
-
-
-def test_the_scripts_and_the_code_have_the_same_constants() -> None:
-    source = (Path(redis_client.__file__).parent / "lua" / "common.lua").read_text()
-    found = dict(re.findall(r"^local ([A-Z_]+) = (\d+(?:\^\d+)?)$", source, re.MULTILINE))
-    expected = {
-        "BLOCK": BLOCK,
-        "CHUNK": CHUNK,
-        "IDLE": IDLE,
-        "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
-        "REMEMBERED": REMEMBERED,
-    }
-    values = {name: eval(found[name].replace("^", "**")) for name in expected}
-    assert values == expected

@@ -11,12 +11,14 @@ import pytest
 from service import publisher
 from service.clock import SystemClock
 from service.frontier.graph import StageWatermark
+from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
-from service.live.port import Claim, Rank, Report
 from service.metrics import Metrics
+from service.model.leases import Claim
+from service.model.reports import Report
 from service.publisher import Publisher
 from tests.support.binaries import WAIT_S
 from tests.support.clock import FakeClock

@@ -26,6 +26,9 @@ from service.settings import Settings
 from tests.support.api import WHOLE, ok
 from tests.support.server import Service
 
+# The last test is about what the others have seen, so one process is to run them all.
+pytestmark = pytest.mark.xdist_group("schemathesis")
+
 STAGES: dict[str, Any] = {
     "s": {"shards": ["0", "1"]},
     "k": {"inputs": ["s"], "ranges": 1},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
 from spark_agent.client import MAX_MS
@@ -62,6 +64,18 @@ def test_an_input_that_nobody_executes_is_named(
     else:
         [told] = [each for each in caplog.messages if "has no input watermark" in each]
         assert "others has promised nothing yet" in told
+
+
+def test_of_a_query_that_failed_spark_says_why(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline).withColumn("fails", F.raise_error(F.lit("broken")))
+        query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True)
+        with pytest.raises(StreamingQueryException, match="broken"):
+            query.awaitTermination()
+    assert "the stage is not final" not in caplog.text
 
 
 def test_available_now_leaves_the_source_open(flow: Flow) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.live.tournament import Tournament
+from service.live.memory.tournament import Tournament
 
 
 @given(st.data())

@@ -12,6 +12,7 @@ import pytest
 from service.frontier.agreement import Agreement, Member, agreement
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.promises import keyed_promise, source_promise
+from service.frontier.reports import join_report
 from service.frontier.timestamps import MAX, MIN
 from service.spec import PipelineSpec, StageSpec, decode_spec, encode_spec
 
@@ -49,7 +50,9 @@ class Core:
                 promise = source_promise(watermark, holds, final=said.get("final", False))
             else:
                 promise = keyed_promise(time(observed), holds)
-            members[name] = Member(max(before.promise, promise), said.get("idle", False))
+            members[name] = Member(
+                *join_report(before.promise, promise, idle=said.get("idle", False))
+            )
         self.published |= self.pipeline.propagate(self.published, self.agreements(), [stage])
 
 

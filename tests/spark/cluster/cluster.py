@@ -77,7 +77,9 @@ class Cluster:
         return [each.pid for each in _processes(self.driver.pid) if each.is_executor]
 
     def kill_driver(self) -> list[int]:
-        """Stop what its executors do, then kill it; return the executors and their workers."""
+        """Stop what its executors do, then kill it; return the executors and their workers that are
+        still there.
+        """
         processes = _processes(self.driver.pid)
         crew = {each.pid for each in processes if each.is_executor}
         while more := {each.pid for each in processes if each.parent in crew} - crew:
@@ -88,7 +90,8 @@ class Cluster:
             if each.pid not in crew:
                 end(each.pid)
         self.driver.wait(60)
-        return sorted(crew)
+        # A worker that had ended before the signal came has left; none can leave after it.
+        return [each.pid for each in _processes(self.driver.pid) if each.pid in crew]
 
     def planned(self) -> int:
         """How many batches have been planned so far."""

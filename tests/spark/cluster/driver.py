@@ -29,6 +29,9 @@ from tests.spark.cluster.straggler import KEYED, Straggler, StragglingStrategy
 RANGES: Final = 2
 STAGE: Final = "keyed"
 JOB: Final = "cluster"
+_ATOMIC: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 OTHER_HOST: Final = "127.0.0.2"
 """Spark runs a task's copy on another host only; to it, another address of this machine is one."""
 
@@ -69,6 +72,11 @@ def session(order: Order) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.pollingDelay", "20ms")
+        # By default Spark puts a state file in the place of another by two steps on a local disk: it
+        # deletes the one, then renames the other. An executor whose driver is gone ends at any moment,
+        # also between the two, and the state of its partition is lost. With these it is one step.
+        .config("spark.sql.streaming.checkpointFileManagerClass", _ATOMIC)
+        .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         .config("spark.locality.wait", "50ms")
         .config("spark.local.dir", order.folder)
         .config("spark.sql.warehouse.dir", f"{order.folder}/warehouse")

@@ -1,0 +1,41 @@
+"""The rules of reports over a great many ranges at once: what the scalar ones say, in whole columns.
+
+A property holds each of them to the scalar rule named in its docstring.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from service.frontier.timestamps import MAX, MIN
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def join_promises(promises: Int64s, reported: Int64s) -> Int64s:
+    """`reports.join_report` of each range; its idleness is as reported.
+
+    >>> join_promises(np.array([10, 10]), np.array([15, 5])).tolist()
+    [15, 10]
+    """
+    return np.maximum(promises, reported)
+
+
+def are_behind(promises: Int64s, reported: Int64s) -> Bools:
+    """`reports.is_behind` of each range.
+
+    >>> are_behind(np.array([10, 10, 10]), np.array([5, 10, MIN])).tolist()
+    [True, False, False]
+    """
+    return (reported < promises) & (reported != MIN)
+
+
+def weights(promises: Int64s, idle: Bools) -> Int64s:
+    """`agreement.weight` of each range.
+
+    >>> weights(np.array([5, 5]), np.array([False, True])).tolist() == [5, MAX]
+    True
+    """
+    return np.where(idle, MAX, promises)

@@ -1,0 +1,121 @@
+"""What is reported in an epoch waits, and counts only once the epoch is committed, as a whole.
+
+An epoch may be tried more than once: a task is repeated, or runs twice at the same time. What the
+attempts reported is joined, so that whichever of them Spark lets win has promised no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_WAITING_EPOCHS = 64
+"""Epochs of one stage that may wait for their commit."""
+
+
+class Arrival(StrEnum):
+    """What becomes of a report of an epoch."""
+
+    WAITS = "waits"
+    STALE = "stale"
+    """Its epoch, or a later one, is committed already."""
+    TOO_MANY = "too many"
+    """Too many other epochs wait for their commit."""
+
+
+def arrival(epoch: int, committed: int | None, waiting: Collection[int]) -> Arrival:
+    """Say what becomes of a report of an epoch. `committed` is the last one of the stage, if any.
+
+    >>> arrival(3, committed=2, waiting=[]), arrival(2, committed=2, waiting=[])
+    (<Arrival.WAITS: 'waits'>, <Arrival.STALE: 'stale'>)
+    >>> arrival(99, None, range(MAX_WAITING_EPOCHS)), arrival(5, None, range(MAX_WAITING_EPOCHS))
+    (<Arrival.TOO_MANY: 'too many'>, <Arrival.WAITS: 'waits'>)
+    """
+    if committed is not None and epoch <= committed:
+        return Arrival.STALE
+    if epoch not in waiting and len(waiting) >= MAX_WAITING_EPOCHS:
+        return Arrival.TOO_MANY
+    return Arrival.WAITS
+
+
+class Admission(StrEnum):
+    """What becomes of a commit."""
+
+    FRESH = "fresh"
+    REPEATED = "repeated"
+    """It is committed already: to commit it again changes nothing, and is no error."""
+    STALE = "stale"
+
+
+def admission(epoch: int, committed: int | None) -> Admission:
+    """Say what becomes of the commit of an epoch. Epochs may be left out, but never go back.
+
+    >>> admission(4, committed=2), admission(2, committed=2), admission(1, committed=2)
+    (<Admission.FRESH: 'fresh'>, <Admission.REPEATED: 'repeated'>, <Admission.STALE: 'stale'>)
+    >>> admission(0, committed=None)
+    <Admission.FRESH: 'fresh'>
+    """
+    if committed is None or epoch > committed:
+        return Admission.FRESH
+    return Admission.REPEATED if epoch == committed else Admission.STALE
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a range has reported in an epoch that is not committed yet."""
+
+    promise: int
+    capped_at_commit: bool
+    """Whether the promise lacks the input watermark, which the commit brings."""
+    idle: bool
+    fence: int
+    """Of the lease under which it was reported."""
+
+
+def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
+    """Join what two attempts at an epoch have reported of a range: the smaller promise.
+
+    It is idle if both were, since one that saw data knows more; that is judged by the later lease.
+
+    >>> join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
+    Waiting(promise=7, capped_at_commit=True, idle=False, fence=2)
+    """
+    return Waiting(
+        min(earlier.promise, later.promise),
+        earlier.capped_at_commit or later.capped_at_commit,
+        earlier.idle and later.idle,
+        later.fence,
+    )
+
+
+def lacks_cap(observed_input: int | None, *, capped_at_commit: bool) -> bool:
+    """Whether a commit fails to bring the input watermark that a report has left to it.
+
+    >>> lacks_cap(None, capped_at_commit=True), lacks_cap(5, capped_at_commit=True)
+    (True, False)
+    """
+    return capped_at_commit and observed_input is None
+
+
+def promise_at_commit(promise: int, observed_input: int | None) -> int:
+    """Say what a range promises once its epoch is committed with the input watermark it ran with.
+
+    >>> promise_at_commit(9, observed_input=7), promise_at_commit(9, observed_input=None)
+    (7, 9)
+    """
+    return promise if observed_input is None else min(promise, observed_input)
+
+
+def idle_at_commit(*, idle: bool, same_lease: bool, is_current: bool) -> bool:
+    """Whether a range is idle once its epoch is committed.
+
+    A promise stays true whoever holds the range by now. Idleness does not: the next worker may have
+    seen data. So it counts only under the lease that reported it, if that still stands.
+
+    >>> idle_at_commit(idle=True, same_lease=True, is_current=True)
+    True
+    >>> idle_at_commit(idle=True, same_lease=False, is_current=True)
+    False
+    """
+    return idle and same_lease and is_current

@@ -1,0 +1,74 @@
+"""Who may report for a range: leases, the ranks of those who claim them, and the runs they are of.
+
+A range has at most one current lease. It is *fenced* from the moment the next one is granted, so what
+its old holder still sends counts for nothing, however late it arrives (Gray and Cheriton, SOSP 1989,
+for leases; Kleppmann, *How to do distributed locking*, 2016, for why the token must be checked where
+it is used).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """What decides between two claims to one range: the greater takes over.
+
+    >>> Rank(run=2, epoch=5) > Rank(run=2, epoch=4, attempt=9) > Rank()
+    True
+    """
+
+    run: int = 0
+    """0: of no run."""
+    epoch: int = 0
+    attempt: int = 0
+
+
+def is_current(deadline_ms: int, now_ms: int) -> bool:
+    """Whether a lease still stands. At its deadline it does not; once over, it is never renewed.
+
+    >>> is_current(deadline_ms=1_000, now_ms=999), is_current(deadline_ms=1_000, now_ms=1_000)
+    (True, False)
+    """
+    return now_ms < deadline_ms
+
+
+def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
+    """Whether a claim may have a range that is under a current lease.
+
+    An equal rank of another holder may not: the first of two equals keeps it.
+
+    >>> takes_over(Rank(epoch=5, attempt=1), Rank(epoch=5), same_holder=False)
+    True
+    >>> takes_over(Rank(), Rank(), same_holder=False), takes_over(Rank(), Rank(), same_holder=True)
+    (False, True)
+    """
+    return same_holder or rank > held_by
+
+
+def opens_run(run: int, current: int) -> bool:
+    """Whether a run takes a stage over from the current one. Runs only rise.
+
+    >>> opens_run(3, current=2), opens_run(2, current=2)
+    (True, False)
+    """
+    return run > current
+
+
+def is_of_run(run: int, current: int) -> bool:
+    """Whether a claim or a commit is of the stage's run; 0 is of no run, where there is none.
+
+    >>> is_of_run(2, current=2), is_of_run(0, current=2), is_of_run(3, current=2)
+    (True, False, False)
+    """
+    return run == current
+
+
+def is_fenced(run: int, current: int) -> bool:
+    """Whether a lease is void since a newer run has taken its stage over.
+
+    >>> is_fenced(1, current=2), is_fenced(2, current=2)
+    (True, False)
+    """
+    return run < current

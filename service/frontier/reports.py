@@ -1,0 +1,59 @@
+"""How a report changes what is known of a range."""
+
+from __future__ import annotations
+
+from service.frontier.graph import Status
+from service.frontier.timestamps import MAX, MIN
+
+
+def join_report(promise: int, reported: int, *, idle: bool) -> tuple[int, bool]:
+    """Join a report with what a range has promised: a promise never goes back, idleness is the latest.
+
+    An accepted promise stays true for ever, so the larger of two is the better one, in whatever order
+    they come. `MIN` promises nothing.
+
+    >>> join_report(10, 15, idle=False), join_report(10, 5, idle=False)
+    ((15, False), (10, False))
+    >>> join_report(10, MIN, idle=True)
+    (10, True)
+
+    A lease that ends is as such a report of nothing: the promise stays, and idleness lapses, since the
+    shard may have data that its next worker has yet to see.
+
+    >>> join_report(10, MIN, idle=False)
+    (10, False)
+    """
+    return max(promise, reported), idle
+
+
+def is_behind(promise: int, reported: int) -> bool:
+    """Whether a report promises less than its range has promised before: it changes nothing.
+
+    >>> is_behind(10, 5), is_behind(10, 10), is_behind(10, MIN)
+    (True, False, False)
+    """
+    return MIN < reported < promise
+
+
+def may_observe(observed_input: int | None, published_input: int) -> bool:
+    """Whether a worker can have seen this input watermark. None: it claims to have seen none.
+
+    >>> may_observe(10, published_input=10), may_observe(11, published_input=10)
+    (True, False)
+    """
+    return observed_input is None or observed_input <= published_input
+
+
+def range_status(promise: int, *, idle: bool) -> Status:
+    """Say in one word how a range counts.
+
+    >>> range_status(MIN, idle=False), range_status(5, idle=False), range_status(5, idle=True)
+    (<Status.UNKNOWN: 'unknown'>, <Status.ACTIVE: 'active'>, <Status.IDLE: 'idle'>)
+    >>> range_status(MAX, idle=True)
+    <Status.FINAL: 'final'>
+    """
+    if promise == MAX:
+        return Status.FINAL
+    if idle:
+        return Status.IDLE
+    return Status.UNKNOWN if promise == MIN else Status.ACTIVE

@@ -1,0 +1,113 @@
+"""Epochs in memory: what waits for its commit, and the commit."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+from service.frontier.epochs import (
+    Admission,
+    Arrival,
+    Waiting,
+    admission,
+    arrival,
+    idle_at_commit,
+    join_attempts,
+    lacks_cap,
+    promise_at_commit,
+)
+from service.frontier.reports import is_behind, may_observe
+from service.live import refusals
+from service.live.memory.leases import check_run
+from service.live.memory.range_table import RangeTable, as_list
+from service.live.memory.state import LiveJob, LiveStage
+from service.model.reports import Column, Commit, Report, StageCommit
+
+
+def check_arrival(stage: str, state: LiveStage, epoch: int | None) -> None:
+    """Raise `StaleEpochError` or `EpochsWaitingError` if a report of this epoch may not wait."""
+    if epoch is None:
+        return
+    match arrival(epoch, state.epoch, state.waiting):
+        case Arrival.STALE:
+            raise refusals.stale_epoch(stage, epoch, state.epoch)
+        case Arrival.TOO_MANY:
+            raise refusals.epochs_waiting(stage, len(state.waiting))
+        case Arrival.WAITS:
+            return
+
+
+def check_observed(stage: str, state: LiveStage, observed: int | None) -> None:
+    """Raise `InputAheadError` if nobody can have observed this input watermark."""
+    published = state.view.watermark.input
+    if observed is not None and not may_observe(observed, published):
+        raise refusals.input_ahead(stage, observed, published)
+
+
+def wait(
+    state: LiveStage,
+    table: RangeTable,
+    report: Report,
+    epoch: int,
+    fence: int,
+    indices: Column,
+) -> list[int]:
+    """Let what was said wait for the epoch; return the indices of what is behind already."""
+    waiting = state.waiting.setdefault(epoch, {})
+    behind: list[int] = []
+    idle = report.idle or repeat(False)
+    said_by = zip(as_list(indices), as_list(report.promises), idle, strict=False)
+    for index, promise, is_idle in said_by:
+        said = Waiting(promise, report.capped_at_commit, is_idle, fence)
+        earlier = waiting.get(index)
+        waiting[index] = said if earlier is None else join_attempts(earlier, said)
+        if is_behind(table.promise(index), promise):
+            behind.append(index)
+    return behind
+
+
+def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: StageCommit) -> bool:
+    """Raise if the epoch may not be committed for this stage; False if it already was."""
+    check_run(name, state, commit.run)
+    match admission(commit.epoch, state.epoch):
+        case Admission.STALE:
+            raise refusals.stale_epoch(name, commit.epoch, state.epoch)
+        case Admission.REPEATED:
+            return False
+        case Admission.FRESH:
+            pass
+    observed = stage_commit.observed_input
+    check_observed(name, state, observed)
+    waiting = state.waiting.get(commit.epoch, {})
+    if any(
+        lacks_cap(observed, capped_at_commit=each.capped_at_commit) for each in waiting.values()
+    ):
+        raise refusals.uncapped(name, commit.epoch)
+    return True
+
+
+def apply_epoch(
+    job: LiveJob, state: LiveStage, epoch: int, observed_input: int | None, now_ms: int
+) -> int:
+    """Let what waits for this epoch count; return of how many ranges that was."""
+    waiting = state.waiting.get(epoch, {})
+    # Reports of earlier epochs that were never committed go too: they promise less than these.
+    state.waiting = {number: said for number, said in state.waiting.items() if number > epoch}
+    table = state.table
+    if table is None or not waiting:
+        return 0
+    promises = [promise_at_commit(said.promise, observed_input) for said in waiting.values()]
+    idle = [
+        said.idle and _stays_idle(job, said, table.owned_by(index), now_ms)
+        for index, said in waiting.items()
+    ]
+    table.say(list(waiting), promises, idle)
+    return len(waiting)
+
+
+def _stays_idle(job: LiveJob, said: Waiting, owner: int, now_ms: int) -> bool:
+    lease = job.by_fence.get(said.fence)
+    return idle_at_commit(
+        idle=said.idle,
+        same_lease=owner == said.fence,
+        is_current=lease is not None and lease.lost(now_ms) is None,
+    )

@@ -1,0 +1,219 @@
+"""Leases in memory: granting, renewing and ending them.
+
+A function here is part of one atomic step: the store calls it without giving way in between.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from service.frontier.columns import Int64s
+from service.frontier.leases import is_current, is_fenced, is_of_run, opens_run, takes_over
+from service.live import refusals
+from service.live.memory.range_table import NOBODY, RangeTable
+from service.live.memory.state import Lease, LiveJob, LiveStage
+from service.live.port import REMEMBERED
+from service.model.leases import Claim, Denied, Grant, LostLease, LostReason, Renewal
+
+NOTHING: Int64s = np.zeros(0, dtype=np.int64)
+
+
+def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Grant:
+    """Grant what is free, run out, the same holder's or outranked. See `LiveStore.claim`."""
+    state, table = job.table(stage)
+    check_run(stage, state, claim.rank.run)
+    wanted, unknown = _wanted(table, claim.ranges)
+    owners = table.owner[wanted]
+    keepers = {
+        fence: lease
+        for fence in set(owners.tolist()) - {NOBODY}
+        if not _yields(lease := job.by_fence[fence], claim, now_ms)
+    }
+    kept = np.isin(owners, list(keepers)) if keepers else np.zeros(len(owners), dtype=np.bool_)
+    denied = [Denied(name, "unknown") for name in unknown]
+    for index, fence in zip(wanted[kept].tolist(), owners[kept].tolist(), strict=True):
+        lease = keepers[fence]
+        denied.append(Denied(table.name(index), "held", lease.holder, lease.left_ms(now_ms)))
+    granted = wanted[~kept]
+    if not len(granted):
+        raise refusals.none_granted(stage, denied)
+    lease = _lease(job, stage, table, claim, granted, token, now_ms)
+    return Grant(
+        token=lease.token,
+        fence=lease.fence,
+        expires_in_ms=claim.ttl_ms,
+        granted=[table.name(index) for index in granted.tolist()],
+        denied=denied,
+    )
+
+
+def _lease(
+    job: LiveJob,
+    stage: str,
+    table: RangeTable,
+    claim: Claim,
+    granted: Int64s,
+    token: str,
+    now_ms: int,
+) -> Lease:
+    job.fence += 1
+    lease = Lease(
+        token=token,
+        fence=job.fence,
+        stage=stage,
+        holder=claim.holder,
+        rank=claim.rank,
+        ttl_ms=claim.ttl_ms,
+        deadline_ms=now_ms + claim.ttl_ms,
+        members=granted,
+        held=len(granted),
+    )
+    losers, taken = np.unique(table.owner[granted], return_counts=True)
+    # The old leases are fenced here, in the same step that grants the new one: no report can
+    # fall between the two.
+    table.own(granted, lease.fence)
+    for fence, count in zip(losers.tolist(), taken.tolist(), strict=True):
+        if fence != NOBODY:
+            loser = job.by_fence[fence]
+            loser.held -= count
+            if not loser.held:
+                forget(job, loser, loser.lost(now_ms) or "superseded")
+    job.leases[lease.token] = lease
+    job.by_fence[lease.fence] = lease
+    return lease
+
+
+def renew(
+    job: LiveJob, tokens: Sequence[str], now_ms: int
+) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+    """Put off the deadline of those that are current. See `LiveStore.renew`."""
+    renewed: list[Renewal] = []
+    lost: list[LostLease] = []
+    for token in tokens:
+        lease = job.leases.get(token)
+        reason = "unknown" if lease is None else lease.lost(now_ms)
+        if lease is None or reason is not None:
+            lost.append(LostLease(token, reason or "unknown"))
+            continue
+        lease.deadline_ms = now_ms + lease.ttl_ms
+        table = job.table(lease.stage)[1]
+        ranges = [table.name(i) for i in table.owned(lease.fence, lease.members).tolist()]
+        renewed.append(Renewal(token, lease.ttl_ms, ranges))
+    return renewed, lost
+
+
+def release(job: LiveJob, tokens: Sequence[str], now_ms: int) -> int:
+    """End those that are current; return how many. See `LiveStore.release`."""
+    leases = [lease for token in dict.fromkeys(tokens) if (lease := job.leases.get(token))]
+    current = [lease for lease in leases if lease.lost(now_ms) is None]
+    for lease in current:
+        end(job, lease, "released")
+    return len(current)
+
+
+def end(job: LiveJob, lease: Lease, reason: LostReason) -> None:
+    """End a lease: its ranges are free."""
+    table = job.table(lease.stage)[1]
+    table.own(table.owned(lease.fence, lease.members), NOBODY)
+    forget(job, lease, reason)
+
+
+def end_on(job: LiveJob, stage: str) -> None:
+    """Void the leases on a stage whose ranges are gone."""
+    for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
+        forget(job, lease, "superseded")
+
+
+def forget(job: LiveJob, lease: Lease, reason: LostReason) -> None:
+    """Let go of a lease that owns nothing any more; its reason is remembered for a while."""
+    lease.ended = reason
+    lease.members = NOTHING
+    lease.looked = None
+    del job.by_fence[lease.fence]
+    job.ended.append(lease.token)
+    if len(job.ended) > REMEMBERED:
+        del job.leases[job.ended.popleft()]
+
+
+def open_run(job: LiveJob, stage: str, run: int) -> None:
+    """Give a stage to a run; leases and waiting reports of older ones are void."""
+    state = job.stage(stage)
+    if not opens_run(run, state.run):
+        return
+    state.run = run
+    state.waiting = {}
+    for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
+        if is_fenced(lease.rank.run, run):
+            end(job, lease, "superseded")
+
+
+def current_lease(job: LiveJob, stage: str, state: LiveStage, token: str, now_ms: int) -> Lease:
+    """Find a lease that still counts. Raises `LeaseLostError`, `StaleRunError`."""
+    lease = job.leases.get(token)
+    if lease is None or lease.stage != stage:
+        raise refusals.unknown_lease(stage)
+    if is_fenced(lease.rank.run, state.run):
+        raise refusals.stale_run(stage, state.run, lease.rank.run)
+    reason = lease.lost(now_ms)
+    if reason is not None:
+        raise refusals.lost_lease(reason)
+    return lease
+
+
+def check_run(stage: str, state: LiveStage, run: int) -> None:
+    """Raise `StaleRunError` unless the stage is of this run."""
+    if not is_of_run(run, state.run):
+        raise refusals.stale_run(stage, state.run, run)
+
+
+def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:
+    if names is None:
+        return np.arange(len(table), dtype=np.int64), []
+    distinct = dict.fromkeys(names)
+    known = [table.index[name] for name in distinct if name in table.index]
+    return np.array(known, dtype=np.int64), [n for n in distinct if n not in table.index]
+
+
+def _yields(lease: Lease, claim: Claim, now_ms: int) -> bool:
+    """Tell whether a range under `lease` may be granted to `claim`."""
+    return lease.lost(now_ms) is not None or takes_over(
+        claim.rank, lease.rank, same_holder=lease.holder == claim.holder
+    )
+
+
+class Deadlines:
+    """When which lease runs out, and what has, until somebody asks."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, str]] = []
+        """(deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is looked at
+        again when it comes up."""
+        self._expired: dict[str, dict[str, int]] = {}
+
+    def note(self, job: LiveJob) -> None:
+        """Note the lease that was granted last."""
+        lease = job.by_fence[job.fence]
+        heapq.heappush(self._heap, (lease.deadline_ms, lease.fence, job.name))
+
+    def expire(self, jobs: Mapping[str, LiveJob], now_ms: int) -> None:
+        """End what has run out."""
+        while self._heap and not is_current(self._heap[0][0], now_ms):
+            _, fence, name = heapq.heappop(self._heap)
+            job = jobs.get(name)
+            lease = None if job is None else job.by_fence.get(fence)
+            if job is None or lease is None:
+                continue
+            if is_current(lease.deadline_ms, now_ms):
+                heapq.heappush(self._heap, (lease.deadline_ms, fence, name))
+                continue
+            end(job, lease, "expired")
+            counts = self._expired.setdefault(name, {})
+            counts[lease.stage] = counts.get(lease.stage, 0) + 1
+
+    def take_expired(self) -> Mapping[str, Mapping[str, int]]:
+        """Return how many have run out since the last time, by job and stage."""
+        expired, self._expired = self._expired, {}
+        return expired

@@ -1,0 +1,316 @@
+"""The ranges of one stage in memory: columns over the layout's order, and their running agreement.
+
+A stage may have a million ranges, so a range is a row of numbers, not an object; and a report must not
+look at the others, so their minimum is kept in a tournament tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import cast
+
+import numpy as np
+
+from service.frontier.agreement import Agreement, agree, weight
+from service.frontier.columns import Bools, are_behind, join_promises, weights
+from service.frontier.ranges import KeyLayout, Layout, inherit, range_id
+from service.frontier.reports import is_behind, join_report
+from service.frontier.timestamps import MAX, MIN
+from service.live.memory.tournament import Int64s, Tournament
+from service.model.checkpoints import CHUNK
+from service.model.reports import Column, Holds, RangeView
+
+BULK = 64
+"""From so many ranges on, passes over arrays are cheaper than a loop over single ones."""
+
+NOBODY = 0
+"""In `owner`: no lease."""
+
+
+def as_list(column: Column) -> Sequence[int]:
+    """Return a column as Python's own integers."""
+    return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Ranges that were looked up in a table."""
+
+    table: RangeTable
+    names: Sequence[str]
+    indices: Column
+
+
+class RangeTable:
+    """Promises, idleness, owners and holds of a stage's ranges, by their index in the layout."""
+
+    __slots__ = (
+        "_changed",
+        "_idle",
+        "_idle_view",
+        "_owner_view",
+        "_promise",
+        "_promise_view",
+        "_stamp",
+        "_tree",
+        "final",
+        "holds",
+        "idle",
+        "index",
+        "layout",
+        "leased",
+        "owner",
+        "promised",
+        "reported_at_ms",
+    )  # fmt: skip
+
+    def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
+        size = len(layout)
+        self.layout = layout
+        self.index: dict[str, int] = {name: i for i, name in enumerate(layout.names)}
+        self._promise: Int64s = (
+            np.full(size, MIN, dtype=np.int64)
+            if promises is None
+            else np.array(promises, dtype=np.int64)
+        )
+        self._idle = np.zeros(size, dtype=np.bool_)
+        self.owner: Int64s = np.zeros(size, dtype=np.int64)
+        """The fence of the lease on each range, or `NOBODY`."""
+        self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
+        self.holds: dict[int, Holds] = {}
+        """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
+        self._changed: dict[int, int] = {}
+        """Chunks with a promise that changed since the last checkpoint, with the stamp of it."""
+        self._stamp = 0
+        self.leased = 0
+        self._promise_view = self._promise.data
+        self._owner_view = self.owner.data
+        self._idle_view = self._idle.data
+        self._recount()
+
+    def __len__(self) -> int:
+        return len(self._promise)
+
+    def name(self, index: int) -> str:
+        """Name the range at `index`."""
+        layout = self.layout
+        if isinstance(layout, KeyLayout):
+            return range_id(layout.bounds[index], layout.bounds[index + 1])
+        return layout.shards[index]
+
+    @property
+    def agreement(self) -> Agreement:
+        """What the ranges agree on."""
+        return agree(self._tree.least, self.idle)
+
+    def promise(self, index: int) -> int:
+        """Return the promise of one range."""
+        return self._promise_view[index]
+
+    @property
+    def promises(self) -> Int64s:
+        """The promise of each range; not to be written."""
+        return self._promise
+
+    def owned_by(self, index: int) -> int:
+        """Return the fence of the lease on one range, or `NOBODY`."""
+        return self._owner_view[index]
+
+    def owned(self, fence: int, among: Int64s) -> Int64s:
+        """Those of the indices `among` that this lease is still on."""
+        return among[self.owner[among] == fence]
+
+    def covered(self, fence: int, names: Sequence[str], last: Looked | None) -> Looked | None:
+        """Look ranges up that this lease is on; None: there is one that it is not on.
+
+        `last` is what was looked up for the lease before: a worker mostly reports for the same ranges
+        in the same order, and to see that it does is cheaper than to look them up.
+        """
+        if last is not None and last.table is self and last.names == names:
+            indices = last.indices
+        else:
+            try:
+                indices = list(map(self.index.__getitem__, names))
+            except KeyError:
+                return None
+            if len(indices) >= BULK:
+                indices = np.array(indices, dtype=np.int64)
+            last = Looked(self, names, indices)
+        owner = self._owner_view
+        if isinstance(indices, np.ndarray):
+            return last if bool((self.owner[indices] == fence).all()) else None
+        return last if all(owner[i] == fence for i in indices) else None
+
+    def is_on(self, fence: int, name: str) -> bool:
+        """Tell whether this lease is on a range of this name."""
+        index = self.index.get(name)
+        return index is not None and self._owner_view[index] == fence
+
+    def say(
+        self,
+        indices: Column,
+        promises: Column,
+        idle: Sequence[bool] | None = None,
+    ) -> list[int]:
+        """Take a word from each of these ranges, no range twice.
+
+        A promise joins the earlier ones of its range; idleness is as said last. Returns the indices
+        of those whose earlier promise was the greater: they are behind, and change nothing.
+        """
+        if len(promises) < BULK:
+            return [
+                i
+                for i, promise, is_idle in zip(
+                    indices, promises, idle or repeat(False), strict=False
+                )
+                if self._say(i, promise, is_idle)
+            ]
+        at = np.asarray(indices, dtype=np.int64)
+        said = np.asarray(promises, dtype=np.int64)
+        if idle is None and not self.idle:
+            return self._raise_many(at, said)
+        is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
+        return self._say_many(at, said, is_idle)
+
+    def _say(self, index: int, promise: int, idle: bool) -> bool:
+        earlier = self._promise_view[index]
+        was_idle = self._idle_view[index]
+        now, is_idle = join_report(earlier, promise, idle=idle)
+        if now != earlier:
+            self._promise_view[index] = now
+            self._stamp += 1
+            self._changed[index // CHUNK] = self._stamp
+            self.final += now == MAX
+            self.promised += earlier == MIN
+        elif is_idle == was_idle:
+            return is_behind(earlier, promise)
+        self._idle_view[index] = is_idle
+        self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
+        self._tree.put(index, weight(now, idle=is_idle))
+        return is_behind(earlier, promise)
+
+    def _raise_many(self, at: Int64s, said: Int64s) -> list[int]:
+        """Join promises where nobody is idle, before or after: nothing else can have changed."""
+        earlier = self._promise[at]
+        now = join_promises(earlier, said)
+        raised = now != earlier
+        if raised.any():
+            self._promise[at] = now
+            self._note_raised(at, raised, earlier, now)
+            self._tree.put_many(at, now)
+        return self._behind(at, said, earlier)
+
+    def _note_raised(self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s) -> None:
+        chunks = {0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist())
+        self._stamp += 1
+        self._changed.update(dict.fromkeys(chunks, self._stamp))
+        if now.max() == MAX:
+            self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
+        if self.promised < len(self):
+            self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
+
+    def _behind(self, at: Int64s, said: Int64s, earlier: Int64s) -> list[int]:
+        behind = are_behind(earlier, said)
+        return at[behind].tolist() if behind.any() else []
+
+    def _say_many(self, at: Int64s, said: Int64s, idle: Bools) -> list[int]:
+        earlier = self._promise[at]
+        was_idle = self._idle[at]
+        now = join_promises(earlier, said)
+        raised = now != earlier
+        if raised.any():
+            self._promise[at] = now
+            self._note_raised(at, raised, earlier, now)
+        self._idle[at] = idle
+        self.idle += int(
+            np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
+        )
+        moved = raised | (idle != was_idle)
+        if moved.any():
+            self._tree.put_many(at[moved], weights(now, idle)[moved])
+        return self._behind(at, said, earlier)
+
+    def own(self, indices: Int64s, fence: int) -> None:
+        """Put a lease on ranges, or take it off with `NOBODY`. Their idleness lapses (`join_report`)."""
+        before = int(np.count_nonzero(self.owner[indices] != NOBODY))
+        self.leased += (len(indices) if fence != NOBODY else 0) - before
+        self.owner[indices] = fence
+        if self.idle or self._idle[indices].any():
+            lapsed = indices[self._idle[indices]]
+            if len(lapsed):
+                nothing = np.full(len(lapsed), MIN, dtype=np.int64)
+                self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
+
+    def note(self, indices: Column, holds: Sequence[Holds | None] | None, at_ms: int) -> None:
+        """Remember when these ranges reported last, and which holds they have now."""
+        self.reported_at_ms[indices] = at_ms
+        if holds is None and not self.holds:
+            return
+        numbers = as_list(indices)
+        if holds is not None and all(holds):
+            self.holds.update(zip(numbers, cast("Sequence[Holds]", holds), strict=True))
+            return
+        for index, said in zip(numbers, holds or repeat(None), strict=False):
+            if said:
+                self.holds[index] = said
+            else:
+                self.holds.pop(index, None)
+
+    def carried_over(self, layout: Layout) -> RangeTable:
+        """Make the table of the stage's next layout; ranges that stay keep everything."""
+        table = RangeTable(layout, inherit(self.layout, self._promise.tolist(), layout))
+        # Stamps go on: a chunk of the layout before is told apart by its layout, not by its stamp.
+        table._stamp = self._stamp + 1
+        table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
+        stays = [(self.index[name], new) for name, new in table.index.items() if name in self.index]
+        if stays:
+            old, new = np.array(stays, dtype=np.int64).T
+            table.owner[new] = self.owner[old]
+            table._idle[new] = self._idle[old]
+            table.reported_at_ms[new] = self.reported_at_ms[old]
+            table.holds = {n: self.holds[o] for o, n in stays if o in self.holds}
+            table.leased = int(np.count_nonzero(table.owner))
+            table._recount()
+        return table
+
+    def _recount(self) -> None:
+        """Work the running figures out from the columns."""
+        self.final = int(np.count_nonzero(self._promise == MAX))
+        self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
+        """How many are idle and not final."""
+        self.promised = int(np.count_nonzero(self._promise != MIN))
+        """How many have ever promised: the others are holes, unless they are idle."""
+        self._tree = Tournament(weights(self._promise, self._idle))
+
+    def chunk(self, number: int) -> bytes:
+        """Pack the promises of one chunk as a checkpoint keeps them."""
+        return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
+
+    def unsaved(self) -> Sequence[tuple[int, int]]:
+        """Return the chunks that changed since they were saved, with the stamp of the last change."""
+        return list(self._changed.items())
+
+    def saved(self, number: int, stamp: int) -> None:
+        """Hear that a chunk is saved as it was at that stamp; it may have changed since."""
+        if self._changed.get(number) == stamp:
+            del self._changed[number]
+
+    def lowest_first(self) -> Iterator[int]:
+        """Return the indices, those that hold the stage back most first."""
+        return (index for index, _ in self._tree.ascending())
+
+    def view(self, index: int, holder: str | None, expires_in_ms: int | None) -> RangeView:
+        """Show one range."""
+        owner = self._owner_view[index]
+        return RangeView(
+            name=self.name(index),
+            promise=self._promise_view[index],
+            idle=bool(self._idle_view[index]),
+            holds=self.holds.get(index, {}),
+            holder=holder,
+            fence=owner if owner != NOBODY else None,
+            expires_in_ms=expires_in_ms,
+            reported_at_ms=int(self.reported_at_ms[index]) or None,
+        )

@@ -1,0 +1,69 @@
+"""A report in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from service.frontier.graph import is_ahead
+from service.live import refusals
+from service.live.memory.epochs import check_arrival, check_observed, wait
+from service.live.memory.leases import current_lease
+from service.live.memory.range_table import RangeTable, as_list
+from service.live.memory.state import Lease, LiveJob
+from service.model.leases import LostReason
+from service.model.reports import Column, Report, Reported
+
+
+def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -> Reported:
+    """Apply a report, or let it wait for its epoch. See `LiveStore.report`."""
+    state, table = job.table(stage)
+    lease = current_lease(job, stage, state, report.token, now_ms)
+    check_arrival(stage, state, report.epoch)
+    check_observed(stage, state, report.observed_input)
+    rejected: list[tuple[str, LostReason]] = []
+    looked = table.covered(lease.fence, report.ranges, lease.looked)
+    if looked is None:
+        report, rejected = _partly(report, lease, table)
+        indices: Column = [table.index[name] for name in report.ranges]
+    else:
+        lease.looked = looked
+        indices = looked.indices
+    lease.deadline_ms = now_ms + lease.ttl_ms
+    table.note(indices, report.holds, wall_ms)
+    if report.epoch is None:
+        behind = table.say(indices, report.promises, report.idle)
+    else:
+        behind = wait(state, table, report, report.epoch, lease.fence, indices)
+    return Reported(
+        accepted=len(indices),
+        behind=[table.name(index) for index in behind],
+        rejected=rejected,
+        expires_in_ms=lease.ttl_ms,
+        view=state.view,
+        advances=report.epoch is None
+        and is_ahead(table.agreement, state.view.watermark, is_source=state.is_source),
+    )
+
+
+def _partly(
+    report: Report, lease: Lease, table: RangeTable
+) -> tuple[Report, list[tuple[str, LostReason]]]:
+    """Cut a report down to what its lease is still on; say why not, of the rest."""
+    kept = [k for k, name in enumerate(report.ranges) if table.is_on(lease.fence, name)]
+    members = set(lease.members.tolist())
+    rejected: list[tuple[str, LostReason]] = [
+        (name, "superseded" if table.index.get(name) in members else "unknown")
+        for name in report.ranges
+        if not table.is_on(lease.fence, name)
+    ]
+    if not kept:
+        raise refusals.none_covered(lease.stage, rejected)
+    promises = as_list(report.promises)
+    part = replace(
+        report,
+        ranges=[report.ranges[k] for k in kept],
+        promises=[promises[k] for k in kept],
+        idle=None if report.idle is None else [report.idle[k] for k in kept],
+        holds=None if report.holds is None else [report.holds[k] for k in kept],
+    )
+    return part, rejected

@@ -1,0 +1,94 @@
+"""What the store in memory keeps of a job."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from service.frontier.columns import Int64s
+from service.frontier.epochs import Waiting
+from service.frontier.graph import Pipeline
+from service.frontier.leases import Rank, is_current
+from service.live import refusals
+from service.live.memory.range_table import Looked, RangeTable
+from service.model.jobs import StageView
+from service.model.leases import LostReason
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease, or what is remembered of one that has ended."""
+
+    token: str
+    fence: int
+    stage: str
+    holder: str
+    rank: Rank
+    ttl_ms: int
+    deadline_ms: int
+    members: Int64s
+    """What it was granted; it may have been taken over since, so ask the table who owns it."""
+    held: int
+    ended: LostReason | None = None
+    looked: Looked | None = None
+
+    def lost(self, now_ms: int) -> LostReason | None:
+        """Why it is no longer current, or None."""
+        if self.ended is None and not is_current(self.deadline_ms, now_ms):
+            return "expired"
+        return self.ended
+
+    def left_ms(self, now_ms: int) -> int:
+        """How long it still stands."""
+        return max(0, self.deadline_ms - now_ms)
+
+
+@dataclass(slots=True, eq=False)
+class LiveStage:
+    """A stage: its ranges, what waits for its epochs, and what is published."""
+
+    table: RangeTable | None
+    """None: a passthrough."""
+    is_source: bool
+    view: StageView
+    run: int
+    epoch: int | None
+    recorded: int | None
+    """The last epoch that the ledger knows to be committed."""
+    layout_since: int
+    waiting: dict[int, dict[int, Waiting]] = field(default_factory=dict[int, dict[int, Waiting]])
+
+
+@dataclass(slots=True, eq=False)
+class LiveJob:
+    """A job, its stages and its leases."""
+
+    name: str
+    pipeline: Pipeline
+    incarnation: int
+    generation: int
+    layout_version: int
+    revision: int
+    last_run: int
+    fence: int
+    """The last one that was granted."""
+    stages: dict[str, LiveStage]
+    views: dict[str, StageView]
+    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    """By token, those that have ended not long ago among them."""
+    by_fence: dict[int, Lease] = field(default_factory=dict[int, Lease])
+    ended: deque[str] = field(default_factory=deque[str])
+
+    def stage(self, name: str) -> LiveStage:
+        """Find a stage. Raises `UnknownStageError`."""
+        found = self.stages.get(name)
+        if found is None:
+            raise refusals.unknown_stage(self.name, name)
+        return found
+
+    def table(self, name: str) -> tuple[LiveStage, RangeTable]:
+        """Find a stage that has ranges. Raises `InvalidRequestError` for a passthrough."""
+        stage = self.stage(name)
+        if stage.table is None:
+            raise refusals.no_ranges(name)
+        return stage, stage.table

@@ -1,0 +1,288 @@
+"""The live store of one process: plain memory, and as real as the other.
+
+Atomic because it runs in one thread and no method gives way (no `await`) between its first look and
+its last write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from service.clock import Clock
+from service.frontier.agreement import Agreement
+from service.frontier.graph import Pipeline
+from service.live.memory import epochs, layouts, leases, reports, views
+from service.live.memory.leases import Deadlines
+from service.live.memory.state import LiveJob
+from service.live.port import StateLostError, Watch, new_token
+from service.live.watches import Watches
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.positions import Position
+from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+
+
+class MemoryLiveStore:
+    """Keeps everything in this process. See `service.live.port.LiveStore` for what each method does."""
+
+    shared: ClassVar[bool] = False
+
+    def __init__(self, clock: Clock, tokens: Callable[[], str] = new_token) -> None:
+        self._clock = clock
+        self._new_token = tokens
+        self._jobs: dict[str, LiveJob] = {}
+        self._deadlines = Deadlines()
+        self._watches = Watches()
+
+    # ---- jobs
+
+    async def open(self) -> None:
+        """See the port."""
+
+    async def begin(self, job: InstalledJob) -> None:
+        """See the port."""
+        old = self._jobs.get(job.name)
+        if old is None or old.incarnation < job.incarnation:
+            self._put(layouts.fresh(job))
+
+    async def install(self, job: InstalledJob) -> None:
+        """See the port."""
+        old = self._job(job.name)
+        if old.incarnation < job.incarnation:
+            raise StateLostError(job.name)
+        if old.incarnation > job.incarnation:
+            return
+        if old.generation < job.generation:
+            self._put(layouts.reset(old, job))
+        elif (old.generation, old.layout_version) == (job.generation, job.layout_version):
+            self._catch_up(old, job)
+        elif old.generation == job.generation and old.layout_version < job.layout_version:
+            new = layouts.change(old, job)
+            self._put(new)
+            self._catch_up(new, job)
+
+    def _put(self, job: LiveJob) -> None:
+        job.views = {name: stage.view for name, stage in job.stages.items()}
+        self._jobs[job.name] = job
+        self._watches.wake_job(job.name)
+
+    def _catch_up(self, job: LiveJob, installed: InstalledJob) -> None:
+        """Take over what is newer in the ledger: somebody recorded it and then could not say it here."""
+        for name, stage in installed.stages.items():
+            leases.open_run(job, name, stage.progress.run)
+        job.last_run = max(job.last_run, installed.last_run)
+        self._publish(
+            job, installed.revision, {name: stage.view for name, stage in installed.stages.items()}
+        )
+
+    async def remove(self, job: str, generation: int) -> None:
+        """See the port."""
+        found = self._jobs.get(job)
+        if found is not None and found.generation <= generation:
+            del self._jobs[job]
+        self._watches.wake_job(job)
+
+    async def head(self, job: str) -> Position | None:
+        """See the port."""
+        found = self._jobs.get(job)
+        return None if found is None else views.head(found)
+
+    async def heads(self) -> Mapping[str, Position]:
+        """See the port."""
+        return {name: views.head(job) for name, job in self._jobs.items()}
+
+    async def jobs(self) -> Sequence[JobView]:
+        """See the port."""
+        return [views.job_view(job) for job in self._jobs.values()]
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - never out of date
+        """See the port."""
+        return self._job(job).pipeline
+
+    async def job(self, job: str) -> JobView:
+        """See the port."""
+        return views.job_view(self._job(job))
+
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """See the port."""
+        found = self._job(job)
+        return views.job_view(found), {n: views.census(s.table) for n, s in found.stages.items()}
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        """See the port."""
+        found = self._job(job)
+        state = found.stage(stage)
+        return views.job_view(found), state.view, views.census(state.table)
+
+    def _job(self, name: str) -> LiveJob:
+        job = self._jobs.get(name)
+        if job is None:
+            raise StateLostError(name)
+        return job
+
+    # ---- leases
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """See the port."""
+        found = self._job(job)
+        grant = leases.grant(found, stage, claim, self._new_token(), self._clock.steady_ms())
+        self._deadlines.note(found)
+        return grant
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """See the port."""
+        return leases.renew(self._job(job), tokens, self._clock.steady_ms())
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """See the port."""
+        return leases.release(self._job(job), tokens, self._clock.steady_ms())
+
+    async def expire(
+        self,
+        job: str | None = None,  # noqa: ARG002 - to ask all of them costs nothing here
+    ) -> Mapping[str, Mapping[str, int]]:
+        """See the port."""
+        self._expire()
+        return self._deadlines.take_expired()
+
+    def _expire(self) -> None:
+        self._deadlines.expire(self._jobs, self._clock.steady_ms())
+
+    # ---- runs, reports, commits
+
+    async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
+        """See the port."""
+        found = self._job(job)
+        for name in stages:
+            leases.open_run(found, name, run)
+        found.last_run = max(found.last_run, run)
+
+    async def report(self, job: str, stage: str, report: Report) -> Reported:
+        """See the port."""
+        clock = self._clock
+        return reports.apply(self._job(job), stage, report, clock.steady_ms(), clock.wall_ms())
+
+    async def commit(self, job: str, commit: Commit) -> Committed:
+        """See the port."""
+        found = self._job(job)
+        now_ms = self._clock.steady_ms()
+        states = {name: found.stage(name) for name in commit.stages}
+        fresh = {
+            name
+            for name, stage_commit in commit.stages.items()
+            if epochs.check_commit(name, states[name], commit, stage_commit)
+        }
+        # Everything is checked: from here on nothing can fail, so no epoch is half committed.
+        applied = dict.fromkeys(commit.stages, 0)
+        for name in fresh:
+            state = states[name]
+            applied[name] = epochs.apply_epoch(
+                found, state, commit.epoch, commit.stages[name].observed_input, now_ms
+            )
+            state.epoch = commit.epoch
+        unrecorded = [name for name, state in states.items() if state.recorded != state.epoch]
+        return Committed(
+            applied=applied,
+            unrecorded=unrecorded,
+            incarnation=found.incarnation,
+            generation=found.generation,
+        )
+
+    # ---- publishing and reading
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        """See the port."""
+        self._expire()
+        found = self._job(job)
+        reach = found.pipeline.reach(touched & found.stages.keys())
+        return views.job_view(found), {
+            name: table.agreement
+            for name in reach
+            if name in found.stages and (table := found.stages[name].table) is not None
+        }
+
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """See the port."""
+        found = self._job(job)
+        if found.generation != generation:
+            return
+        self._publish(found, revision, views)
+        for name, epoch in epochs.items():
+            state = found.stages.get(name)
+            if state is not None:
+                state.recorded = epoch if state.recorded is None else max(epoch, state.recorded)
+
+    def _publish(self, job: LiveJob, revision: int, views: Mapping[str, StageView]) -> None:
+        job.revision = max(job.revision, revision)
+        changed: list[str] = []
+        for name, view in views.items():
+            state = job.stages.get(name)
+            if state is None or view.version <= state.view.version:
+                continue
+            state.view = job.views[name] = view
+            changed.append(name)
+        self._watches.wake(job.name, changed)
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        found = self._job(job)
+        table = found.stage(stage).table
+        if table is None:
+            return []
+        now_ms = self._clock.steady_ms()
+        indices = iter(range(len(table))) if order == "range" else table.lowest_first()
+        return [
+            views.range_view(found, table, index, now_ms)
+            for index, _ in zip(indices, range(limit), strict=False)
+        ]
+
+    async def promises(self, job: str, stage: str) -> Sequence[int]:
+        """See the port."""
+        table = self._job(job).stage(stage).table
+        return [] if table is None else table.promises.tolist()
+
+    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+        """See the port."""
+        jobs = self._jobs.values() if job is None else [self._job(job)]
+        return [chunk for found in jobs for chunk in views.unsaved(found)]
+
+    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+        """See the port."""
+        for chunk in chunks:
+            job = self._jobs.get(chunk.job)
+            if job is None or job.incarnation != chunk.incarnation:
+                continue
+            state = job.stages.get(chunk.stage)
+            if state is None or state.table is None or state.layout_since != chunk.layout_since:
+                continue
+            state.table.saved(chunk.chunk, chunk.stamp)
+
+    def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
+        """See the port."""
+        return self._watches.watch(job, stage)
+
+    def let_go(self) -> None:
+        """See the port."""
+        self._watches.wake_all()
+
+    async def ping(self) -> None:
+        """See the port."""
+
+    async def close(self) -> None:
+        """See the port."""

@@ -1,0 +1,64 @@
+"""What readers are shown of a job in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from service.live.memory.range_table import RangeTable
+from service.live.memory.state import LiveJob
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import Census, JobView
+from service.model.positions import Position
+from service.model.reports import RangeView
+
+
+def job_view(job: LiveJob) -> JobView:
+    """Show a job."""
+    return JobView(
+        job.name,
+        job.pipeline,
+        job.incarnation,
+        job.generation,
+        job.layout_version,
+        job.revision,
+        job.views,
+    )
+
+
+def head(job: LiveJob) -> Position:
+    """Show where a job is."""
+    return Position(job.incarnation, job.generation, job.layout_version, job.revision, job.last_run)
+
+
+def unsaved(job: LiveJob) -> list[PromiseChunk]:
+    """Show the promises that changed since they were saved."""
+    return [
+        PromiseChunk(
+            job=job.name,
+            stage=name,
+            incarnation=job.incarnation,
+            generation=job.generation,
+            layout_since=state.layout_since,
+            chunk=number,
+            stamp=stamp,
+            promises=state.table.chunk(number),
+        )
+        for name, state in job.stages.items()
+        if state.table is not None
+        for number, stamp in sorted(state.table.unsaved())
+    ]
+
+
+def census(table: RangeTable | None) -> Census:
+    """Count the ranges of a stage."""
+    if table is None:
+        return Census(0, 0, 0, 0, 0)
+    return Census(len(table), table.promised, table.idle, table.final, table.leased)
+
+
+def range_view(job: LiveJob, table: RangeTable, index: int, now_ms: int) -> RangeView:
+    """Show a range, and who holds it."""
+    lease = job.by_fence.get(table.owned_by(index))
+    if lease is None or lease.lost(now_ms) is not None:
+        return replace(table.view(index, None, None), fence=None)
+    return table.view(index, lease.holder, lease.left_ms(now_ms))

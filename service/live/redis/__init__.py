@@ -1,0 +1,1 @@
+"""The live store that any number of processes share."""

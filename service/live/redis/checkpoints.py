@@ -1,0 +1,102 @@
+"""Promises on Redis, as checkpoints keep them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from service.errors import UnavailableError
+from service.live import refusals
+from service.live.port import StateLostError
+from service.live.redis import schema
+from service.live.redis.packing import pack
+from service.live.redis.schema import Plan
+from service.live.redis.steps import FrozenError, MovedError, Steps
+from service.model.checkpoints import PromiseChunk
+
+_CHUNKS_AT_ONCE = 64
+
+
+async def promises(steps: Steps, job: str, stage: str) -> Sequence[int]:
+    """See the port."""
+
+    async def use(plan: Plan) -> Sequence[int]:
+        found = plan.pipeline.stages.get(stage)
+        if found is None:
+            raise refusals.unknown_stage(job, stage)
+        if found.layout is None:
+            return []
+        chunks = [(stage, number) for number in schema.chunks_of(found.layout)]
+        saved = await _chunks(steps, plan, chunks)
+        return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").tolist()
+
+    return await steps.by_plan(job, use)
+
+
+async def unsaved(steps: Steps, job: str | None = None) -> Sequence[PromiseChunk]:
+    """See the port."""
+    if job is not None:
+        return await steps.by_plan(job, partial(_unsaved, steps))
+    found: list[PromiseChunk] = []
+    for name in await steps.names():
+        with contextlib.suppress(StateLostError, UnavailableError):
+            found += await steps.by_plan(name, partial(_unsaved, steps))
+    return found
+
+
+async def _unsaved(steps: Steps, plan: Plan) -> Sequence[PromiseChunk]:
+    _, fields = await steps.step(plan, "unsaved", (), [])
+    chunks: list[tuple[str, int]] = []
+    for name in (fields or ())[::2]:
+        stage, _, number = name.rpartition(":")
+        if stage in plan.pipeline.stages:
+            chunks.append((stage, int(number)))
+    return await _chunks(steps, plan, sorted(chunks))
+
+
+async def _chunks(
+    steps: Steps, plan: Plan, chunks: Sequence[tuple[str, int]]
+) -> Sequence[PromiseChunk]:
+    found: list[PromiseChunk] = []
+    for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+        part = chunks[start : start + _CHUNKS_AT_ONCE]
+        stages = list(dict.fromkeys(stage for stage, _ in part))
+        asked = [[stages.index(stage) + 1, number] for stage, number in part]
+        raw = await steps.run(plan.job, "unsaved", plan.keys(stages), plan.at, pack(asked))
+        # One answer for the heads, then the columns as they are.
+        answers: list[bytes] = raw
+        head, columns = answers[0], answers[1:]
+        _, heads, incarnation = steps.read_reply(plan, head)
+        for (stage, number), (stamp, idle, since), column in zip(part, heads, columns, strict=True):
+            weights = np.frombuffer(column, dtype="<f8")
+            promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})
+            found.append(
+                PromiseChunk(
+                    job=plan.job,
+                    stage=stage,
+                    incarnation=int(incarnation),
+                    generation=plan.generation,
+                    layout_since=int(since),
+                    chunk=number,
+                    stamp=int(stamp or 0),
+                    promises=promises.astype("<i8").tobytes(),
+                )
+            )
+    return found
+
+
+async def mark_saved(steps: Steps, chunks: Sequence[PromiseChunk]) -> None:
+    """See the port."""
+    by_job: dict[str, list[PromiseChunk]] = {}
+    for chunk in chunks:
+        by_job.setdefault(chunk.job, []).append(chunk)
+    for job, saved in by_job.items():
+        args = [[f"{c.stage}:{c.chunk}", str(c.stamp)] for c in saved]
+        # If the layout or the incarnation is another by now, so is what is dirty.
+        with contextlib.suppress(StateLostError, MovedError, FrozenError):
+            plan = await steps.plan(job)
+            if plan.generation == saved[0].generation:
+                await steps.step(plan, "mark_saved", (), [str(saved[0].incarnation), args])

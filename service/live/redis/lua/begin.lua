@@ -1,0 +1,37 @@
+-- Starts a state over: {channel, what is there now (as `meta` showed it), keep leases known, meta fields,
+-- {{state fields, view name, view}, …}}; ARGV[4 …]: weights and tree of each stage.
+-- KEYS after those of the stages: keys of stages that go.
+
+local channel, expected, supersede, meta, stages = unpack(cmsgpack.unpack(ARGV[3]))
+local found = call('HMGET', META, 'server', 'incarnation', 'at')
+if (found[1] or '') .. '|' .. (found[2] or '') .. '|' .. (found[3] or '') ~= expected then
+  return answer('changed')
+end
+if supersede then
+  -- To start over within an incarnation takes a state that can be trusted.
+  if found[1] ~= ARGV[1] then return answer('lost') end
+  for _, f in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
+    local lease = lease_at(tonumber(f))
+    if lease then forget(lease, 'superseded') end
+  end
+else
+  call('DEL', META, LEASES, DEADLINES, ENDED)
+end
+call('DEL', VIEWS, DIRTY)
+for k = JOB_KEYS + 1, #KEYS do call('DEL', KEYS[k]) end
+call('HSET', META, 'server', ARGV[1], unpack(meta))
+for k, entry in ipairs(stages) do
+  local st = stage(k)
+  call('HSET', st.keys.state, unpack(entry[1]))
+  call('HSET', VIEWS, entry[2], entry[3])
+  local weights = ARGV[2 + 2 * k]
+  if #weights > 0 then
+    call('SET', st.keys.weights, weights)
+    call('SET', st.keys.tree, ARGV[3 + 2 * k])
+    -- Grown in one step; the bytes are zero: nobody's, and never reported.
+    call('SETRANGE', st.keys.owners, #weights - 1, '\0')
+    call('SETRANGE', st.keys.moments, #weights - 1, '\0')
+  end
+end
+call('PUBLISH', channel, cmsgpack.pack({}))
+return answer('ok')

@@ -1,0 +1,29 @@
+-- Shows single ranges: {indices}.
+
+local answered = unfit()
+if answered then return answered end
+local st = load(stage(1))
+local leases, results = {}, {}
+for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
+  local weight = call('GETRANGE', st.keys.weights, 8 * index, 8 * index + 7)
+  local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
+  if #weight ~= 8 or #owner ~= 8 then lost() end
+  local lease = false
+  if owner ~= NOBODY then
+    if leases[owner] == nil then
+      local found = lease_at((struct.unpack('<d', owner)))
+      leases[owner] = found and not found.reason
+        and {text(found.fence), found.holder, math.max(0, found.deadline - NOW)} or false
+    end
+    lease = leases[owner]
+  end
+  local value, moment = (struct.unpack('<d', weight)), call('GETRANGE', st.keys.moments, 8 * index, 8 * index + 7)
+  results[n] = {
+    promise_of(st, index, value),
+    value == IDLE,
+    call('HGET', st.keys.holds, index),
+    #moment == 8 and (struct.unpack('<d', moment)) or 0,
+    lease,
+  }
+end
+return answer('ok', results)

@@ -1,0 +1,46 @@
+-- Puts the next layout of a frozen job in place: {channel, meta fields, removed stage names,
+-- {{fields of state, idle, holds and waiting, view name, view}, …}, {{fence, runs, held}, …},
+-- {dirty fields}}; ARGV[4 …]: weights, tree, owners and moments of each stage. Leases without runs end.
+-- KEYS after those of the stages: keys of stages that go.
+
+local answered = unfit()
+if answered then return answered end
+local channel, meta, removed, stages, leases, dirty = unpack(cmsgpack.unpack(ARGV[3]))
+
+local function fill(key, fields)
+  for i = 1, #fields, 1000 do
+    call('HSET', key, unpack(fields, i, math.min(i + 999, #fields)))
+  end
+end
+
+for k = JOB_KEYS + 1, #KEYS do call('DEL', KEYS[k]) end
+for _, name in ipairs(removed) do call('HDEL', VIEWS, name) end
+for k, entry in ipairs(stages) do
+  local st = stage(k)
+  fill(st.keys.state, entry[1])
+  fill(st.keys.idle, entry[2])
+  fill(st.keys.holds, entry[3])
+  fill(st.keys.waiting, entry[4])
+  if not show(entry[5], entry[6]) then call('HSETNX', VIEWS, entry[5], entry[6]) end
+  local base = 4 * k
+  if #ARGV[base] > 0 then
+    call('SET', st.keys.weights, ARGV[base])
+    call('SET', st.keys.tree, ARGV[base + 1])
+    call('SET', st.keys.owners, ARGV[base + 2])
+    call('SET', st.keys.moments, ARGV[base + 3])
+  end
+end
+for _, entry in ipairs(leases) do
+  local lease = lease_at(entry[1])
+  if lease and entry[3] == 0 then
+    forget(lease, lease.reason or 'superseded')
+  elseif lease then
+    local f = text(entry[1])
+    call('HSET', LEASES, 'm' .. f, cmsgpack.pack(entry[2]), 'n' .. f, entry[3])
+  end
+end
+local stamp = call('HINCRBY', META, 'stamp', 1)
+for _, field in ipairs(dirty) do call('HSET', DIRTY, field, stamp) end
+call('HSET', META, unpack(meta))
+call('PUBLISH', channel, cmsgpack.pack({}))
+return answer('ok')

@@ -1,0 +1,211 @@
+-- Reports, a batch of them: {{stage, token, epoch, observed, capped, spans, said, idle, holds}, …}.
+-- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
+-- {first block, blocks, positions}; `said` has the promises of each span.
+
+-- The positions of a span as `say` takes them, and how many they are.
+local function positions(span)
+  if span[4] then return span[3] - 1, span[4] - span[3] + 1 end
+  return span[3], #span[3]
+end
+
+local function position(at, k)
+  return type(at) == 'number' and at + k or at[k]
+end
+
+-- Which of the span's ranges the lease is on: nil if on all of them.
+local function kept(st, span, mine)
+  local at, count = positions(span)
+  local start = BLOCK * span[1]
+  if span[4] then
+    local raw = call('GETRANGE', st.keys.owners, 8 * (start + span[3] - 1), 8 * (start + span[4]) - 1)
+    if #raw ~= 8 * count then lost() end
+    if raw == string.rep(mine, count) then return nil, count end
+  end
+  local size = math.min(BLOCK * span[2], st.n - start)
+  local raw = call('GETRANGE', st.keys.owners, 8 * start, 8 * (start + size) - 1)
+  if #raw ~= 8 * size then lost() end
+  local keep, total = {}, 0
+  for k = 1, count do
+    local i = position(at, k)
+    keep[k] = string.sub(raw, 8 * i - 7, 8 * i) == mine
+    if keep[k] then total = total + 1 end
+  end
+  if total == count then return nil, count end
+  return keep, total
+end
+
+local function among(runs, index)
+  for r = 1, #runs, 2 do
+    if index >= runs[r] and index < runs[r] + runs[r + 1] then return true end
+  end
+  return false
+end
+
+local function epoch_refused(st, epoch)
+  local waiting = waiting_epochs(st)
+  local arrived = arrival(epoch, st.epoch, waiting)
+  if arrived == 'stale' then return {'stale-epoch', st.epoch} end
+  if arrived == 'too many' then return {'epochs-waiting', #waiting} end
+  return nil
+end
+
+local function note(st, span, count, keep, holds, offset)
+  local at = positions(span)
+  local start = BLOCK * span[1]
+  local moment = struct.pack('<d', NOW)
+  if span[4] and not keep then
+    call('SETRANGE', st.keys.moments, 8 * (start + span[3] - 1), string.rep(moment, count))
+  else
+    for k = 1, count do
+      if not keep or keep[k] then call('SETRANGE', st.keys.moments, 8 * (start + position(at, k) - 1), moment) end
+    end
+  end
+  local any = st.holds
+  if any == nil then
+    any = call('EXISTS', st.keys.holds) == 1
+    st.holds = any
+  end
+  if not holds and not any then return end
+  local set, gone = {}, {}
+  for k = 1, count do
+    if not keep or keep[k] then
+      local index = start + position(at, k) - 1
+      local said = holds and holds[offset + k]
+      if said then
+        set[#set + 1], set[#set + 2] = index, said
+      else
+        gone[#gone + 1] = index
+      end
+    end
+  end
+  for i = 1, #set, 1000 do call('HSET', st.keys.holds, unpack(set, i, math.min(i + 999, #set))) end
+  if any then
+    for i = 1, #gone, 1000 do call('HDEL', st.keys.holds, unpack(gone, i, math.min(i + 999, #gone))) end
+  end
+end
+
+-- Lets what was said wait for the epoch; the smallest promise of several attempts counts.
+local function wait(st, epoch, capped, span, said, idle, fence, behind)
+  local at = positions(span)
+  local start = BLOCK * span[1]
+  local count = math.min(BLOCK * span[2], st.n - start)
+  local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
+  local by_block = {}
+  for k = 1, #said do
+    if said[k] then
+      local index = start + position(at, k) - 1
+      if is_behind(promise_of(st, index, weights[position(at, k)]), said[k]) then
+        behind[#behind + 1] = index
+      end
+      local block = math.floor(index / BLOCK)
+      by_block[block] = by_block[block] or {}
+      local entry = by_block[block]
+      entry[#entry + 1] = {index, said[k], capped, idle and idle[k] or false, fence}
+    end
+  end
+  local registered = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
+  local known = {}
+  for _, block in ipairs(registered) do known[block] = true end
+  for block, entries in pairs(by_block) do
+    local field = epoch .. ':' .. block
+    local raw = call('HGET', st.keys.waiting, field)
+    local merged, where = raw and cmsgpack.unpack(raw) or {}, {}
+    for i, entry in ipairs(merged) do where[entry[1]] = i end
+    for _, entry in ipairs(entries) do
+      local i = where[entry[1]]
+      if i then
+        local before = merged[i]
+        merged[i] = {
+          entry[1],
+          unpack(join_attempts({unpack(before, 2, 5)}, {unpack(entry, 2, 5)}))
+        }
+      else
+        merged[#merged + 1] = entry
+        where[entry[1]] = #merged
+      end
+    end
+    call('HSET', st.keys.waiting, field, cmsgpack.pack(merged))
+    if not known[block] then registered[#registered + 1] = block end
+  end
+  call('HSET', st.keys.waiting, epoch, cmsgpack.pack(registered))
+end
+
+local function report(st, r)
+  load(st)
+  local token, epoch, observed = r[2], r[3], r[4]
+  local lease = lease_of(token)
+  if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
+  if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
+  if lease.reason then return {'lease-lost', lease.reason} end
+  local refused = epoch and epoch_refused(st, epoch)
+  if refused then return refused end
+  local published = view(st)
+  if not may_observe(observed, published.input) then return {'input-ahead', published.all} end
+
+  local mine = struct.pack('<d', lease.fence)
+  local spans = r[6]
+  local keeps, counts, accepted, rejected = {}, {}, 0, {}
+  local had
+  for n, span in ipairs(spans) do
+    local at, count = positions(span)
+    local keep, total = kept(st, span, mine)
+    keeps[n], counts[n], accepted = keep, count, accepted + total
+    if keep then
+      had = had or members(lease.fence)
+      for k = 1, count do
+        if not keep[k] then
+          local index = BLOCK * span[1] + position(at, k) - 1
+          rejected[#rejected + 1] = {index, among(had, index) and 'superseded' or 'unknown'}
+        end
+      end
+    end
+  end
+  if accepted == 0 then return {'none', rejected} end
+
+  -- Everything is checked: from here on nothing is refused.
+  call('ZADD', DEADLINES, NOW + lease.ttl, text(lease.fence))
+  local behind, offset = {}, 0
+  if epoch then
+    local waiting = waiting_epochs(st)
+    local known = false
+    for _, other in ipairs(waiting) do known = known or other == epoch end
+    if not known then
+      waiting[#waiting + 1] = epoch
+      call('HSET', st.keys.state, 'waiting', cmsgpack.pack(waiting))
+    end
+  end
+  for n, span in ipairs(spans) do
+    local keep, count = keeps[n], counts[n]
+    local said, idle = doubles(r[7][n]), r[8] and {} or nil
+    for k = 1, count do
+      if keep and not keep[k] then said[k] = false end
+      if idle then idle[k] = r[8][offset + k] end
+    end
+    note(st, span, count, keep, r[9], offset)
+    if epoch then
+      wait(st, epoch, r[5], span, said, idle, lease.fence, behind)
+    else
+      say(st, span[1], span[2], (positions(span)), said, idle, behind)
+    end
+    offset = offset + count
+  end
+  st.published = published
+  return {'ok', accepted, behind, rejected, lease.ttl, published.all, not epoch}
+end
+
+local answered = unfit()
+if answered then return answered end
+local stages, results = {}, {}
+for n, r in ipairs(cmsgpack.unpack(ARGV[3])) do
+  local k = r[1]
+  stages[k] = stages[k] or stage(k)
+  results[n] = report(stages[k], r)
+end
+-- Once for all of them: together they cost the tree little more than one.
+local ahead = {}
+for k, st in pairs(stages) do
+  if st.n then settle(st) end
+  local published = st.published
+  ahead[k] = published and is_ahead(agreement(st), published.output, published.idle, st.source) or false
+end
+return answer('ok', results, ahead)

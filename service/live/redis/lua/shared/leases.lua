@@ -1,0 +1,107 @@
+-- Leases: their records, and who owns which ranges.
+
+-- A token's record: nil if unknown; with `reason` if it is over.
+local function lease_of(token)
+  local raw = call('HGET', LEASES, 't' .. token)
+  if not raw then return nil end
+  if string.sub(raw, 1, 1) == 'x' then
+    local over = cmsgpack.unpack(string.sub(raw, 2))
+    return {reason = over[1], stage = over[2], run = over[3]}
+  end
+  local r = cmsgpack.unpack(raw)
+  local lease = {fence = r[1], stage = r[2], holder = r[3], rank = r[4], ttl = r[5], run = r[6]}
+  lease.deadline = tonumber(call('ZSCORE', DEADLINES, text(lease.fence)) or 0)
+  if not is_current(lease.deadline, NOW) then lease.reason = 'expired' end
+  return lease
+end
+
+local function lease_at(fence)
+  local token = call('HGET', LEASES, 'f' .. text(fence))
+  if not token then return nil end
+  local lease = lease_of(token)
+  if lease then lease.token = token end
+  return lease
+end
+
+-- Forgets a lease that owns nothing any more; its reason is remembered for a while.
+local function forget(lease, reason)
+  local f = text(lease.fence)
+  call('HSET', LEASES, 't' .. lease.token, 'x' .. cmsgpack.pack({reason, lease.stage, lease.run}))
+  call('HDEL', LEASES, 'f' .. f, 'm' .. f, 'n' .. f)
+  call('ZREM', DEADLINES, f)
+  if call('RPUSH', ENDED, lease.token) > REMEMBERED then
+    call('HDEL', LEASES, 't' .. call('LPOP', ENDED))
+  end
+end
+
+local STEP = 4096
+
+-- Calls `use(start, raw)` for the owners of the ranges in `runs` (start, count, start, count …), a piece at
+-- a time; `raw` holds eight bytes for each.
+local function each_owner(st, runs, use)
+  for r = 1, #runs, 2 do
+    local start, left = runs[r], runs[r + 1]
+    while left > 0 do
+      local count = math.min(left, STEP)
+      local raw = call('GETRANGE', st.keys.owners, 8 * start, 8 * (start + count) - 1)
+      if #raw ~= 8 * count then lost() end
+      use(start, raw, count)
+      start, left = start + count, left - count
+    end
+  end
+end
+
+-- Appends a range to runs, joined to the last one where it follows.
+local function append(runs, start, count)
+  local size = #runs
+  if size > 0 and runs[size - 1] + runs[size] == start then
+    runs[size] = runs[size] + count
+  else
+    runs[size + 1], runs[size + 2] = start, count
+  end
+end
+
+-- Those of `runs` that a lease is still on, and how many ranges they are.
+local function owned(st, fence, runs)
+  local mine, left, total = struct.pack('<d', fence), {}, 0
+  each_owner(st, runs, function(start, raw, count)
+    if raw == string.rep(mine, count) then
+      append(left, start, count)
+      total = total + count
+      return
+    end
+    for i = 0, count - 1 do
+      if string.sub(raw, 8 * i + 1, 8 * i + 8) == mine then
+        append(left, start + i, 1)
+        total = total + 1
+      end
+    end
+  end)
+  return left, total
+end
+
+local function own(st, runs, owner)
+  for r = 1, #runs, 2 do
+    local start, left = runs[r], runs[r + 1]
+    while left > 0 do
+      local count = math.min(left, STEP)
+      call('SETRANGE', st.keys.owners, 8 * start, string.rep(owner, count))
+      start, left = start + count, left - count
+    end
+  end
+end
+
+local function members(fence)
+  local raw = call('HGET', LEASES, 'm' .. text(fence))
+  return raw and cmsgpack.unpack(raw) or {}
+end
+
+-- Ends a lease: its ranges are free, and what was idle under it is waited for again.
+local function finish(st, lease, reason)
+  lapse_where(st, struct.pack('<d', lease.fence))
+  local runs, total = owned(st, lease.fence, members(lease.fence))
+  own(st, runs, NOBODY)
+  if total > 0 then call('HINCRBY', st.keys.state, 'leased', -total) end
+  forget(lease, reason)
+end
+

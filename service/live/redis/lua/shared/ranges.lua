@@ -1,0 +1,118 @@
+-- What ranges have said: joining reports, and what follows for the stage.
+
+local function note_changed(st, first, last)
+  if not st.stamp then st.stamp = call('HINCRBY', META, 'stamp', 1) end
+  for chunk = math.floor(first / CHUNK), math.floor(last / CHUNK) do
+    call('HSET', DIRTY, st.name .. ':' .. chunk, st.stamp)
+  end
+end
+
+local function promise_of(st, index, weight)
+  if weight ~= IDLE then return weight end
+  local raw = call('HGET', st.keys.idle, index)
+  if not raw then lost() end
+  return (struct.unpack('<d', raw))
+end
+
+-- Takes one word where idleness is in play, before or after; returns promise and weight now.
+local function word(st, index, weight, said, idle)
+  local earlier = promise_of(st, index, weight)
+  local now, is_idle = join_report(earlier, said, idle)
+  local new = (is_idle and now ~= MAX) and IDLE or now
+  if new == IDLE then
+    call('HSET', st.keys.idle, index, struct.pack('<d', now))
+    if weight ~= IDLE then st.idle = st.idle + 1 end
+  elseif weight == IDLE then
+    call('HDEL', st.keys.idle, index)
+    st.idle = st.idle - 1
+  end
+  return earlier, now, new
+end
+
+-- Takes a word from ranges within the span of `blocks` blocks that begins with block `first`: `said[k]` from
+-- the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on, in
+-- any order; false: not said). A promise joins the earlier one; idleness is as said last. Appends to
+-- `behind` the indices whose earlier promise was the greater.
+local function say(st, first, blocks, at, said, idle, behind)
+  local start = BLOCK * first
+  local count = math.min(BLOCK * blocks, st.n - start)
+  local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
+  if #weights ~= count then lost() end
+  local offset = type(at) == 'number' and at
+  -- First and last position with another weight now, and with another promise.
+  local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
+  if not idle and st.idle_before + st.idle == 0 then
+    -- Nobody is idle, before or after: weights are promises. The loop that runs for each range of each
+    -- report, so it does no more than it must: `join_report` and `is_behind`, written out.
+    for k = 1, #said do
+      local p = said[k]
+      if p then
+        local i = offset and offset + k or at[k]
+        local weight = weights[i]
+        if p > weight then
+          weights[i] = p
+          if weight == MIN then st.promised = st.promised + 1 end
+          if p == MAX then st.final = st.final + 1 end
+          if i < low then low = i end
+          if i > high then high = i end
+        elseif p < weight and p > MIN then
+          behind[#behind + 1] = start + i - 1
+        end
+      end
+    end
+    raised_low, raised_high = low, high
+  else
+    for k = 1, #said do
+      local p = said[k]
+      if p then
+        local i = offset and offset + k or at[k]
+        local earlier, now, new = word(st, start + i - 1, weights[i], p, idle and idle[k])
+        if is_behind(earlier, p) then behind[#behind + 1] = start + i - 1 end
+        if now ~= earlier then
+          if earlier == MIN then st.promised = st.promised + 1 end
+          if now == MAX then st.final = st.final + 1 end
+          raised_low, raised_high = math.min(raised_low, i), math.max(raised_high, i)
+        end
+        if new ~= weights[i] then
+          weights[i] = new
+          low, high = math.min(low, i), math.max(high, i)
+        end
+      end
+    end
+  end
+  if raised_high > 0 then note_changed(st, start + raised_low - 1, start + raised_high - 1) end
+  if high == 0 then return end
+  call('SETRANGE', st.keys.weights, 8 * (start + low - 1), packed(weights, low, high))
+  for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
+    local least = MAX
+    for i = BLOCK * b + 1, math.min(BLOCK * (b + 1), count) do
+      if weights[i] < least then least = weights[i] end
+    end
+    st.minima[first + b] = least
+  end
+end
+
+-- Writes down what follows from the words that were said: tree and counts. To be called after the last.
+local function settle(st)
+  lift(st)
+  for _, name in ipairs({'promised', 'idle', 'final'}) do
+    if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
+  end
+  st.idle_before = st.idle_before + st.idle
+  st.promised, st.idle, st.final = 0, 0, 0
+end
+
+-- Lets the idleness lapse that was reported under a lease that is over. See `join_report`.
+local function lapse_where(st, owner)
+  load(st)
+  if st.idle_before == 0 then return end
+  for _, field in ipairs(call('HKEYS', st.keys.idle)) do
+    local index = tonumber(field)
+    if call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7) == owner then
+      local block = math.floor(index / BLOCK)
+      say(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
+    end
+  end
+  settle(st)
+end
+

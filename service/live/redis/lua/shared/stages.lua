@@ -1,0 +1,88 @@
+-- Stages: their state, their view, and the tree of least weights over their ranges.
+
+local function stage(number)
+  return {
+    keys = stage_keys(JOB_KEYS + STAGE_KEYS * (number - 1)),
+    minima = {},
+    promised = 0,
+    idle = 0,
+    final = 0,
+  }
+end
+
+local function load(st)
+  if st.n then return st end
+  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name')
+  st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
+  st.idle_before, st.name = tonumber(s[5]), s[6]
+  if not st.n then lost() end
+  return st
+end
+
+-- A view as it is answered: input, output, idle, version, revision, updated at.
+local function shown(raw)
+  local view = {struct.unpack(VIEW, raw)}
+  view[7] = nil
+  return view
+end
+
+local function view(st)
+  local raw = call('HGET', VIEWS, st.name)
+  if not raw then lost() end
+  local all = shown(raw)
+  return {all = all, input = all[1], output = all[2], idle = all[3] == 1}
+end
+
+-- The least weight of the stage's ranges.
+local function lowest(st)
+  local raw = call('GETRANGE', st.keys.tree, -8, -1)
+  if #raw ~= 8 then lost() end
+  return (struct.unpack('<d', raw))
+end
+
+-- What the stage's ranges agree on: {watermark, idle}. An idle one stands still.
+local function agreement(st)
+  local low = lowest(st)
+  if low == IDLE then return {MIN, true} end
+  return {low, false}
+end
+
+-- Carries the new minima of blocks up the tree, level by level. Each node is the least of its 64 children;
+-- level 1 stands over the weights themselves, the last level is one node.
+local function lift(st)
+  local minima = st.minima
+  local size, offset = math.ceil(st.n / BLOCK), 0
+  while next(minima) do
+    local nodes, parents = {}, {}
+    for node in pairs(minima) do nodes[#nodes + 1] = node end
+    table.sort(nodes)
+    local i = 1
+    while i <= #nodes do
+      local first, values = nodes[i], {minima[nodes[i]]}
+      while nodes[i + 1] == nodes[i] + 1 and #values < 4096 do
+        i = i + 1
+        values[#values + 1] = minima[nodes[i]]
+      end
+      call('SETRANGE', st.keys.tree, 8 * (offset + first), packed(values, 1, #values))
+      i = i + 1
+    end
+    if size == 1 then break end
+    for _, node in ipairs(nodes) do
+      local parent = math.floor(node / BLOCK)
+      if not parents[parent] then
+        local from = BLOCK * parent
+        local to = math.min(from + BLOCK, size) - 1
+        local children, count = doubles(call('GETRANGE', st.keys.tree, 8 * (offset + from), 8 * (offset + to) + 7))
+        if count ~= to - from + 1 then lost() end
+        local least = children[1]
+        for c = 2, count do
+          if children[c] < least then least = children[c] end
+        end
+        parents[parent] = least
+      end
+    end
+    offset, size, minima = offset + size, math.ceil(size / BLOCK), parents
+  end
+  st.minima = {}
+end
+

@@ -1,0 +1,340 @@
+"""How a job is laid out in Redis: keys, ranges as columns, and what a replica remembers of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from service.frontier.epochs import MAX_WAITING_EPOCHS
+from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.ranges import KeyLayout, Layout, ShardLayout, range_id
+from service.frontier.timestamps import MAX, MIN
+from service.live.port import REMEMBERED
+from service.live.redis.packing import Key, blob
+from service.model.checkpoints import CHUNK
+from service.model.jobs import StageView
+
+Floats = npt.NDArray[np.float64]
+
+BLOCK = 64
+"""Ranges under one node of the tree of minima."""
+
+SPAN = 16
+"""Blocks that one pass over a report reads and writes together."""
+
+IDLE = float(2**62)
+"""The weight of a range that is idle and not final: it counts for more than any active one, and for less
+than the final ones, so the least weight of all says everything that an agreement needs."""
+
+JOBS: Key = "tidegauge:jobs"
+"""The set of the jobs' names. A hint only: the ledger knows them."""
+
+CHANNELS = "tidegauge:changes:*"
+
+_VIEW = struct.Struct("<dd?ddd")
+_EPOCH_DIGITS = 20
+
+
+def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of what a script answered
+    """Read a list: an empty one is packed as a map, in Lua they are the same."""
+    return list(value) if value else []
+
+
+def channel(job: str) -> str:
+    """Name the channel on which a job's changes are told."""
+    return f"tidegauge:changes:{job}"
+
+
+_JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
+_STAGE_KEYS = ("state", "weights", "tree", "owners", "moments", "holds", "waiting", "idle")
+"""In the order in which the scripts get them. The first of each has no suffix to its name."""
+
+
+def job_keys(job: str) -> list[Key]:
+    """Name the keys of a job beside those of its stages; all of one hash tag."""
+    base = f"tidegauge:{{{job}}}"
+    return [base, *(f"{base}:{name}" for name in _JOB_KEYS[1:])]
+
+
+def stage_keys(job: str, stage: str) -> list[Key]:
+    """Name the keys of a stage."""
+    base = f"tidegauge:{{{job}}}:stage:{stage}"
+    return [base, *(f"{base}:{name}" for name in _STAGE_KEYS[1:])]
+
+
+def lua_header() -> str:
+    """Write down for the scripts what stands here: the order of the keys, the formats and the limits."""
+    of_job = ", ".join(f"KEYS[{place}]" for place in range(1, len(_JOB_KEYS) + 1))
+    of_stage = ", ".join(
+        f"{name} = KEYS[base + {place}]" for place, name in enumerate(_STAGE_KEYS, 1)
+    )
+    limits = {
+        "MIN": "-2^63",
+        "MAX": "2^63",
+        "IDLE": f"{IDLE:.0f}",
+        "BLOCK": BLOCK,
+        "CHUNK": CHUNK,
+        "REMEMBERED": REMEMBERED,
+        "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
+        "JOB_KEYS": len(_JOB_KEYS),
+        "STAGE_KEYS": len(_STAGE_KEYS),
+        "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
+    }
+    return "\n".join(
+        [
+            f"local {', '.join(_JOB_KEYS).upper()} = {of_job}",
+            f"local function stage_keys(base) return {{{of_stage}}} end",
+            *(f"local {name} = {value}" for name, value in limits.items()),
+            "",
+        ]
+    )
+
+
+def number_text(number: int) -> str:
+    """Write an epoch, or a part of a rank, so that text compares as numbers do, however large."""
+    return f"{number:0{_EPOCH_DIGITS}d}"
+
+
+def epoch_text(epoch: int | None) -> str:
+    """Write an epoch; there is none before the empty text."""
+    return "" if epoch is None else number_text(epoch)
+
+
+def as_time(value: float) -> int:
+    """Read a time as Redis has it, where the end of time is the next double after it."""
+    return MAX if value >= MAX else int(value)
+
+
+def pack_view(view: StageView) -> msgspec.Raw:
+    """Pack a view. Each of its times is exactly a double, or an end of time."""
+    w = view.watermark
+    return blob(
+        _VIEW.pack(w.input, w.output, w.idle, view.version, view.revision, view.updated_at_ms)
+    )
+
+
+def read_view(fields: Sequence[float]) -> StageView:
+    """Read a view as a script answers it."""
+    input_, output, idle, version, revision, updated_at = fields
+    return StageView(
+        StageWatermark(as_time(input_), as_time(output), bool(idle)),
+        int(version),
+        int(revision),
+        int(updated_at),
+    )
+
+
+def tree_over(weights: Floats) -> bytes:
+    """Build the levels of minima over the weights, the lowest first; the last is one node."""
+    levels: list[Floats] = []
+    level = weights
+    while not levels or len(level) > 1:
+        padded = np.full(-(-len(level) // BLOCK) * BLOCK, float(MAX))
+        padded[: len(level)] = level
+        level = padded.reshape(-1, BLOCK).min(axis=1)
+        levels.append(level)
+    return np.concatenate(levels).astype("<f8").tobytes()
+
+
+def as_column(values: Sequence[int] | npt.NDArray[np.int64]) -> Floats:
+    """Write times as doubles."""
+    return np.asarray(values, dtype=np.int64).astype(np.float64)
+
+
+def as_times(column: Floats) -> npt.NDArray[np.int64]:
+    """Read times back from doubles."""
+    ends = column >= float(MAX)
+    times = np.where(ends, 0.0, column).astype(np.int64)
+    times[ends] = MAX
+    return times
+
+
+def chunks_of(layout: Layout) -> range:
+    """Return the numbers of a stage's chunks."""
+    return range(-(-len(layout) // CHUNK))
+
+
+class _Stage(msgspec.Struct, array_like=True):
+    inputs: tuple[str, ...]
+    ranges: int | None = None
+    """A key space that is tiled evenly, which most are: two numbers less than a million."""
+    bounds: tuple[int, ...] | None = None
+    shards: tuple[str, ...] | None = None
+
+
+_pipeline = msgspec.msgpack.Decoder(dict[str, _Stage])
+
+
+def pack_pipeline(pipeline: Pipeline) -> bytes:
+    """Pack a pipeline, for the replicas that did not define it."""
+    return msgspec.msgpack.encode(
+        {name: _stage(stage.inputs, stage.layout) for name, stage in pipeline.stages.items()}
+    )
+
+
+def _stage(inputs: tuple[str, ...], layout: Layout | None) -> _Stage:
+    match layout:
+        case None:
+            return _Stage(inputs)
+        case ShardLayout(shards):
+            return _Stage(inputs, shards=shards)
+        case KeyLayout(bounds):
+            if layout == KeyLayout.tile(len(layout)):
+                return _Stage(inputs, ranges=len(layout))
+            return _Stage(inputs, bounds=bounds)
+
+
+def read_pipeline(packed: bytes) -> Pipeline:
+    """Read a pipeline back."""
+    stages: dict[str, Stage] = {}
+    for name, stage in _pipeline.decode(packed).items():
+        layout: Layout | None = None
+        if stage.shards is not None:
+            layout = ShardLayout(stage.shards)
+        elif stage.bounds is not None:
+            layout = KeyLayout(stage.bounds)
+        elif stage.ranges is not None:
+            layout = KeyLayout.tile(stage.ranges)
+        stages[name] = Stage(stage.inputs, layout)
+    return Pipeline(stages)
+
+
+def position(generation: int, layout_version: int) -> str:
+    """Name the layout that a job is at; every step names it, and is refused at another."""
+    return f"{generation}-{layout_version}"
+
+
+Runs = Sequence[int]
+"""Ranges by index: start, count, start, count …"""
+
+
+def runs_of(indices: npt.NDArray[np.int64]) -> list[int]:
+    """Write sorted indices as runs."""
+    if not len(indices):
+        return []
+    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
+    starts = np.concatenate(([0], breaks))
+    ends = np.concatenate((breaks, [len(indices)]))
+    return np.stack((indices[starts], ends - starts), axis=1).ravel().tolist()
+
+
+def indices_of(runs: Runs) -> Iterable[int]:
+    """Read runs back."""
+    for start, count in zip(runs[::2], runs[1::2], strict=True):
+        yield from range(start, start + count)
+
+
+def spans_of(indices: npt.NDArray[np.int64]) -> list[list[Any]]:
+    """Cut sorted indices into spans of neighbouring blocks, as `report.lua` reads them."""
+    if len(indices) == 1:
+        block, place = divmod(int(indices[0]), BLOCK)
+        return [[block, 1, place + 1, place + 1]]
+    blocks = indices // BLOCK
+    spans: list[list[Any]] = []
+    start = 0
+    # A new span where a block is skipped; and never more than SPAN of them.
+    breaks = [*(np.flatnonzero(np.diff(blocks) > 1) + 1).tolist(), len(indices)]
+    for end in breaks:
+        while start < end:
+            first = int(blocks[start])
+            stop = min(end, int(np.searchsorted(blocks, first + SPAN)))
+            low, high = int(indices[start]), int(indices[stop - 1])
+            size = high // BLOCK - first + 1
+            at = low - BLOCK * first + 1
+            if high - low == stop - start - 1:
+                spans.append([first, size, at, at + high - low])
+            else:
+                spans.append([first, size, (indices[start:stop] - BLOCK * first + 1).tolist()])
+            start = stop
+    return spans
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a replica remembers of a job: true of one layout of one generation, for ever."""
+
+    job: str
+    at: str
+    generation: int
+    layout_version: int
+    pipeline: Pipeline
+    looked: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What was looked up for the last report under a lease. See `spans`."""
+    _indices: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+
+    @cached_property
+    def job_keys(self) -> list[Key]:
+        """The keys of the job beside those of its stages."""
+        return job_keys(self.job)
+
+    @cached_property
+    def _stage_keys(self) -> dict[str, list[Key]]:
+        return {}
+
+    def keys(self, stages: Iterable[str] = ()) -> list[Key]:
+        """Name the keys of a step about these stages."""
+        keys = list(self.job_keys)
+        for stage in stages:
+            found = self._stage_keys.get(stage)
+            if found is None:
+                found = self._stage_keys[stage] = stage_keys(self.job, stage)
+            keys += found
+        return keys
+
+    def index(self, stage: str) -> Mapping[str, int]:
+        """Tell where each of the stage's ranges stands in the order. Made when first asked for."""
+        found = self._indices.get(stage)
+        if found is None:
+            layout = self.pipeline.stages[stage].layout
+            names = () if layout is None else layout.names
+            found = self._indices[stage] = {name: i for i, name in enumerate(names)}
+        return found
+
+    def name(self, stage: str, index: int) -> str:
+        """Name the range at `index`."""
+        layout = self.pipeline.stages[stage].layout
+        match layout:
+            case KeyLayout(bounds):
+                return range_id(bounds[index], bounds[index + 1])
+            case ShardLayout(shards):
+                return shards[index]
+            case None:
+                raise IndexError(f"stage {stage!r} has no ranges")
+
+    def names(self, stage: str, runs: Runs) -> list[str]:
+        """Name the ranges of runs."""
+        layout = self.pipeline.stages[stage].layout
+        if isinstance(layout, ShardLayout):
+            return [
+                name
+                for start, count in zip(runs[::2], runs[1::2], strict=True)
+                for name in layout.shards[start : start + count]
+            ]
+        return [self.name(stage, index) for index in indices_of(runs)]
+
+
+def idle_weights(promises: Floats, idle: Mapping[int, float]) -> Floats:
+    """Write promises as weights, given those that are idle."""
+    weights = promises.copy()
+    for index in idle:
+        if promises[index] < float(MAX):
+            weights[index] = IDLE
+    return weights
+
+
+def promises_of(weights: Floats, idle: Mapping[int, float]) -> npt.NDArray[np.int64]:
+    """Read promises from weights, given what those that are idle have promised."""
+    column = weights.copy()
+    for index, promise in idle.items():
+        column[index] = promise
+    return as_times(column)
+
+
+NOTHING = float(MIN)

@@ -1,0 +1,246 @@
+"""A job's state in Redis as a whole: how it starts, and how its ranges move to another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from service.frontier.ranges import inherit
+from service.frontier.timestamps import MAX
+from service.live.port import StateLostError
+from service.live.redis import schema
+from service.live.redis.packing import blob, pack
+from service.live.redis.schema import Plan
+from service.model.jobs import InstalledJob, InstalledStage
+
+_reply = msgspec.msgpack.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The head of a job's state, whoever wrote it."""
+
+    incarnation: int | None
+    """None: there is no state at all."""
+    at: str
+    generation: int
+    layout_version: int
+    stage_names: Sequence[str]
+    identity: str
+    """Changes whenever somebody begins the state afresh or changes its layout."""
+
+    @classmethod
+    def read(cls, fields: Sequence[bytes | None]) -> Meta:
+        """Read what HMGET answers for `META_FIELDS`."""
+        server, incarnation, at, generation, layout_version, stages = fields
+        return cls(
+            None if incarnation is None else int(incarnation),
+            (at or b"").decode(),
+            int(generation or 0),
+            int(layout_version or 0),
+            msgspec.json.decode(stages or b"[]", type=list[str]),
+            b"|".join((server or b"", incarnation or b"", at or b"")).decode(),
+        )
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Orders the layouts of a job."""
+        return self.generation, self.layout_version
+
+
+META_FIELDS = ("server", "incarnation", "at", "generation", "layout_version", "stages")
+
+
+def flat(fields: Mapping[Any, Any]) -> list[Any]:
+    """Write fields as HSET takes them, in the arguments of a step."""
+    return [
+        blob(each) if isinstance(each, bytes) else each for pair in fields.items() for each in pair
+    ]
+
+
+def pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
+    """Read what HGETALL answers, by either protocol."""
+    if isinstance(reply, Mapping):
+        return dict(reply)
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
+    """Make the fields, the weights and the tree of a stage that starts from the ledger."""
+    stage, installed = job.pipeline.stages[name], job.stages[name]
+    epoch = schema.epoch_text(installed.progress.epoch)
+    fields: dict[str, Any] = {
+        "name": name,
+        "source": int(stage.is_source),
+        "run": installed.progress.run,
+        "epoch": epoch,
+        "recorded": epoch,
+    }
+    if stage.layout is None:
+        return fields | counts_of(np.zeros(0), {}, 0, installed), b"", b""
+    if installed.promises is None:
+        weights = np.full(len(stage.layout), schema.NOTHING)
+    else:
+        weights = schema.as_column(installed.promises)
+    fields |= counts_of(weights, {}, 0, installed)
+    return fields, weights.astype("<f8").tobytes(), schema.tree_over(weights)
+
+
+def counts_of(
+    weights: schema.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
+) -> dict[str, Any]:
+    """Count a stage's ranges. `weights` are as the scripts have them, where an idle one has its own."""
+    unheard = sum(promise == schema.NOTHING for promise in idle.values())
+    return {
+        "n": len(weights),
+        "since": installed.layout_since,
+        "promised": int(np.count_nonzero(weights != schema.NOTHING)) - unheard,
+        "idle": len(idle),
+        "final": int(np.count_nonzero(weights == float(MAX))),
+        "leased": leased,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """A stage as it stands in Redis while its job is frozen."""
+
+    fields: Mapping[bytes, bytes]
+    weights: schema.Floats
+    owners: schema.Floats
+    moments: schema.Floats
+    holds: Mapping[bytes, bytes]
+    waiting: Mapping[bytes, bytes]
+    idle: Mapping[bytes, bytes]
+
+
+def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
+    """Read which stage each lease is on."""
+    fields = pairs(reply)
+    return {
+        int(name[1:]): _reply.decode(fields[b"t" + token])[1]
+        for name, token in fields.items()
+        if name.startswith(b"f") and b"t" + token in fields
+    }
+
+
+class LayoutChange:
+    """The next layout of a job, worked out from the one that stands."""
+
+    def __init__(self, job: InstalledJob, old: Plan) -> None:
+        self._job = job
+        self._old = old
+        before, after = old.pipeline.stages, job.pipeline.stages
+        self.carried: list[str] = []
+        """Stages whose ranges change, but not their kind."""
+        self._fresh: list[str] = []
+        for name, stage in after.items():
+            if name not in before or type(before[name].layout) is not type(stage.layout):
+                self._fresh.append(name)
+            elif before[name].layout != stage.layout:
+                self.carried.append(name)
+        self._gone = [name for name in before if name not in after]
+
+    def make(
+        self, dumped: Mapping[str, Dumped], leases: Mapping[int, str]
+    ) -> tuple[list[str], list[Any], list[bytes]]:
+        """Return the keys, the arguments and the columns of the step that puts it in place."""
+        job = self._job
+        keys = schema.job_keys(job.name)
+        entries: list[Any] = []
+        columns: list[bytes] = []
+        ended = {*self._fresh, *self._gone}
+        held: list[list[Any]] = [
+            [fence, [], 0] for fence, stage in leases.items() if stage in ended
+        ]
+        dirty: list[str] = []
+        for name in self.carried:
+            entry, own_columns, owners = self._carry(name, dumped[name])
+            entries.append(entry)
+            columns += own_columns
+            for fence in (f for f, stage in leases.items() if stage == name):
+                members = np.flatnonzero(owners == fence)
+                held.append([fence, schema.runs_of(members), len(members)])
+        for name in self._fresh:
+            fields, weights, tree = fresh(name, job)
+            view = schema.pack_view(job.stages[name].view)
+            entries.append([flat(fields), [], [], [], name, view])
+            columns += [weights, tree, bytes(len(weights)), bytes(len(weights))]
+        for name in (*self.carried, *self._fresh):
+            layout = job.pipeline.stages[name].layout
+            if layout is not None:
+                dirty += [f"{name}:{number}" for number in schema.chunks_of(layout)]
+        for name in (*self.carried, *self._fresh, *self._gone):
+            keys += schema.stage_keys(job.name, name)
+        meta = {
+            "layout_version": job.layout_version,
+            "at": schema.position(job.generation, job.layout_version),
+            "pipeline": schema.pack_pipeline(job.pipeline),
+            "stages": msgspec.json.encode(list(job.stages)).decode(),
+        }
+        args: list[Any] = [schema.channel(job.name), flat(meta), self._gone, entries, held, dirty]
+        return keys, args, columns
+
+    def _carry(self, name: str, old: Dumped) -> tuple[list[Any], list[bytes], schema.Floats]:
+        before, after = (
+            self._old.pipeline.stages[name].layout,
+            self._job.pipeline.stages[name].layout,
+        )
+        if before is None or after is None:
+            raise StateLostError(self._job.name)
+        were = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
+        promises = schema.as_column(
+            inherit(before, schema.promises_of(old.weights, were).tolist(), after)
+        )
+        index = {one: i for i, one in enumerate(before.names)}
+        stays = {index[one]: i for i, one in enumerate(after.names) if one in index}
+        source, target = list(stays), list(stays.values())
+        owners, moments = np.zeros(len(after)), np.zeros(len(after))
+        owners[target], moments[target] = old.owners[source], old.moments[source]
+        idle = {stays[i]: promise for i, promise in were.items() if i in stays}
+        weights = schema.idle_weights(promises, idle)
+        leased = int(np.count_nonzero(owners))
+        fields: dict[str, Any] = {
+            key.decode(): value
+            for key, value in old.fields.items()
+            if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
+        }
+        fields["source"] = int(self._job.pipeline.stages[name].is_source)
+        fields |= counts_of(weights, idle, leased, self._job.stages[name])
+        entry = [
+            flat(fields),
+            flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
+            flat({stays[int(i)]: said for i, said in old.holds.items() if int(i) in stays}),
+            flat(_renumbered(old.waiting, stays)),
+            name,
+            schema.pack_view(self._job.stages[name].view),
+        ]
+        columns = [
+            weights.astype("<f8").tobytes(),
+            schema.tree_over(weights),
+            owners.astype("<f8").tobytes(),
+            moments.astype("<f8").tobytes(),
+        ]
+        return entry, columns, owners
+
+
+def _renumbered(waiting: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
+    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
+    blocks: dict[str, dict[int, list[Any]]] = {}
+    for name, packed in waiting.items():
+        epoch, colon, _ = name.decode().partition(":")
+        by_block = blocks.setdefault(epoch, {})
+        for entry in (_reply.decode(packed) or ()) if colon else ():
+            if entry[0] in stays:
+                index = stays[entry[0]]
+                by_block.setdefault(index // schema.BLOCK, []).append([index, *entry[1:]])
+    fields: dict[str, bytes] = {}
+    for epoch, by_block in blocks.items():
+        fields[epoch] = pack(list(by_block))
+        for block, entries in by_block.items():
+            fields[f"{epoch}:{block}"] = pack(entries)
+    return fields

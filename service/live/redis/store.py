@@ -1,0 +1,227 @@
+"""The live store on Redis: any number of processes see one state, and each step is one script.
+
+What the state looks like and what each step does to it stands in `lua/`. Here, names become indices and
+back, steps that arrive together share a call, and what the scripts find out becomes an answer or an
+error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from service.clock import Clock
+from service.errors import UnavailableError
+from service.frontier.agreement import Agreement
+from service.frontier.graph import Pipeline
+from service.live.port import Watch, new_token
+from service.live.redis import (
+    checkpoints,
+    layouts,
+    leases,
+    publishing,
+    reads,
+    reports,
+    schema,
+)
+from service.live.redis.client import Hint, RedisClient
+from service.live.redis.steps import Steps, reply
+from service.live.watches import Watches
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.positions import Position
+from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+
+log = logging.getLogger(__name__)
+
+_LISTEN_AGAIN_S = 0.2
+
+
+class RedisLiveStore:
+    """Keeps everything in Redis. See `service.live.port.LiveStore` for what each method does."""
+
+    shared: ClassVar[bool] = True
+
+    def __init__(self, url: str, clock: Clock, tokens: Callable[[], str] = new_token) -> None:
+        self._client = RedisClient(url)
+        self._steps = Steps(self._client, clock)
+        self._new_token = tokens
+        self._watches = Watches()
+        self._listening: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """See the port."""
+        self._listening = asyncio.create_task(self._listen(), name="listen")
+
+    async def close(self) -> None:
+        """See the port."""
+        if self._listening is not None:
+            self._listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listening
+        await self._client.close()
+
+    async def ping(self) -> None:
+        """See the port."""
+        await self._client.ping(schema.JOBS)
+
+    # ---- jobs
+
+    async def begin(self, job: InstalledJob) -> None:
+        """See the port."""
+        await layouts.begin(self._steps, job)
+
+    async def install(self, job: InstalledJob) -> None:
+        """See the port."""
+        if await layouts.install(self._steps, job):
+            self._watches.wake_job(job.name)
+
+    async def remove(self, job: str, generation: int) -> None:
+        """See the port."""
+        await layouts.remove(self._steps, job, generation)
+        self._watches.wake_job(job)
+
+    async def head(self, job: str) -> Position | None:
+        """See the port."""
+        return await reads.head(self._steps, job)
+
+    async def heads(self) -> Mapping[str, Position]:
+        """See the port."""
+        return await reads.heads(self._steps)
+
+    async def jobs(self) -> Sequence[JobView]:
+        """See the port."""
+        return await reads.jobs(self._steps)
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        """See the port."""
+        return await reads.pipeline(self._steps, job, stage)
+
+    async def job(self, job: str) -> JobView:
+        """See the port."""
+        return await reads.job_view(self._steps, job)
+
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """See the port."""
+        return await reads.snapshot(self._steps, job)
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        """See the port."""
+        return await reads.stage(self._steps, job, stage)
+
+    # ---- leases
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """See the port."""
+        return await leases.claim(self._steps, job, stage, claim, self._new_token())
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """See the port."""
+        return await leases.renew(self._steps, job, tokens)
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """See the port."""
+        return await leases.release(self._steps, job, tokens)
+
+    async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
+        """See the port."""
+        await leases.open_run(self._steps, job, stages, run)
+
+    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
+        """See the port."""
+        return await leases.expire(self._steps, job)
+
+    # ---- reports
+
+    async def report(self, job: str, stage: str, report: Report) -> Reported:
+        """See the port."""
+        return await reports.report(self._steps, job, stage, report)
+
+    async def commit(self, job: str, commit: Commit) -> Committed:
+        """See the port."""
+        return await reports.commit(self._steps, job, commit)
+
+    # ---- publishing and saving
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        """See the port."""
+        return await reads.agreements(self._steps, job, touched)
+
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """See the port."""
+        await publishing.publish(self._steps, job, generation, revision, views, epochs)
+        self._watches.wake(job, views)
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        return await reads.ranges(self._steps, job, stage, limit=limit, order=order)
+
+    async def promises(self, job: str, stage: str) -> Sequence[int]:
+        """See the port."""
+        return await checkpoints.promises(self._steps, job, stage)
+
+    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+        """See the port."""
+        return await checkpoints.unsaved(self._steps, job)
+
+    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+        """See the port."""
+        await checkpoints.mark_saved(self._steps, chunks)
+
+    # ---- waiting
+
+    def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
+        """See the port."""
+        return self._watches.watch(job, stage)
+
+    def let_go(self) -> None:
+        """See the port."""
+        self._watches.wake_all()
+
+    async def _listen(self) -> None:
+        """Hear what other processes publish. It is a hint, no more: whoever is woken reads again."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._hints()) as hints:
+                    async for hint in hints:
+                        self._heed(hint)
+            except UnavailableError as error:
+                log.warning("not listening to other replicas: %s", error.detail)
+            except Exception:
+                log.exception("listening failed, and goes on")
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+
+    def _hints(self) -> AsyncGenerator[Hint]:
+        return self._client.hints(schema.CHANNELS)
+
+    def _heed(self, hint: Hint) -> None:
+        if hint is None:
+            # Nobody knows what was said while nobody listened.
+            self.let_go()
+            return
+        name, message = hint
+        job = name.removeprefix(schema.channel(""))
+        stages = reply.decode(message)
+        if stages:
+            self._watches.wake(job, stages)
+        elif job in self._steps.jobs:
+            self._steps.jobs[job].plan = None
+            self._watches.wake_job(job)

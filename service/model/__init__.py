@@ -1,0 +1,1 @@
+"""The words that the ports, the use cases and the API share."""

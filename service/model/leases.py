@@ -1,0 +1,61 @@
+"""What is asked and answered about leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.frontier.leases import Rank
+
+LostReason = Literal["expired", "superseded", "released", "unknown"]
+"""Why a token, or a range under it, is no longer current."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A wish for ranges of a stage."""
+
+    ranges: Sequence[str] | None
+    """None: all of them."""
+    holder: str
+    ttl_ms: int
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A range that was not granted, and to whom it belongs, unless the stage has no such range."""
+
+    range: str
+    reason: Literal["held", "unknown"]
+    holder: str | None = None
+    expires_in_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease: the right to report for `granted` until it runs out."""
+
+    token: str
+    fence: int
+    expires_in_ms: int
+    granted: Sequence[str]
+    denied: Sequence[Denied]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease that goes on."""
+
+    token: str
+    expires_in_ms: int
+    ranges: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """A lease that does not."""
+
+    token: str
+    reason: LostReason

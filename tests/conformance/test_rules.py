@@ -1,0 +1,401 @@
+"""One table of vectors for every rule that a live store judges by (`tests/data/rules.json`).
+
+It is run over the pure function, over its mirror in Lua, and over each live store, which has to come to
+the same by whatever way it judges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from service.errors import (
+    EpochsWaitingError,
+    InputAheadError,
+    InvalidRequestError,
+    LeaseConflictError,
+    StaleEpochError,
+    StaleRunError,
+)
+from service.frontier import epochs, graph, leases, reports
+from service.frontier.agreement import Agreement
+from service.frontier.epochs import Waiting
+from service.frontier.graph import StageWatermark
+from service.frontier.leases import Rank
+from service.frontier.timestamps import MAX, MIN
+from service.live.port import LiveStore
+from service.live.redis.schema import as_time, epoch_text, lua_header, number_text
+from service.live.redis.scripts import LUA
+from tests.conformance.test_live import LEFT, Worker, installed, pipeline
+from tests.support.redis_server import RedisServer
+
+ROOT: Final = Path(__file__).parent.parent
+TABLE: Final[Mapping[str, Any]] = json.loads((ROOT / "data" / "rules.json").read_text())
+RULES_LUA: Final = lua_header() + (LUA / "rules.lua").read_text()
+IN_PYTHON_ALONE: Final = {"range_status"}
+"""No step of a store judges by it."""
+
+Case = dict[str, Any]
+Advance = Callable[[int], None]
+
+
+@pytest.fixture
+def worker(live: LiveStore, runner: asyncio.Runner) -> Worker:
+    runner.run(live.begin(installed(pipeline())))
+    return Worker(live, runner)
+
+
+def instants(value: Any) -> Any:
+    """Read the ends of time, wherever they stand."""
+    if isinstance(value, list):
+        return [instants(each) for each in value]
+    return {"MIN": MIN, "MAX": MAX}.get(value, value) if isinstance(value, str) else value
+
+
+def cases() -> Iterator[Any]:
+    for name, some in TABLE.items():
+        if name == "about":
+            continue
+        for number, case in enumerate(some):
+            read = {key: instants(value) for key, value in case.items()}
+            if isinstance(read.get("waiting"), str):
+                count, _, first = read["waiting"].split()
+                read["waiting"] = list(range(int(first), int(first) + int(count)))
+            yield pytest.param(name, read, id=f"{name}-{number}")
+
+
+every_case = pytest.mark.parametrize(("rule", "case"), list(cases()))
+
+
+def functions(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__
+    }
+
+
+def test_every_rule_has_its_mirror_and_its_vectors() -> None:
+    rules = (functions(leases) | functions(epochs) | functions(reports) | {"is_ahead"}) - (
+        IN_PYTHON_ALONE
+    )
+    mirrors = set(
+        re.findall(r"^local function (\w+)", (LUA / "rules.lua").read_text(), re.MULTILINE)
+    )
+    assert mirrors == rules
+    assert TABLE.keys() - {"about"} == rules
+
+
+# ---- the pure functions
+
+
+def python_value(key: str, value: Any) -> Any:
+    match key:
+        case "rank" | "held_by":
+            return Rank(*value)
+        case "earlier" | "later":
+            return Waiting(*value)
+        case "reached":
+            return Agreement(*value)
+        case _:
+            return value
+
+
+@every_case
+def test_the_pure_function(rule: str, case: Case) -> None:
+    expected = case["gives"]
+    if rule == "is_ahead":
+        published = StageWatermark(output=case["published"], idle=case["published_idle"])
+        found = graph.is_ahead(Agreement(*case["reached"]), published, is_source=case["is_source"])
+        assert found is expected
+        return
+    [module] = [each for each in (leases, epochs, reports) if hasattr(each, rule)]
+    arguments = {k: python_value(k, v) for k, v in case.items() if k not in {"gives", "exact"}}
+    found = getattr(module, rule)(**arguments)
+    match found:
+        case Waiting():
+            assert list(astuple(found)) == expected
+        case tuple():
+            assert list(found) == expected
+        case Enum():
+            assert found.value == expected
+        case _:
+            assert found == expected
+            assert type(found) is type(expected)
+
+
+# ---- their mirrors in Lua
+
+
+def lua_value(key: str, value: Any) -> Any:
+    """Write an argument as the steps have it."""
+    match key:
+        case "rank" | "held_by":
+            return "".join(map(number_text, value))
+        case "run" | "current":
+            return str(value)
+        case "epoch" | "committed":
+            return epoch_text(value)
+        case "waiting":
+            return [epoch_text(each) for each in value]
+        case _:
+            return lua_number(value)
+
+
+def lua_number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [lua_number(each) for each in value]
+    if value is None:
+        return False
+    return value if isinstance(value, bool | str) else float(value)
+
+
+def read_number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [read_number(each) for each in value]
+    if isinstance(value, bool | str):
+        return value
+    return MIN if value <= MIN else as_time(value)
+
+
+@every_case
+def test_the_mirror_in_lua(redis_server: RedisServer, rule: str, case: Case) -> None:
+    arguments = [lua_value(k, v) for k, v in case.items() if k not in {"gives", "exact"}]
+    script = f"{RULES_LUA}\nreturn cmsgpack.pack({{{rule}(unpack(cmsgpack.unpack(ARGV[1])))}})"
+    raw = redis_server.command("EVAL", script, 0, msgspec.msgpack.encode(arguments))
+    found = read_number(msgspec.msgpack.decode(raw))
+    expected = case["gives"]
+    assert (found if rule == "join_report" else found[0]) == expected
+
+
+# ---- the stores
+
+
+def said(worker: Worker, stage: str = "k") -> list[Any]:
+    """The promise and the idleness of a stage's first range."""
+    first = worker.run(worker.live.ranges("j", stage, limit=1, order="range"))[0]
+    return [first.promise, first.idle]
+
+
+def takes_over(worker: Worker, case: Case, _advance: Advance) -> bool:
+    held_by, rank = Rank(*case["held_by"]), Rank(*case["rank"])
+    worker.run(worker.live.open_run("j", ["s"], held_by.run))
+    worker.claim(["a"], rank=held_by)
+    worker.run(worker.live.open_run("j", ["s"], rank.run))
+    try:
+        worker.claim(["a"], holder="x" if case["same_holder"] else "y", rank=rank)
+    except (LeaseConflictError, StaleRunError):
+        return False
+    return True
+
+
+def is_current(worker: Worker, case: Case, advance: Advance) -> bool:
+    token = worker.claim(["a"], ttl_ms=case["deadline_ms"]).token
+    advance(case["now_ms"])
+    return worker.lost(token) is None
+
+
+def opens_run(worker: Worker, case: Case, _advance: Advance) -> bool:
+    worker.run(worker.live.open_run("j", ["s"], case["current"]))
+    token = worker.claim(["a"], rank=Rank(case["current"])).token
+    worker.run(worker.live.open_run("j", ["s"], case["run"]))
+    return worker.lost(token) is not None
+
+
+def is_of_run(worker: Worker, case: Case, _advance: Advance) -> bool:
+    worker.run(worker.live.open_run("j", ["s"], case["current"]))
+
+    def allowed(step: Callable[[], object]) -> bool:
+        try:
+            step()
+        except StaleRunError:
+            return False
+        return True
+
+    claims = allowed(lambda: worker.claim(["a"], rank=Rank(case["run"])))
+    assert allowed(lambda: worker.commit(1, run=case["run"], s=None)) is claims
+    return claims
+
+
+def is_fenced(worker: Worker, case: Case, _advance: Advance) -> bool:
+    worker.run(worker.live.open_run("j", ["s"], case["run"]))
+    token = worker.claim(["a"], rank=Rank(case["run"])).token
+    worker.run(worker.live.open_run("j", ["s"], case["current"]))
+    try:
+        worker.report(token, {"a": 1})
+    except StaleRunError:
+        return True
+    return False
+
+
+def arrival(worker: Worker, case: Case, _advance: Advance) -> str:
+    if case["committed"] is not None:
+        worker.commit(case["committed"], s=None)
+    token = worker.claim(["a"]).token
+    for epoch in case["waiting"]:
+        worker.report(token, {"a": 1}, epoch=epoch)
+    try:
+        worker.report(token, {"a": 1}, epoch=case["epoch"])
+    except StaleEpochError:
+        return "stale"
+    except EpochsWaitingError:
+        return "too many"
+    return "waits"
+
+
+def admission(worker: Worker, case: Case, _advance: Advance) -> str:
+    token = worker.claim(["a"]).token
+    worker.report(token, {"a": 1}, epoch=case["epoch"])
+    if case["committed"] is not None:
+        # What waits for a later epoch stays; what waits for this one, or an earlier one, goes.
+        worker.commit(case["committed"], s=None)
+    try:
+        applied = worker.commit(case["epoch"], s=None)
+    except StaleEpochError:
+        return "stale"
+    return "fresh" if applied["s"] else "repeated"
+
+
+def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
+    worker.publish(k=StageWatermark(input=MAX))
+    for attempt, (promise, capped, idle, _) in enumerate((case["earlier"], case["later"])):
+        token = worker.claim([LEFT], stage="k", rank=Rank(0, 1, attempt)).token
+        worker.report(
+            token,
+            {LEFT: promise},
+            stage="k",
+            epoch=1,
+            capped_at_commit=capped,
+            idle=[LEFT] if idle else [],
+        )
+    try:
+        worker.commit(1, k=None)
+        capped = False
+    except InvalidRequestError:
+        worker.commit(1, k=MAX)
+        capped = True
+    promise, idle = said(worker)
+    # Idleness could be the later lease's alone: the earlier one is over.
+    return [promise, capped, idle, case["gives"][3]]
+
+
+def lacks_cap(worker: Worker, case: Case, _advance: Advance) -> bool:
+    worker.publish(k=StageWatermark(input=MAX))
+    token = worker.claim([LEFT], stage="k").token
+    capped = case["capped_at_commit"]
+    worker.report(token, {LEFT: 1}, stage="k", epoch=1, capped_at_commit=capped)
+    try:
+        worker.commit(1, k=case["observed_input"])
+    except InvalidRequestError:
+        return True
+    return False
+
+
+def promise_at_commit(worker: Worker, case: Case, _advance: Advance) -> int:
+    worker.publish(k=StageWatermark(input=MAX))
+    token = worker.claim([LEFT], stage="k").token
+    worker.report(token, {LEFT: case["promise"]}, stage="k", epoch=1)
+    worker.commit(1, k=case["observed_input"])
+    return said(worker)[0]
+
+
+def idle_at_commit(worker: Worker, case: Case, advance: Advance) -> bool:
+    token = worker.claim([LEFT], stage="k").token
+    idle = [LEFT] if case["idle"] else []
+    worker.report(token, {LEFT: 1}, stage="k", epoch=1, idle=idle)
+    if not case["same_lease"]:
+        worker.claim([LEFT], stage="k", holder="y", rank=Rank(0, 1))
+    if not case["is_current"]:
+        advance(60_000)
+    worker.commit(1, k=None)
+    return said(worker)[1]
+
+
+def join_report(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
+    token = worker.claim(["a"]).token
+    worker.report(token, {"a": case["promise"]})
+    worker.report(token, {"a": case["reported"]}, idle=["a"] if case["idle"] else [])
+    return said(worker, "s")
+
+
+def is_behind(worker: Worker, case: Case, _advance: Advance) -> bool:
+    token = worker.claim(["a"]).token
+    worker.report(token, {"a": case["promise"]})
+    behind = [
+        list(worker.report(token, {"a": case["reported"]}, epoch=epoch).behind)
+        for epoch in (1, None)
+    ]
+    assert behind[0] == behind[1], "the same with an epoch and without"
+    return behind[0] == ["a"]
+
+
+def may_observe(worker: Worker, case: Case, _advance: Advance) -> bool:
+    worker.publish(k=StageWatermark(input=case["published_input"]))
+    token = worker.claim([LEFT], stage="k").token
+    observed = case["observed_input"]
+
+    def allowed(step: Callable[[], object]) -> bool:
+        try:
+            step()
+        except InputAheadError:
+            return False
+        return True
+
+    reports_ = allowed(lambda: worker.report(token, {LEFT: 1}, stage="k", observed=observed))
+    assert allowed(lambda: worker.commit(1, k=observed)) is reports_
+    return reports_
+
+
+def is_ahead(worker: Worker, case: Case, _advance: Advance) -> bool:
+    stage = "s" if case["is_source"] else "k"
+    grant = worker.claim(None, stage=stage)
+    published = StageWatermark(output=case["published"], idle=case["published_idle"])
+    worker.publish(1, 1, **{stage: published})
+    watermark: int = case["reached"][0]
+    idle: bool = case["reached"][1]
+    promises: dict[str, int] = dict.fromkeys(grant.granted, watermark)
+    return worker.report(grant.token, promises, stage=stage, idle=promises if idle else []).advances
+
+
+STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
+    takes_over,
+    is_current,
+    opens_run,
+    is_of_run,
+    is_fenced,
+    arrival,
+    admission,
+    join_attempts,
+    lacks_cap,
+    promise_at_commit,
+    idle_at_commit,
+    join_report,
+    is_behind,
+    may_observe,
+    is_ahead,
+]
+
+
+@every_case
+def test_the_store(
+    worker: Worker,
+    advance: Advance,
+    redis_servers: Sequence[RedisServer],
+    rule: str,
+    case: Case,
+) -> None:
+    if case.get("exact") and redis_servers:
+        pytest.skip("the clock of Redis goes on")
+    [judge] = [each for each in STORES_JUDGE if each.__name__ == rule]
+    assert judge(worker, case, advance) == case["gives"]
