@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from service.clock import Clock
 from service.errors import UnavailableError
+from service.frontier.graph import Pipeline
 from service.ledger.port import JobRecord, Ledger, Recorded
 from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
@@ -205,8 +206,9 @@ class Publisher:
     async def _attempt(
         self, touched: Mapping[str, _Touched], *, first: bool
     ) -> tuple[dict[str, Shown], list[str]]:
-        """Look, record and show; return the jobs that are done with, and those that had moved meanwhile:
-        those have another incarnation, generation or layout by now, and whoever changed it installs that
+        """Look, record and show; return the jobs that are done with, and those that had moved meanwhile.
+
+        Those have another incarnation, generation or layout by now, and whoever changed it installs that
         in the live store next; or another replica recorded something. Either way they are to be looked
         at afresh.
         """
@@ -233,6 +235,12 @@ class Publisher:
                 # It is in the ledger, and whoever restores the job's state begins with that.
                 done[record.job] = None
             else:
+                overtaken = _overtaken(view.pipeline, record, recorded)
+                if overtaken:
+                    touched[record.job].stages |= overtaken
+                    touched[record.job].epochs = {}
+                    moved.append(record.job)
+                    continue
                 stages = {**view.stages, **recorded.views}
                 done[record.job] = replace(view, revision=recorded.revision, stages=stages)
         return done, moved
@@ -305,6 +313,21 @@ class Publisher:
             unless_newer=(first and not epochs)
             or any(w.idle for w in (*published.values(), *advances.values())),
         )
+
+
+def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set[str]:
+    """Name the stages that were worked out from an input that another replica has moved meanwhile.
+
+    A stage behind two inputs that two replicas move at once is worked out twice, each time with the old
+    value of the other input. The ledger puts the two records in an order, and whoever comes second finds
+    among what was recorded what the first one did: so at least one of the two looks again.
+    """
+    return {
+        downstream
+        for stage, view in recorded.views.items()
+        if view.watermark != record.advances.get(stage)
+        for downstream in pipeline.downstreams.get(stage, ())
+    }
 
 
 def _resolve(done: asyncio.Future[Shown], shown: Shown) -> None:

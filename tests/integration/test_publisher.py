@@ -104,6 +104,42 @@ async def test_what_another_recorded_and_never_showed_is_shown_by_the_next(tmp_p
     await ledger.close()
 
 
+async def test_two_replicas_that_advance_two_inputs_at_once_advance_what_is_behind_both(
+    tmp_path: Path,
+):
+    """Each has worked out what is behind both while the other's input still stood."""
+    ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    one, other = (Publisher(live, ledger, SystemClock(), Metrics()) for _ in range(2))
+    spec = b'{"stages":{"x":{"shards":["0"]},"y":{"shards":["0"]},"k":{"inputs":["x","y"],"ranges":1}}}'
+    await define(ledger, live, spec, ("x", "y", "k"))
+    state = (1, 1)
+
+    async def report(stage: str, promise: int) -> None:
+        token = (await live.claim("j", stage, Claim(None, "w", 60_000, Rank()))).token
+        await live.report("j", stage, Report(token, ["0"], [promise]))
+
+    async def the_other_commits() -> None:
+        await report("y", 9)
+        other.touch_epochs("j", state, {"y": 1})
+        assert await other.round()
+
+    await report("x", 5)
+    ledger.before = the_other_commits
+    one.touch_epochs("j", state, {"x": 1})
+    waiting = asyncio.create_task(one.flush("j"))
+    await asyncio.sleep(0)
+    assert await one.round()
+    assert (await live.stage("j", "k"))[1].watermark.input == 5
+    shown = await waiting
+    assert shown is not None
+    assert shown.stages["k"].watermark.input == 5
+    # The other's record, its own, and what is behind both: the epoch is not recorded twice.
+    assert ledger.records == 3
+    assert (await ledger.get("j")).installed.stages["x"].progress.epoch == 1
+    await ledger.close()
+
+
 async def test_invariant_4_a_stage_that_was_idle_is_looked_at_before_others_go_on(tmp_path: Path):
     """Its lease has run out, and nobody has noticed yet: the other source has a report."""
     clock = FakeClock()
