@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Generator, Iterator
@@ -20,6 +21,9 @@ from tests.support.server import START_S, Service
 MAX_CONNECTIONS = 40
 """Of Postgres: few, so that they are soon exhausted."""
 
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d ")
+"""How one begins; the lines of a traceback begin with something else."""
+
 
 class Replica(Service):
     """One service on a port of its own, which its clients reach through a proxy."""
@@ -35,6 +39,17 @@ class Replica(Service):
     @property
     def log_file(self) -> Path:
         return self.folder / "service.log"
+
+    def errors(self) -> str:
+        """The first errors of its log, each with its traceback."""
+        kept: list[str] = []
+        is_error = False
+        for line in self.log_file.read_text(errors="replace").splitlines():
+            if _LOG_LINE.match(line):
+                is_error = " ERROR " in line
+            if is_error:
+                kept.append(line)
+        return "\n".join(kept)[:8_000]
 
     def wait_ready(self) -> None:
         """Start it again if it ends because a store is away: so would whoever runs it."""
@@ -153,8 +168,11 @@ class Cluster:
             yield from self._stores.to_postgres
 
     def logs(self) -> str:
-        """The end of what each replica has said."""
-        return "\n".join(f"--- {r.name}\n{r.log()}" for r in self.replicas)
+        """What each replica has logged of errors, with their tracebacks, and the end of its log."""
+        return "\n".join(
+            f"--- {r.name}: errors\n{r.errors()}\n--- {r.name}: the end\n{r.log()}"
+            for r in self.replicas
+        )
 
     @contextmanager
     def loses_live_store(self, name: str) -> Generator[None]:

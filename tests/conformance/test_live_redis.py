@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service.clock import SystemClock
 from service.errors import UnavailableError
 from service.frontier.leases import Rank
 from service.live.port import StateLostError
+from service.live.redis.client import RedisClient
+from service.live.redis.schema import job_keys
 from service.live.redis.store import RedisLiveStore
 from service.model.leases import Claim
 from service.model.reports import Report
@@ -74,6 +77,30 @@ def test_one_steps_scripts_are_sent_once(redis_server: RedisServer) -> None:
 
     with asyncio.Runner() as runner:
         runner.run(scenario())
+
+
+def test_a_server_that_forgot_a_script_and_then_stalls_is_away(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong while a script is sent again is the store's trouble, not an internal error."""
+
+    async def scenario(failure: Exception) -> None:
+        client = RedisClient(redis_server.url)
+        execute = client._execute  # pyright: ignore[reportPrivateUsage]
+
+        async def stall(command: str, *words: Any) -> Any:
+            if command == "EVAL":
+                raise failure
+            return await execute(command, *words)
+
+        monkeypatch.setattr(client, "_execute", stall)
+        redis_server.command("SCRIPT", "FLUSH")
+        with pytest.raises(UnavailableError):
+            await client.step("head", job_keys("j"))
+        await client.close()
+
+    asyncio.run(scenario(RedisTimeoutError("Timeout reading")))
+    asyncio.run(scenario(OSError("reset")))
 
 
 def test_a_key_that_the_server_threw_away_is_noticed(redis_server: RedisServer) -> None:

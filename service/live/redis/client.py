@@ -123,30 +123,26 @@ class RedisClient:
         Raises `UnavailableError`. A connection that broke is tried once more, since it may have been
         broken long ago, unless the step must not be taken twice.
         """
-        source, digest = script(name)
         tries = 2 if repeatable else 1
         while True:
             tries -= 1
             try:
-                return await self._evaluate("EVALSHA", digest, keys, args)
-            except NoScriptError:
-                # Its cache is volatile. This puts it there.
-                tries += 1
-                try:
-                    return await self._evaluate("EVAL", source, keys, args)
-                except RedisConnectionError as error:
-                    raise _away(error) from error
+                return await self._evaluate(name, keys, args)
             except RedisTimeoutError as error:
                 raise _away(error) from error
             except (RedisConnectionError, OSError) as error:
                 if not tries:
                     raise _away(error) from error
 
-    async def _evaluate(
-        self, command: str, script: str, keys: Sequence[Key], args: Sequence[bytes | str]
-    ) -> Any:  # noqa: ANN401 - what a script answers
+    async def _evaluate(self, name: str, keys: Sequence[Key], args: Sequence[bytes | str]) -> Any:  # noqa: ANN401
+        source, digest = script(name)
+        rest = (len(keys), *keys, SERVER, *args)
         try:
-            return await self._execute(command, script, len(keys), *keys, SERVER, *args)
+            try:
+                return await self._execute("EVALSHA", digest, *rest)
+            except NoScriptError:
+                # Redis forgets scripts when it restarts. EVAL teaches it this one again.
+                return await self._execute("EVAL", source, *rest)
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise _away(error) from error
