@@ -22,20 +22,17 @@ watermarks of other queries' stages are taken as they were before that.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from spark_agent.arrow import Batch, control_row
 from spark_agent.client import MAX_MS
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.link import LinkClient, LinkError, Offset
-
-if TYPE_CHECKING:
-    from spark_agent.arrow import Batch
 
 FORMAT: Final = "tidegauge-control"
 
@@ -53,16 +50,12 @@ def to_spark_ms(watermark_ms: int) -> int:
     return END_MS if watermark_ms == MAX_MS else watermark_ms
 
 
-@dataclass(frozen=True)
-class _ControlRow(InputPartition):
-    time_ms: int
-
-
-class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows one stage's input watermark. Lives in a Python process beside the driver.
 
     Its offsets are `spark_agent.link.Offset`. Spark logs them, so that a repeated batch sees the
-    same watermark again.
+    same watermark again. It is a simple reader, whose rows go to Spark together with the offset: the
+    task that reads them needs no Python. Only a batch that a restart repeats reads its row again.
     """
 
     def __init__(
@@ -90,13 +83,17 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Begin without a watermark."""
         return Offset(None, 0).stored()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
-        """Ask the driver how far the watermark is; `start` unchanged if it has not moved.
+    def read(self, start: dict[str, Any]) -> tuple[Iterator[Batch], dict[str, Any]]:
+        """Ask the driver how far the watermark is; `start` and no row if it has not moved.
 
         An exception from here would end the query. Without news the watermark stands still,
         which is always safe. An idle query comes here every 10 ms, which is not passed on each time;
         but a run that ends at the first trigger without news is told at once.
         """
+        end = self._next(start)
+        return self.readBetweenOffsets(start, end), end
+
+    def _next(self, start: dict[str, Any]) -> dict[str, Any]:
         now_ms = self._clock.steady_ms()
         if self._no_news_until_ms is not None and now_ms < self._no_news_until_ms:
             return start
@@ -108,28 +105,18 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._no_news_until_ms = self._clock.steady_ms() + self._poll_ms if idle else None
         return found
 
+    def readBetweenOffsets(  # noqa: N802
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Iterator[Batch]:
+        """Make one row, if there is a watermark."""
+        if start == end or end["watermark"] is None:
+            return iter(())
+        time_ms = end["watermark"] + self._delay_ms
+        return iter([control_row(self._schema, self._event_time, time_ms)])
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note that the run ends when idle. The driver knows how far such a run may go."""
         self._ends_when_idle = True
-
-    def stop(self) -> None:
-        """Hang up on the driver."""
-        self._link.close()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan one row, if there is a watermark."""
-        if start == end or end["watermark"] is None:
-            return []
-        return [_ControlRow(end["watermark"] + self._delay_ms)]
-
-    def read(self, partition: InputPartition) -> Iterator[Batch]:
-        """Yield the row."""
-        # The process that plans has no use for Arrow, which takes half a second to import: a query
-        # would wait for that at its start.
-        from spark_agent.arrow import control_row  # noqa: PLC0415
-
-        assert isinstance(partition, _ControlRow)  # noqa: S101
-        yield control_row(self._schema, self._event_time, partition.time_ms)
 
 
 class ControlSource(DataSource):
@@ -149,7 +136,7 @@ class ControlSource(DataSource):
         """Give the data's columns."""
         return StructType.fromJson(json.loads(self.options["schema"]))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802
         """Make the reader that the options ask for."""
         link = LinkClient(
             int(self.options["port"]),

@@ -54,6 +54,9 @@ _JOIN_MS: Final = 10_000
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver for the service."""
 
+_MOST_DEALT_OUT: Final = 64
+"""So many shards are dealt out to tasks one by one; more are hashed."""
+
 _AVAILABLE_NOW: Final = "AvailableNowTrigger"
 _ONCE: Final = "OneTimeTrigger"
 _UNFIT_TRIGGERS: Final[Mapping[str, str]] = {
@@ -196,7 +199,7 @@ class Pipeline:
             self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
-            frame = frame.repartition(tasks or min(cores, len(spec.shards)), _column(shard))
+            frame = _by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
         mark = f"{plan.SOURCE_MARK}{next(self._numbers)}.{stage}"
         shards = _column(shard).cast("string")
         return watch_two(frame, mark, reporter, shards, _column(event_time))
@@ -652,6 +655,21 @@ def _column(name: str) -> Column:
 
 def _quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
+
+
+def _by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -> DataFrame:
+    """Bring all rows of a shard into one task, and as many shards into each task as into the others.
+
+    Hashes of a few names do not spread evenly: two tasks would share eight shards as three and five,
+    and each batch would wait for the second. Many names do, and to look each row's name up among many
+    would take longer than that costs.
+    """
+    if len(shards) > _MOST_DEALT_OUT:
+        return frame.repartition(tasks, _column(shard))
+    names = F.array(*[F.lit(name) for name in shards])
+    return frame.repartitionById(
+        tasks, F.array_position(names, _column(shard).cast("string")).cast("int")
+    )
 
 
 def _time_of(frame: DataFrame, name: str) -> Column:
