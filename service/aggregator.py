@@ -320,7 +320,7 @@ class Aggregator:
     async def open_run(self, job: str, stages: Sequence[str]) -> int:
         """Open a run for stages; older runs of them are fenced from the answer on."""
         for stage in stages:
-            await self.kind(job, stage)
+            await self.stage_of(job, stage)
         run = await self._ledger.open_run(job, stages)
         await self._live.open_run(job, stages, run)
         self._publisher.touch(job, stages)
@@ -353,7 +353,7 @@ class Aggregator:
 
     # ---- reports
 
-    async def kind(self, job: str, stage: str) -> Stage:
+    async def stage_of(self, job: str, stage: str) -> Stage:
         """Say what kind of stage it is. Raises `UnknownJobError`, `UnknownStageError`."""
         found = (await self._live.pipeline(job, stage)).stages.get(stage)
         if found is None:

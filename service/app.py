@@ -114,12 +114,13 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             orphaned.cancel()
             await aggregator.close()
 
+    modules = (reports, watermarks, leases, runs, pipelines, operations)
+    resources = [module.endpoints for module in modules]
     app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
-    app.add_middleware(FastLane, routes=hot_routes(reports.router, watermarks.router))
+    app.add_middleware(FastLane, routes=hot_routes(*(each.router for each in resources)))
     app.add_middleware(CountRequests, metrics=metrics)
     install_handlers(app)
-    modules = (reports, watermarks, leases, runs, pipelines, operations)
-    mount(app, *(module.router for module in modules))
+    mount(app, *(each.router for each in resources))
     app.openapi = lambda: _openapi(app)
     return app
 

@@ -1,4 +1,4 @@
-"""Reading requests and writing answers: what all routers share."""
+"""Reading requests and writing answers: what all endpoints share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
-from service.api.bodies import ProblemBody
-from service.api.problems import MEDIA_TYPE
-from service.api.routing import HOT
 from service.errors import (
     ClientGoneError,
     InvalidRequestError,
@@ -33,7 +30,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ServiceState(Protocol):
-    """What the application's lifespan puts where the routers find it."""
+    """What the application's lifespan puts where the endpoints find it."""
 
     aggregator: Aggregator
     metrics: Metrics
@@ -44,17 +41,10 @@ def state(request: Request) -> ServiceState:
     return cast("ServiceState", request.app.state)
 
 
-def aggregator(request: Request) -> Aggregator:
-    """Return the use cases."""
-    return request.app.state.aggregator
-
-
-def name(request: Request, member: str) -> str:
-    """Return a name from the path. Raises `InvalidRequestError`."""
-    value: str = request.path_params[member]
+def check_name(member: str, value: str) -> None:
+    """Check a name in the path. Raises `InvalidRequestError`."""
     if _name.match(value) is None:
         raise InvalidRequestError(f"{member} {value!r} is no name: it must match {NAME_PATTERN}")
-    return value
 
 
 def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -129,87 +119,6 @@ def _explain(kind: type, members: object, said: str) -> str:
                 shown = msgspec.json.encode(value).decode()[:200]
                 return f"{field.encode_name}.{key} is {shown}: {error}"
     return said
-
-
-# ---- OpenAPI
-
-
-def _reference(kind: type) -> dict[str, Any]:
-    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
-
-
-_PATH_DOCS = {"job": "The job", "stage": "The stage"}
-
-
-def describe(
-    *,
-    path: tuple[str, ...] = (),
-    body: tuple[type, ...] = (),
-    gives: type | None = None,
-    status: int = 200,
-    also: Mapping[int, str] | None = None,
-    errors: tuple[type[ProblemError], ...] = (),
-    parameters: tuple[Mapping[str, Any], ...] = (),
-    media_type: str = "application/json",
-    headers: Mapping[str, str] | None = None,
-    hot: bool = False,
-) -> dict[str, Any]:
-    """Describe a route for the OpenAPI, from the types that it reads and the errors that it raises."""
-    shown: dict[str, Any] = {"description": (gives.__doc__ or "").strip() if gives else "Done"}
-    if gives is not None:
-        shown["content"] = {media_type: _reference(gives)}
-    if headers:
-        shown["headers"] = {
-            name: {"description": text, "schema": {"type": "string"}}
-            for name, text in headers.items()
-        }
-    responses: dict[int | str, dict[str, Any]] = {status: shown}
-    for code, text in (also or {}).items():
-        responses[code] = {"description": text}
-        if code == 201 and gives is not None:
-            responses[code]["content"] = shown["content"]
-    common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if path else ()
-    if body:
-        common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
-    for error in (*common, *errors):
-        listed = responses.setdefault(error.status, {"description": ""})
-        line = f"`{error.slug}`: {error.title()}"
-        if line not in listed["description"]:
-            listed["description"] = " ".join(filter(None, [listed["description"], line]))
-        listed["content"] = {MEDIA_TYPE: _reference(ProblemBody)}
-    extra: dict[str, Any] = {
-        "parameters": [
-            {
-                "name": one,
-                "in": "path",
-                "required": True,
-                "description": _PATH_DOCS[one],
-                "schema": {"type": "string", "pattern": NAME_PATTERN},
-            }
-            for one in path
-        ]
-        + [dict(parameter) for parameter in parameters]
-    }
-    if hot:
-        extra[HOT] = True
-    if body:
-        schemas = [_reference(kind)["schema"] for kind in body]
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        extra["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
-    return {"responses": responses, "openapi_extra": extra, "status_code": status}
-
-
-def query(name: str, text: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Describe a query parameter."""
-    return {"name": name, "in": "query", "description": text, "schema": dict(schema)}
-
-
-def header(name: str, text: str) -> Mapping[str, Any]:
-    """Describe a request header."""
-    return {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
 
 
 # ---- headers

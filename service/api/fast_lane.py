@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.problems import problem_response
+from service.api.problems import refuse
 from service.api.routing import DirectRoute
 from service.errors import ProblemError
 
@@ -17,7 +17,7 @@ class FastLane:
 
     The usual way is a stack of middlewares and a search through all routes: more than half of what a
     report of one range costs. The routes are the very ones of the application, so they are documented,
-    and answer, the same.
+    check, log and answer the same.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[DirectRoute]) -> None:
@@ -40,8 +40,9 @@ class FastLane:
         await self._app(scope, receive, send)
 
     async def _run(self, route: DirectRoute, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
         try:
-            response = await route.endpoint(Request(scope, receive, send))
+            response = await route.endpoint(request)
         except ProblemError as error:
-            response = problem_response(error)
+            response = refuse(request, error)
         await response(scope, receive, send)

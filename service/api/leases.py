@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-from fastapi import Request, Response
-
-from service.api import routing
 from service.api.bodies import (
     ClaimBody,
     GrantBody,
@@ -16,7 +12,7 @@ from service.api.bodies import (
     Tokens,
     grant_body,
 )
-from service.api.exchange import aggregator, answer, decode, describe, name, read
+from service.api.endpoints import Call, Endpoints, json_body
 from service.errors import (
     LeaseConflictError,
     StaleRunError,
@@ -26,28 +22,24 @@ from service.errors import (
 from service.frontier.leases import Rank
 from service.model.leases import Claim
 
-router = routing.router("leases")
-_claim = msgspec.json.Decoder(ClaimBody)
-_tokens = msgspec.json.Decoder(Tokens)
+endpoints = Endpoints("leases")
+
+_MAX_CLAIM = 128 * 2**20
 
 
-@router.post(
+@endpoints.post(
     "/v1/jobs/{job}/stages/{stage}/leases",
-    **describe(
-        path=("job", "stage"),
-        body=(ClaimBody,),
-        gives=GrantBody,
-        status=201,
-        errors=(UnknownJobError, UnknownStageError, StaleRunError, LeaseConflictError),
-    ),
+    json_body(ClaimBody, limit=_MAX_CLAIM),
+    gives=GrantBody,
+    status=201,
+    errors=(UnknownJobError, UnknownStageError, StaleRunError, LeaseConflictError),
 )
-async def claim(request: Request) -> Response:
+async def claim(call: Call[ClaimBody]) -> GrantBody:
     """Claim ranges. Granted is what is free, run out, the same holder's or outranked."""
-    job, stage = name(request, "job"), name(request, "stage")
-    body = decode(_claim, await read(request, limit=128 * 2**20))
-    grant = await aggregator(request).claim(
-        job,
-        stage,
+    body = call.body
+    grant = await call.aggregator.claim(
+        call.job,
+        call.stage,
         Claim(
             ranges=None if body.ranges == "all" else body.ranges,
             holder=body.holder,
@@ -55,32 +47,30 @@ async def claim(request: Request) -> Response:
             rank=Rank(body.run or 0, body.epoch or 0, body.attempt or 0),
         ),
     )
-    return answer(grant_body(grant), 201)
+    return grant_body(grant)
 
 
-@router.post(
+@endpoints.post(
     "/v1/jobs/{job}/leases/renew",
-    **describe(path=("job",), body=(Tokens,), gives=RenewedBody, errors=(UnknownJobError,)),
+    json_body(Tokens),
+    gives=RenewedBody,
+    errors=(UnknownJobError,),
 )
-async def renew(request: Request) -> Response:
+async def renew(call: Call[Tokens]) -> RenewedBody:
     """Renew leases. One that has run out is lost for ever."""
-    job = name(request, "job")
-    body = decode(_tokens, await read(request))
-    renewed, lost = await aggregator(request).renew(job, body.tokens)
-    return answer(
-        RenewedBody(
-            [RenewalBody(r.token, r.expires_in_ms, list(r.ranges)) for r in renewed],
-            [LostBody(one.token, one.reason) for one in lost],
-        )
+    renewed, lost = await call.aggregator.renew(call.job, call.body.tokens)
+    return RenewedBody(
+        [RenewalBody(r.token, r.expires_in_ms, list(r.ranges)) for r in renewed],
+        [LostBody(one.token, one.reason) for one in lost],
     )
 
 
-@router.post(
+@endpoints.post(
     "/v1/jobs/{job}/leases/release",
-    **describe(path=("job",), body=(Tokens,), gives=ReleasedBody, errors=(UnknownJobError,)),
+    json_body(Tokens),
+    gives=ReleasedBody,
+    errors=(UnknownJobError,),
 )
-async def release(request: Request) -> Response:
+async def release(call: Call[Tokens]) -> ReleasedBody:
     """Release leases."""
-    job = name(request, "job")
-    body = decode(_tokens, await read(request))
-    return answer(ReleasedBody(await aggregator(request).release(job, body.tokens)))
+    return ReleasedBody(await call.aggregator.release(call.job, call.body.tokens))

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from fastapi import Request, Response
+from fastapi import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from service.api import routing
 from service.api.bodies import HealthBody
-from service.api.exchange import aggregator, answer, describe, state
+from service.api.endpoints import Call, Endpoints
 from service.errors import UnavailableError
 
-router = routing.router("operations")
+endpoints = Endpoints("operations")
 
 
-@router.get("/healthz", **describe(gives=HealthBody))
-async def healthz(_request: Request) -> Response:
+@endpoints.get("/healthz", gives=HealthBody)
+async def healthz(_call: Call[None]) -> HealthBody:
     """Tell that the process is alive."""
-    return answer(HealthBody())
+    return HealthBody()
 
 
-@router.get("/readyz", **describe(gives=HealthBody, errors=(UnavailableError,)))
-async def readyz(request: Request) -> Response:
+@endpoints.get("/readyz", gives=HealthBody, errors=(UnavailableError,))
+async def readyz(call: Call[None]) -> HealthBody:
     """Tell whether the stores answer."""
-    await aggregator(request).ready()
-    return answer(HealthBody())
+    await call.aggregator.ready()
+    return HealthBody()
 
 
-@router.get(
-    "/metrics",
-    status_code=200,
-    responses={200: {"description": "Metrics for Prometheus", "content": {"text/plain": {}}}},
-)
-async def metrics(request: Request) -> Response:
+@endpoints.get("/metrics", about="Metrics for Prometheus", media_type="text/plain")
+async def metrics(call: Call[None]) -> Response:
     """Show the metrics."""
-    use = aggregator(request)
     try:
-        jobs = await use.shown()
+        jobs = await call.aggregator.shown()
     except UnavailableError:
         # Both stores are away. What this process has counted is worth knowing then above all.
         jobs = ()
-    text = state(request).metrics.render(jobs, use.now_ms())
+    text = call.metrics.render(jobs, call.aggregator.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -55,11 +55,15 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _problem(request: Request, raised: Exception) -> Response:
-    error = cast(ProblemError, raised)
+def refuse(request: Request, error: ProblemError) -> Response:
+    """Answer a request with a problem, and log what is not the client's fault."""
     if error.status >= 500:
         log.warning("%s %s: %s", request.method, request.url.path, error.detail)
     return problem_response(error)
+
+
+async def _problem(request: Request, raised: Exception) -> Response:
+    return refuse(request, cast(ProblemError, raised))
 
 
 async def _http(request: Request, raised: Exception) -> Response:

@@ -7,10 +7,8 @@ from itertools import chain
 
 import msgspec
 import numpy as np
-from fastapi import Request, Response
 from msgspec import UNSET
 
-from service.api import routing
 from service.api.bodies import (
     MAX_REPORTED,
     CommitBody,
@@ -25,7 +23,8 @@ from service.api.bodies import (
     stage_watermark_body,
     watermark_body,
 )
-from service.api.exchange import aggregator, answer, decode, describe, name, read
+from service.api.endpoints import Call, Endpoints, json_body, raw_body
+from service.api.exchange import decode
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,
@@ -44,50 +43,42 @@ from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
 from service.model.reports import Column, Commit, Report, StageCommit
 
-router = routing.router("reports")
+endpoints = Endpoints("reports")
 _plain = msgspec.json.Decoder(PlainReport)
 _source = msgspec.json.Decoder(SourceReport)
 _keyed = msgspec.json.Decoder(KeyedReport)
-_commit = msgspec.json.Decoder(CommitBody)
 
 _BULK = 64
 """From so many numbers on, an array is worth making."""
 
 
-@router.post(
+@endpoints.post(
     "/v1/jobs/{job}/stages/{stage}/reports",
-    **describe(
-        hot=True,
-        path=("job", "stage"),
-        body=(SourceReport, KeyedReport),
-        gives=ReportedBody,
-        errors=(
-            UnknownJobError,
-            UnknownStageError,
-            InvalidReportError,
-            LeaseLostError,
-            StaleRunError,
-            StaleEpochError,
-            InputAheadError,
-            EpochsWaitingError,
-        ),
+    raw_body(SourceReport, KeyedReport),
+    gives=ReportedBody,
+    errors=(
+        UnknownJobError,
+        UnknownStageError,
+        InvalidReportError,
+        LeaseLostError,
+        StaleRunError,
+        StaleEpochError,
+        InputAheadError,
+        EpochsWaitingError,
     ),
+    hot=True,
 )
-async def report(request: Request) -> Response:
+async def report(call: Call[bytes]) -> ReportedBody:
     """Report for ranges under a lease, at once or, with an epoch, as of that epoch's commit."""
-    job, stage = name(request, "job"), name(request, "stage")
-    use = aggregator(request)
-    kind = await use.kind(job, stage)
-    said = read_report(stage, kind, await read(request))
-    reported, view = await use.report(job, stage, said)
-    return answer(
-        ReportedBody(
-            reported.accepted,
-            list(reported.behind),
-            [RejectedBody(one, reason) for one, reason in reported.rejected],
-            reported.expires_in_ms,
-            stage_watermark_body(view),
-        )
+    aggregator, job, stage = call.aggregator, call.job, call.stage
+    sent = read_report(stage, await aggregator.stage_of(job, stage), call.body)
+    reported, view = await aggregator.report(job, stage, sent)
+    return ReportedBody(
+        reported.accepted,
+        list(reported.behind),
+        [RejectedBody(one, reason) for one, reason in reported.rejected],
+        reported.expires_in_ms,
+        stage_watermark_body(view),
     )
 
 
@@ -224,34 +215,29 @@ def _check_times(where: str, times: Mapping[str, int]) -> None:
             )
 
 
-@router.post(
+@endpoints.post(
     "/v1/jobs/{job}/commits",
-    **describe(
-        path=("job",),
-        body=(CommitBody,),
-        gives=CommittedBody,
-        errors=(
-            UnknownJobError,
-            UnknownStageError,
-            StaleRunError,
-            StaleEpochError,
-            InputAheadError,
-            UnavailableError,
-        ),
+    json_body(CommitBody),
+    gives=CommittedBody,
+    errors=(
+        UnknownJobError,
+        UnknownStageError,
+        StaleRunError,
+        StaleEpochError,
+        InputAheadError,
+        UnavailableError,
     ),
 )
-async def commit(request: Request) -> Response:
+async def commit(call: Call[CommitBody]) -> CommittedBody:
     """Commit an epoch: what was reported for it counts, for all its stages or for none."""
-    job = name(request, "job")
-    body = decode(_commit, await read(request))
-    use = aggregator(request)
-    kinds = {stage: await use.kind(job, stage) for stage in body.stages}
-    stages = {s: StageCommit(_observed(s, kinds[s], word)) for s, word in body.stages.items()}
-    applied, states = await use.commit(job, Commit(body.run or 0, body.epoch, stages))
-    return answer(
-        CommittedBody(
-            dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
-        )
+    aggregator, job, body = call.aggregator, call.job, call.body
+    stages: dict[str, StageCommit] = {}
+    for name, committed in body.stages.items():
+        stage = await aggregator.stage_of(job, name)
+        stages[name] = StageCommit(_observed(name, stage, committed))
+    applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
+    return CommittedBody(
+        dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
     )
 
 

@@ -34,11 +34,6 @@ class DirectRoute(APIRoute):
         self.app = request_response(self.endpoint)
 
 
-def router(tag: str) -> APIRouter:
-    """Make a resource's router."""
-    return APIRouter(tags=[tag], route_class=DirectRoute)
-
-
 def hot_routes(*routers: APIRouter) -> list[DirectRoute]:
     """Return those routes that are marked as hot."""
     routes = [route for one in routers for route in one.routes]

@@ -8,7 +8,6 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from service.aggregator import Aggregator, StageState
-from service.api import routing
 from service.api.bodies import (
     RangesBody,
     SnapshotBody,
@@ -17,63 +16,49 @@ from service.api.bodies import (
     range_body,
     watermark_body,
 )
-from service.api.exchange import (
-    aggregator,
-    answer,
-    describe,
-    encode,
-    entity_tags,
-    header,
-    integer,
-    name,
-    preferred_wait_s,
-    query,
-)
+from service.api.endpoints import Call, Endpoints, header, query
+from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.errors import InvalidRequestError, UnknownJobError, UnknownStageError
 from service.frontier.ranges import KeyRange
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
 
-router = routing.router("watermarks")
+endpoints = Endpoints("watermarks")
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
 
 _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
 
-@router.get(
+@endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/watermark",
-    **describe(
-        hot=True,
-        path=("job", "stage"),
-        gives=WatermarkBody,
-        also={304: "It has not changed"},
-        errors=(UnknownJobError, UnknownStageError),
-        parameters=(
-            query("at_least", "With `Prefer: wait`: until the output watermark is there", _TIME),
-            header("If-None-Match", "An ETag: 304 if it is still that"),
-            header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
-        ),
-        headers={
-            "ETag": "Changes with input, output and status",
-            "Preference-Applied": "The wait that was granted",
-        },
+    hot=True,
+    gives=WatermarkBody,
+    also={304: "It has not changed"},
+    errors=(UnknownJobError, UnknownStageError),
+    parameters=(
+        query("at_least", "With `Prefer: wait`: until the output watermark is there", _TIME),
+        header("If-None-Match", "An ETag: 304 if it is still that"),
+        header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
     ),
+    headers={
+        "ETag": "Changes with input, output and status",
+        "Preference-Applied": "The wait that was granted",
+    },
 )
-async def get_watermark(request: Request) -> Response:
+async def get_watermark(call: Call[None]) -> Response:
     """Show where a stage is; with `Prefer: wait`, once it has changed or has come so far."""
-    job, stage = name(request, "job"), name(request, "stage")
-    use = aggregator(request)
+    aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     if not request.query_params and "if-none-match" not in request.headers:
-        state = await use.stage(job, stage)
+        state = await aggregator.stage(job, stage)
         return answer(watermark_body(state), headers={"ETag": f'"{state.etag}"'})
     known = entity_tags(request.headers.get("if-none-match"))
     until = _until(_at_least(request), known)
     wait_s = preferred_wait_s(request)
     headers: dict[str, str] = {}
     if wait_s is None or until is None:
-        state = await use.stage(job, stage)
+        state = await aggregator.stage(job, stage)
     else:
-        state = await use.wait(job, stage, until, wait_s)
+        state = await aggregator.wait(job, stage, until, wait_s)
         headers["Preference-Applied"] = f"wait={wait_s}"
     headers["ETag"] = f'"{state.etag}"'
     if known is not None and (state.etag in known or "*" in known):
@@ -101,44 +86,36 @@ def _until(
     return None
 
 
-@router.get(
-    "/v1/jobs/{job}/watermarks",
-    **describe(path=("job",), gives=SnapshotBody, errors=(UnknownJobError,)),
-)
-async def get_snapshot(request: Request) -> Response:
+@endpoints.get("/v1/jobs/{job}/watermarks", gives=SnapshotBody, errors=(UnknownJobError,))
+async def get_snapshot(call: Call[None]) -> SnapshotBody:
     """Show where every stage of a job is: no input is ahead of the outputs that it was made of."""
-    states = await aggregator(request).snapshot(name(request, "job"))
+    states = await call.aggregator.snapshot(call.job)
     first = next(iter(states.values())).job
     bodies = {stage: watermark_body(state) for stage, state in states.items()}
-    return answer(SnapshotBody(first.name, first.generation, bodies))
+    return SnapshotBody(first.name, first.generation, bodies)
 
 
-@router.get(
+@endpoints.get(
     "/v1/jobs/{job}/events",
-    **describe(
-        path=("job",),
-        gives=WatermarkBody,
-        media_type="text/event-stream",
-        errors=(UnknownJobError,),
-        parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
-    ),
+    gives=WatermarkBody,
+    media_type="text/event-stream",
+    errors=(UnknownJobError,),
+    parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
 )
-async def get_events(request: Request) -> Response:
+async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
-    job = name(request, "job")
-    use = aggregator(request)
-    await use.snapshot(job)
+    await call.aggregator.snapshot(call.job)
     return StreamingResponse(
-        _events(use, job, request.headers.get("last-event-id")),
+        _events(call.aggregator, call.job, call.request.headers.get("last-event-id")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(use: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
+async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
     # A first comment sends the headers at once, also when nothing has changed since the cursor.
     yield b": tidegauge\n\n"
-    async for changes in use.changes(job, cursor):
+    async for changes in aggregator.changes(job, cursor):
         if not changes:
             yield b": still here\n\n"
             continue
@@ -153,44 +130,38 @@ async def _events(use: Aggregator, job: str, cursor: str | None) -> AsyncIterato
         )
 
 
-@router.get(
+@endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/ranges",
-    **describe(
-        path=("job", "stage"),
-        gives=RangesBody,
-        errors=(UnknownJobError, UnknownStageError),
-        parameters=(
-            query(
-                "limit",
-                "How many",
-                {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-            ),
-            query(
-                "order",
-                "`range`, or `promise`: those that hold the stage back most first",
-                {"type": "string", "enum": ["range", "promise"], "default": "range"},
-            ),
+    gives=RangesBody,
+    errors=(UnknownJobError, UnknownStageError),
+    parameters=(
+        query(
+            "limit",
+            "How many",
+            {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        ),
+        query(
+            "order",
+            "`range`, or `promise`: those that hold the stage back most first",
+            {"type": "string", "enum": ["range", "promise"], "default": "range"},
         ),
     ),
 )
-async def get_ranges(request: Request) -> Response:
+async def get_ranges(call: Call[None]) -> RangesBody:
     """Show ranges: their promises and holds, and who holds them."""
-    job, stage = name(request, "job"), name(request, "stage")
+    aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
     order = request.query_params.get("order", "range")
     if order != "range" and order != "promise":  # noqa: PLR1714  (narrows the type)
         raise InvalidRequestError(f"order is {order!r}: it must be range or promise")
-    use = aggregator(request)
-    layout = (await use.kind(job, stage)).layout
+    layout = (await aggregator.stage_of(job, stage)).layout
     keyed = is_keyed(layout)
-    views = await use.ranges(job, stage, limit=limit, order=order)
-    return answer(
-        RangesBody(
-            job,
-            stage,
-            0 if layout is None else len(layout),
-            [range_body(view, _bounds(view.name) if keyed else None) for view in views],
-        )
+    views = await aggregator.ranges(job, stage, limit=limit, order=order)
+    return RangesBody(
+        job,
+        stage,
+        0 if layout is None else len(layout),
+        [range_body(view, _bounds(view.name) if keyed else None) for view in views],
     )
 
 

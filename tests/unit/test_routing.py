@@ -1,11 +1,17 @@
-"""A check that would not run cannot be added to a direct route."""
+"""No check is left out: one that would not run cannot be added, and all ways in run the same."""
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from service.api.routing import DirectRoute, mount, router
+from service.api.bodies import HealthBody
+from service.api.endpoints import Call, Endpoints
+from service.api.fast_lane import FastLane
+from service.api.problems import install_handlers
+from service.api.routing import DirectRoute, hot_routes, mount
+from service.errors import UnavailableError, UnknownJobError
 
 
 def check() -> None:
@@ -20,22 +26,72 @@ async def with_parameter(request: Request, limit: int) -> None:
     """An endpoint that FastAPI would have to find a parameter for."""
 
 
+def router() -> APIRouter:
+    return APIRouter(route_class=DirectRoute)
+
+
 def test_the_request_alone_is_taken() -> None:
-    made = router("things")
+    made = router()
     made.get("/things")(endpoint)
     assert len(made.routes) == 1
 
 
 def test_another_parameter_is_refused() -> None:
     with pytest.raises(TypeError, match="/things: a direct route takes the request alone"):
-        router("things").get("/things")(with_parameter)
+        router().get("/things")(with_parameter)
 
 
 def test_dependencies_are_refused_wherever_they_are_declared() -> None:
     with pytest.raises(TypeError, match="never run"):
-        router("things").get("/things", dependencies=[Depends(check)])(endpoint)
+        router().get("/things", dependencies=[Depends(check)])(endpoint)
     guarded = APIRouter(route_class=DirectRoute, dependencies=[Depends(check)])
     with pytest.raises(TypeError, match="never run"):
         guarded.get("/things")(endpoint)
     with pytest.raises(TypeError, match="of the application"):
-        mount(FastAPI(dependencies=[Depends(check)]), router("things"))
+        mount(FastAPI(dependencies=[Depends(check)]), router())
+
+
+endpoints = Endpoints("things")
+
+
+@endpoints.get("/things/{job}", gives=HealthBody, hot=True)
+async def thing(call: Call[None]) -> HealthBody:
+    """Give a thing, or what went wrong."""
+    if call.job == "away":
+        raise UnavailableError("a store is away")
+    if call.job == "unknown":
+        raise UnknownJobError("there is no such thing")
+    return HealthBody()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "status", "logged"),
+    [
+        ("/things/a", 200, []),
+        ("/things/unknown", 404, []),
+        ("/things/%20", 422, []),
+        ("/things/away", 503, ["GET /things/away: a store is away"]),
+    ],
+)
+async def test_the_short_way_in_answers_and_logs_as_the_usual_way(
+    path: str, status: int, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = FastAPI()
+    install_handlers(usual)
+    mount(usual, endpoints.router)
+    short = FastLane(FastAPI(), hot_routes(endpoints.router))
+    answers: list[httpx.Response] = []
+    for app in (usual, short):
+        caplog.clear()
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://things"
+        ) as client:
+            answers.append(await client.get(path))
+        assert [
+            record.getMessage() for record in caplog.records if "service" in record.name
+        ] == logged
+    first, second = answers
+    assert first.status_code == second.status_code == status
+    assert first.content == second.content
+    assert first.headers == second.headers

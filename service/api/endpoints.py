@@ -1,0 +1,260 @@
+"""Endpoints, each described once: it is read, run, answered and documented by its description.
+
+A check that every request must pass (its names, its size, soon its key) stands in `_run`, and nowhere
+else: no endpoint can forget it, and the short way in (`service.api.fast_lane`) cannot leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from service.aggregator import Aggregator
+from service.api.bodies import ProblemBody
+from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
+from service.api.problems import MEDIA_TYPE
+from service.api.routing import HOT, DirectRoute
+from service.errors import (
+    InvalidRequestError,
+    MalformedJsonError,
+    PayloadTooLargeError,
+    ProblemError,
+)
+from service.metrics import Metrics
+from service.spec import NAME_PATTERN
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class Reads(Generic[B]):
+    """What an endpoint reads from the body."""
+
+    kinds: tuple[type, ...]
+    """For the documentation: a body is of one of these."""
+    limit: int
+    parse: Callable[[bytes], B]
+
+
+def json_body(
+    kind: type[B], *, limit: int = MAX_BODY, refusal: type[ProblemError] = InvalidRequestError
+) -> Reads[B]:
+    """Read JSON of this type, of at most `limit` bytes. What does not fit is refused with `refusal`."""
+    decoder = msgspec.json.Decoder(kind)
+    return Reads((kind,), limit, lambda body: decode(decoder, body, refusal))
+
+
+def raw_body(*kinds: type) -> Reads[bytes]:
+    """Leave the reading to the endpoint: which of these it is depends on more than the body."""
+    return Reads(kinds, MAX_BODY, lambda body: body)
+
+
+NO_BODY: Final = Reads[None]((), 0, lambda _: None)
+
+
+class Call(Generic[B]):
+    """One request to an endpoint, with the names in its path checked and its body read."""
+
+    __slots__ = ("body", "request")
+
+    def __init__(self, request: Request, body: B) -> None:
+        self.request = request
+        self.body = body
+
+    @property
+    def job(self) -> str:
+        """The job that the path names."""
+        return self.request.path_params["job"]
+
+    @property
+    def stage(self) -> str:
+        """The stage that the path names."""
+        return self.request.path_params["stage"]
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The use cases."""
+        return state(self.request).aggregator
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the service counts."""
+        return state(self.request).metrics
+
+
+Handler = Callable[[Call[B]], Awaitable[Response | msgspec.Struct]]
+"""Answers a call: with a body, which is written with the endpoint's status, or with a whole response."""
+
+
+class Description(TypedDict, total=False):
+    """What is said of an endpoint beside its path and its body."""
+
+    gives: type | None
+    """The body of its answer."""
+    about: str
+    """What the answer is, where no body's docstring says it."""
+    status: int
+    """Of that answer: 200 if it is not said."""
+    also: Mapping[int, str]
+    """Other answers that are no errors."""
+    errors: tuple[type[ProblemError], ...]
+    parameters: tuple[Mapping[str, Any], ...]
+    """In the query and in headers: see `query` and `header`."""
+    media_type: str
+    headers: Mapping[str, str]
+    """Of the answer."""
+    hot: bool
+    """Whether it is called at the rate at which a pipeline runs."""
+
+
+class Endpoints:
+    """The endpoints of one resource."""
+
+    def __init__(self, tag: str) -> None:
+        self.router = APIRouter(tags=[tag], route_class=DirectRoute)
+
+    def get(
+        self, path: str, **described: Unpack[Description]
+    ) -> Callable[[Handler[None]], Handler[None]]:
+        """Add an endpoint."""
+        return self._add("GET", path, NO_BODY, described)
+
+    def delete(
+        self, path: str, **described: Unpack[Description]
+    ) -> Callable[[Handler[None]], Handler[None]]:
+        """Add an endpoint."""
+        return self._add("DELETE", path, NO_BODY, described)
+
+    def post(
+        self, path: str, reads: Reads[B], **described: Unpack[Description]
+    ) -> Callable[[Handler[B]], Handler[B]]:
+        """Add an endpoint."""
+        return self._add("POST", path, reads, described)
+
+    def put(
+        self, path: str, reads: Reads[B], **described: Unpack[Description]
+    ) -> Callable[[Handler[B]], Handler[B]]:
+        """Add an endpoint."""
+        return self._add("PUT", path, reads, described)
+
+    def _add(
+        self, method: str, path: str, reads: Reads[B], described: Description
+    ) -> Callable[[Handler[B]], Handler[B]]:
+        names = tuple(name for _, name, _, _ in Formatter().parse(path) if name)
+
+        def add(handler: Handler[B]) -> Handler[B]:
+            self.router.add_api_route(
+                path,
+                _run(handler, names, reads, described.get("status", 200)),
+                methods=[method],
+                name=handler.__name__,
+                description=handler.__doc__,
+                **_document(names, reads.kinds, described),
+            )
+            return handler
+
+        return add
+
+
+def _run(
+    handler: Handler[B], names: tuple[str, ...], reads: Reads[B], status: int
+) -> Callable[[Request], Awaitable[Response]]:
+    async def run(request: Request) -> Response:
+        for name in names:
+            check_name(name, request.path_params[name])
+        body = reads.parse(await read(request, reads.limit) if reads.kinds else b"")
+        answered = await handler(Call(request, body))
+        return answered if isinstance(answered, Response) else answer(answered, status)
+
+    return run
+
+
+# ---- the documentation
+
+_PATH_DOCS = {"job": "The job", "stage": "The stage"}
+
+
+def _document(
+    names: tuple[str, ...], kinds: tuple[type, ...], described: Description
+) -> dict[str, Any]:
+    extra: dict[str, Any] = {
+        "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))]
+    }
+    if described.get("hot", False):
+        extra[HOT] = True
+    if kinds:
+        schemas = [_reference(kind)["schema"] for kind in kinds]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        extra["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    responses = _answers(described)
+    common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if names else ()
+    if kinds:
+        common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
+    for error in (*common, *described.get("errors", ())):
+        _add_error(responses, error)
+    return {
+        "responses": responses,
+        "openapi_extra": extra,
+        "status_code": described.get("status", 200),
+    }
+
+
+def _answers(described: Description) -> dict[int | str, dict[str, Any]]:
+    gives = described.get("gives")
+    about = described.get("about", "Done") if gives is None else (gives.__doc__ or "").strip()
+    shown: dict[str, Any] = {"description": about}
+    if gives is not None:
+        shown["content"] = {described.get("media_type", "application/json"): _reference(gives)}
+    elif "media_type" in described:
+        shown["content"] = {described["media_type"]: {}}
+    if "headers" in described:
+        shown["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in described["headers"].items()
+        }
+    answers: dict[int | str, dict[str, Any]] = {described.get("status", 200): shown}
+    for code, text in described.get("also", {}).items():
+        answers[code] = {"description": text}
+        if code == 201 and gives is not None:
+            answers[code]["content"] = shown["content"]
+    return answers
+
+
+def _add_error(responses: dict[int | str, dict[str, Any]], error: type[ProblemError]) -> None:
+    listed = responses.setdefault(error.status, {"description": ""})
+    line = f"`{error.slug}`: {error.title()}"
+    if line not in listed["description"]:
+        listed["description"] = " ".join(filter(None, [listed["description"], line]))
+    listed["content"] = {MEDIA_TYPE: _reference(ProblemBody)}
+
+
+def _reference(kind: type) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": _PATH_DOCS[name],
+        "schema": {"type": "string", "pattern": NAME_PATTERN},
+    }
+
+
+def query(name: str, text: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe a query parameter."""
+    return {"name": name, "in": "query", "description": text, "schema": dict(schema)}
+
+
+def header(name: str, text: str) -> Mapping[str, Any]:
+    """Describe a request header."""
+    return {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
