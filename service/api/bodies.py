@@ -16,7 +16,7 @@ from service.frontier.reports import range_status
 from service.frontier.timestamps import MAX, to_wire
 from service.model.jobs import StageView, StoredJob
 from service.model.leases import Denied, Grant, LostReason
-from service.model.reports import RangeView
+from service.model.reports import RangeNote, RangeView
 from service.spec import MAX_RANGES, MAX_STAGES, Name, StageSpec, decode_spec
 
 MAX_REPORTED = 10_000
@@ -85,7 +85,7 @@ class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     final: bool = False
 
 
-class KeyRangeReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a key range says: its holds; its promise is capped by the report's input_watermark."""
 
     holds: Holds = field(default_factory=dict[str, int])
@@ -391,7 +391,7 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
         end=None if bounds is None else bounds[1],
         status=range_status(view.promise, idle=view.idle),
         promise=to_wire(view.promise),
-        holds=dict(view.holds),
+        holds=view.note.holds,
         holder=view.holder,
         fence=view.fence,
         expires_in_ms=view.expires_in_ms,

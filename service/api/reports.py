@@ -41,7 +41,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
-from service.model.reports import Column, Commit, Report, StageCommit
+from service.model.reports import Column, Commit, RangeNote, Report, StageCommit
 
 endpoints = Endpoints("reports")
 _plain = msgspec.json.Decoder(PlainReport)
@@ -117,7 +117,7 @@ def _read_shards(body: bytes) -> Report:
             for n, w in words.items()
         ],
         idle=[isinstance(w, ShardReport) and w.idle for w in words.values()],
-        holds=[w.holds if isinstance(w, ShardReport) else None for w in words.values()],
+        notes=[RangeNote(w.holds) if isinstance(w, ShardReport) else None for w in words.values()],
         epoch=said.epoch,
     )
 
@@ -156,7 +156,7 @@ def _read_keyed(body: bytes) -> Report:
         said.token,
         list(said.ranges),
         _keyed_promises(said.ranges, observed, holds),
-        holds=holds,
+        notes=list(said.ranges.values()),
         epoch=said.epoch,
         observed_input=None if capped_at_commit else observed,
         capped_at_commit=capped_at_commit,

@@ -6,20 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 
-Holds = Mapping[str, int]
-
-
 Column = Sequence[int] | npt.NDArray[np.int64]
 """Integers, a great many of them as an array: the report path must not touch each one for itself."""
 
 
 RangeOrder = Literal["range", "promise"]
+
+
+class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a range's last report said beside its promise, kept for people to see.
+
+    The stores keep it as one value and never look into it: another member needs nothing of them.
+    """
+
+    holds: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to keep."""
+        return bool(self.holds)
+
+
+NOTHING_NOTED = RangeNote()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +47,8 @@ class Report:
     """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
     idle: Sequence[bool] | None = None
     """None: nobody is."""
-    holds: Sequence[Holds | None] | None = None
-    """None: nobody has any."""
+    notes: Sequence[RangeNote | None] | None = None
+    """None: there are none."""
     epoch: int | None = None
     observed_input: int | None = None
     """The input watermark that the worker says it has observed; checked against the published one."""
@@ -88,7 +102,7 @@ class RangeView:
     name: str
     promise: int
     idle: bool
-    holds: Holds
+    note: RangeNote
     holder: str | None
     fence: int | None
     expires_in_ms: int | None

@@ -27,7 +27,7 @@ from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
 from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
-from service.model.reports import Commit, Committed, Holds, Report, Reported, StageCommit
+from service.model.reports import Commit, Committed, RangeNote, Report, Reported, StageCommit
 
 SHARDS = ShardLayout.of(["a", "b"])
 KEYS = KeyLayout.tile(2)
@@ -99,7 +99,7 @@ class Worker:
         observed: int | None = None,
         capped_at_commit: bool = False,
         idle: Iterable[str] = (),
-        holds: Mapping[str, Holds] | None = None,
+        holds: Mapping[str, dict[str, int]] | None = None,
     ) -> Reported:
         asleep = set(idle)
         names = list(promises)
@@ -108,7 +108,7 @@ class Worker:
             names,
             list(promises.values()),
             [name in asleep for name in names] if asleep else None,
-            None if holds is None else [holds.get(name) for name in names],
+            None if holds is None else [RangeNote(holds.get(name, {})) for name in names],
             epoch,
             observed,
             capped_at_commit,
@@ -347,10 +347,10 @@ def test_holds_are_shown_as_said_last(worker: Worker) -> None:
     token = worker.claim(None).token
     worker.report(token, {"a": 5}, holds={"a": {"state": 5}})
     shown = worker.run(worker.live.ranges("j", "s", limit=10, order="range"))
-    assert [dict(view.holds) for view in shown] == [{"state": 5}, {}]
+    assert [view.note.holds for view in shown] == [{"state": 5}, {}]
     worker.report(token, {"a": 6})
     shown = worker.run(worker.live.ranges("j", "s", limit=1, order="range"))
-    assert dict(shown[0].holds) == {}
+    assert shown[0].note.holds == {}
     assert (shown[0].promise, shown[0].holder) == (6, "x")
 
 

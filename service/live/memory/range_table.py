@@ -20,7 +20,7 @@ from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.tournament import Int64s, Tournament
 from service.model.checkpoints import CHUNK
-from service.model.reports import Column, Holds, RangeView
+from service.model.reports import NOTHING_NOTED, Column, RangeNote, RangeView
 
 BULK = 64
 """From so many ranges on, passes over arrays are cheaper than a loop over single ones."""
@@ -56,11 +56,11 @@ class RangeTable:
         "_stamp",
         "_tree",
         "final",
-        "holds",
         "idle",
         "index",
         "layout",
         "leased",
+        "notes",
         "owner",
         "promised",
         "reported_at_ms",
@@ -79,7 +79,7 @@ class RangeTable:
         self.owner: Int64s = np.zeros(size, dtype=np.int64)
         """The fence of the lease on each range, or `NOBODY`."""
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
-        self.holds: dict[int, Holds] = {}
+        self.notes: dict[int, RangeNote] = {}
         """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
         self._changed: dict[int, int] = {}
         """Chunks with a promise that changed since the last checkpoint, with the stamp of it."""
@@ -243,20 +243,20 @@ class RangeTable:
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
                 self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
 
-    def note(self, indices: Column, holds: Sequence[Holds | None] | None, at_ms: int) -> None:
-        """Remember when these ranges reported last, and which holds they have now."""
+    def note(self, indices: Column, notes: Sequence[RangeNote | None] | None, at_ms: int) -> None:
+        """Remember when these ranges reported last, and what they noted."""
         self.reported_at_ms[indices] = at_ms
-        if holds is None and not self.holds:
+        if notes is None and not self.notes:
             return
         numbers = as_list(indices)
-        if holds is not None and all(holds):
-            self.holds.update(zip(numbers, cast("Sequence[Holds]", holds), strict=True))
+        if notes is not None and all(notes):
+            self.notes.update(zip(numbers, cast("Sequence[RangeNote]", notes), strict=True))
             return
-        for index, said in zip(numbers, holds or repeat(None), strict=False):
-            if said:
-                self.holds[index] = said
+        for index, note in zip(numbers, notes or repeat(None), strict=False):
+            if note:
+                self.notes[index] = note
             else:
-                self.holds.pop(index, None)
+                self.notes.pop(index, None)
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Make the table of the stage's next layout; ranges that stay keep everything."""
@@ -270,7 +270,7 @@ class RangeTable:
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]
             table.reported_at_ms[new] = self.reported_at_ms[old]
-            table.holds = {n: self.holds[o] for o, n in stays if o in self.holds}
+            table.notes = {n: self.notes[o] for o, n in stays if o in self.notes}
             table.leased = int(np.count_nonzero(table.owner))
             table._recount()
         return table
@@ -308,7 +308,7 @@ class RangeTable:
             name=self.name(index),
             promise=self._promise_view[index],
             idle=bool(self._idle_view[index]),
-            holds=self.holds.get(index, {}),
+            note=self.notes.get(index, NOTHING_NOTED),
             holder=holder,
             fence=owner if owner != NOBODY else None,
             expires_in_ms=expires_in_ms,

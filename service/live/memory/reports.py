@@ -29,7 +29,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         lease.looked = looked
         indices = looked.indices
     lease.deadline_ms = now_ms + lease.ttl_ms
-    table.note(indices, report.holds, wall_ms)
+    table.note(indices, report.notes, wall_ms)
     if report.epoch is None:
         behind = table.say(indices, report.promises, report.idle)
     else:
@@ -64,6 +64,6 @@ def _partly(
         ranges=[report.ranges[k] for k in kept],
         promises=[promises[k] for k in kept],
         idle=None if report.idle is None else [report.idle[k] for k in kept],
-        holds=None if report.holds is None else [report.holds[k] for k in kept],
+        notes=None if report.notes is None else [report.notes[k] for k in kept],
     )
     return part, rejected

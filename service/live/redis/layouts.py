@@ -161,7 +161,7 @@ async def _dump(steps: Steps, plan: Plan, stage: str) -> Dumped:
         np.frombuffer(await steps.client.command("GET", key) or b"", dtype="<f8")
         for key in (keys[1], keys[3], keys[4])
     ]
-    holds = pairs(await steps.client.command("HGETALL", keys[5]))
+    notes = pairs(await steps.client.command("HGETALL", keys[5]))
     waiting = pairs(await steps.client.command("HGETALL", keys[6]))
     idle = pairs(await steps.client.command("HGETALL", keys[7]))
     layout = plan.pipeline.stages[stage].layout
@@ -169,7 +169,7 @@ async def _dump(steps: Steps, plan: Plan, stage: str) -> Dumped:
         # As the scripts do it: what is left is no state.
         await steps.client.command("DEL", plan.job_keys[0])
         raise StateLostError(plan.job)
-    return Dumped(fields, weights, owners, moments, holds, waiting, idle)
+    return Dumped(fields, weights, owners, moments, notes, waiting, idle)
 
 
 async def remove(steps: Steps, job: str, generation: int) -> None:

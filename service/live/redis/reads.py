@@ -22,7 +22,7 @@ from service.live.redis.schema import Plan
 from service.live.redis.steps import Read, Steps, reply
 from service.model.jobs import Census, JobView, StageView
 from service.model.positions import Position
-from service.model.reports import RangeOrder, RangeView
+from service.model.reports import NOTHING_NOTED, RangeNote, RangeOrder, RangeView
 
 
 class _DueError(Exception):
@@ -187,13 +187,13 @@ def _agreed(lowest: float) -> Agreement:
 
 
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, holds, moment, lease = result
+    promise, idle, note, moment, lease = result
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
         name=name,
         promise=schema.as_time(promise),
         idle=bool(idle),
-        holds=msgspec.json.decode(holds, type=dict[str, int]) if holds else {},
+        note=msgspec.json.decode(note, type=RangeNote) if note else NOTHING_NOTED,
         holder=holder,
         fence=None if fence is None else int(fence),
         expires_in_ms=None if left_ms is None else int(left_ms),

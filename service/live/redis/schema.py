@@ -53,7 +53,7 @@ def channel(job: str) -> str:
 
 
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
-_STAGE_KEYS = ("state", "weights", "tree", "owners", "moments", "holds", "waiting", "idle")
+_STAGE_KEYS = ("state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle")
 """In the order in which the scripts get them. The first of each has no suffix to its name."""
 
 

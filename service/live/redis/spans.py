@@ -15,7 +15,7 @@ from service.live.redis import schema
 from service.live.redis.packing import blob
 from service.live.redis.schema import Plan
 from service.model.leases import LostReason
-from service.model.reports import Column, Holds, Report, Reported
+from service.model.reports import Column, RangeNote, Report, Reported
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def report_args(stage: int, asked: Asked) -> list[Any]:
         spans,
         _by_span(spans, promises.astype("<f8").tobytes()),
         False if said.idle is None else _picked(said.idle, order),
-        False if said.holds is None else [_hold(h) for h in _picked(said.holds, order)],
+        False if said.notes is None else [_note(note) for note in _picked(said.notes, order)],
     ]
 
 
@@ -120,8 +120,8 @@ def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]
     return list(values) if order is None else [values[i] for i in order.tolist()]
 
 
-def _hold(holds: Holds | None) -> msgspec.Raw | bool:
-    return blob(msgspec.json.encode(holds)) if holds else False
+def _note(note: RangeNote | None) -> msgspec.Raw | bool:
+    return blob(msgspec.json.encode(note)) if note else False
 
 
 def reported_of(

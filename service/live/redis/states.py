@@ -113,7 +113,7 @@ class Dumped:
     weights: schema.Floats
     owners: schema.Floats
     moments: schema.Floats
-    holds: Mapping[bytes, bytes]
+    notes: Mapping[bytes, bytes]
     waiting: Mapping[bytes, bytes]
     idle: Mapping[bytes, bytes]
 
@@ -214,7 +214,7 @@ class LayoutChange:
         entry = [
             flat(fields),
             flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
-            flat({stays[int(i)]: said for i, said in old.holds.items() if int(i) in stays}),
+            flat({stays[int(i)]: note for i, note in old.notes.items() if int(i) in stays}),
             flat(_renumbered(old.waiting, stays)),
             name,
             schema.pack_view(self._job.stages[name].view),

@@ -21,7 +21,7 @@ for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
   results[n] = {
     promise_of(st, index, value),
     value == IDLE,
-    call('HGET', st.keys.holds, index),
+    call('HGET', st.keys.notes, index),
     #moment == 8 and (struct.unpack('<d', moment)) or 0,
     lease,
   }

@@ -1,5 +1,5 @@
 -- Puts the next layout of a frozen job in place: {channel, meta fields, removed stage names,
--- {{fields of state, idle, holds and waiting, view name, view}, …}, {{fence, runs, held}, …},
+-- {{fields of state, idle, notes and waiting, view name, view}, …}, {{fence, runs, held}, …},
 -- {dirty fields}}; ARGV[4 …]: weights, tree, owners and moments of each stage. Leases without runs end.
 -- KEYS after those of the stages: keys of stages that go.
 
@@ -19,7 +19,7 @@ for k, entry in ipairs(stages) do
   local st = stage(k)
   fill(st.keys.state, entry[1])
   fill(st.keys.idle, entry[2])
-  fill(st.keys.holds, entry[3])
+  fill(st.keys.notes, entry[3])
   fill(st.keys.waiting, entry[4])
   if not show(entry[5], entry[6]) then call('HSETNX', VIEWS, entry[5], entry[6]) end
   local base = 4 * k

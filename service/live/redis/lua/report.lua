@@ -1,4 +1,4 @@
--- Reports, a batch of them: {{stage, token, epoch, observed, capped, spans, said, idle, holds}, …}.
+-- Reports, a batch of them: {{stage, token, epoch, observed, capped, spans, said, idle, notes}, …}.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
 -- {first block, blocks, positions}; `said` has the promises of each span.
 
@@ -49,7 +49,7 @@ local function epoch_refused(st, epoch)
   return nil
 end
 
-local function note(st, span, count, keep, holds, offset)
+local function note(st, span, count, keep, notes, offset)
   local at = positions(span)
   local start = BLOCK * span[1]
   local moment = struct.pack('<d', NOW)
@@ -60,27 +60,27 @@ local function note(st, span, count, keep, holds, offset)
       if not keep or keep[k] then call('SETRANGE', st.keys.moments, 8 * (start + position(at, k) - 1), moment) end
     end
   end
-  local any = st.holds
+  local any = st.noted
   if any == nil then
-    any = call('EXISTS', st.keys.holds) == 1
-    st.holds = any
+    any = call('EXISTS', st.keys.notes) == 1
+    st.noted = any
   end
-  if not holds and not any then return end
+  if not notes and not any then return end
   local set, gone = {}, {}
   for k = 1, count do
     if not keep or keep[k] then
       local index = start + position(at, k) - 1
-      local said = holds and holds[offset + k]
-      if said then
-        set[#set + 1], set[#set + 2] = index, said
+      local noted = notes and notes[offset + k]
+      if noted then
+        set[#set + 1], set[#set + 2] = index, noted
       else
         gone[#gone + 1] = index
       end
     end
   end
-  for i = 1, #set, 1000 do call('HSET', st.keys.holds, unpack(set, i, math.min(i + 999, #set))) end
+  for i = 1, #set, 1000 do call('HSET', st.keys.notes, unpack(set, i, math.min(i + 999, #set))) end
   if any then
-    for i = 1, #gone, 1000 do call('HDEL', st.keys.holds, unpack(gone, i, math.min(i + 999, #gone))) end
+    for i = 1, #gone, 1000 do call('HDEL', st.keys.notes, unpack(gone, i, math.min(i + 999, #gone))) end
   end
 end
 
