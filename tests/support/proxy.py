@@ -124,12 +124,15 @@ class Proxy:
             connection.cut()
 
     async def _shut(self) -> None:
+        self._refusing = True
         self._server.close()
-        await self._cut_all()
-        # Not cancelled: asyncio's own callback would then complain of those that it started.
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:
-            await asyncio.wait(others, timeout=PATIENCE_S / 2)
+        # Not cancelled: asyncio's own callback would then complain of those that it started. Again and
+        # again, since a connection that was being accepted starts a task of its own when it is.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await self._cut_all()
+            ended, _ = await asyncio.wait(others, timeout=PATIENCE_S / 2)
+            if not ended:
+                break
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
