@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from spark_agent.pipeline import StageTakenError
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
+    BOUND,
     COUNTS,
     DEADLINE_S,
     JOB,
@@ -39,6 +42,28 @@ def test_a_stage_has_one_query(flow: Flow, pipeline: Pipeline) -> None:
     assert first.isActive
     first.stop()
     flow.start(pipeline, flow.counts(pipeline))
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_each_task_gets_as_many_shards_as_the_others(flow: Flow, tasks: int) -> None:
+    """And every row of a shard. Hashes would share these eight as three and five."""
+    names = [str(number) for number in range(8)]
+    spec = {"clicks": {"shards": names}, COUNTS: {"inputs": ["clicks"], "ranges": 2}}
+    at = datetime.fromtimestamp(START_MS / 1_000, UTC)
+    frame = flow.spark.createDataFrame(
+        [(int(name), at) for name in 3 * names], "shard int, at timestamp"
+    )
+    with Pipeline(flow.url, "dealt", spec, spark=flow.spark) as pipeline:
+        source = pipeline.source(
+            frame, stage="clicks", shard="shard", event_time="at", strategy=BOUND, tasks=tasks
+        )
+        placed = source.select("shard", F.spark_partition_id().alias("task")).collect()
+    tasks_of: dict[int, set[int]] = {}
+    for row in placed:
+        tasks_of.setdefault(row.shard, set()).add(row.task)
+    assert all(len(found) == 1 for found in tasks_of.values())
+    shares = Counter(task for found in tasks_of.values() for task in found)
+    assert sorted(shares.values()) == sorted(len(names[task::tasks]) for task in range(tasks))
 
 
 def test_two_queries_read_the_same_data_and_one_of_them_reports_it(
