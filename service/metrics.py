@@ -34,7 +34,7 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
-        self.ranges_reported = Counter(
+        self.reported_ranges = Counter(
             "tidegauge_reported_ranges",
             "Ranges in reports: accepted, of those behind their earlier promise, and rejected",
             ["result"],
@@ -43,8 +43,8 @@ class Metrics:
         self.leases_granted = Counter(
             "tidegauge_leases_granted", "Leases granted", registry=self.registry
         )
-        self.ranges_denied = Counter(
-            "tidegauge_leases_denied", "Ranges denied to a claim", registry=self.registry
+        self.denied_ranges = Counter(
+            "tidegauge_denied_ranges", "Ranges denied to claims", registry=self.registry
         )
         self.leases_expired = Counter(
             "tidegauge_leases_expired", "Leases that ran out", registry=self.registry
@@ -73,9 +73,9 @@ class Metrics:
         # Found once: to look a labelled child up costs a lock and a hash over strings, each report.
         self._accepted = self.reports.labels("accepted")
         self._waiting = self.reports.labels("waiting")
-        self._ranges_accepted = self.ranges_reported.labels("accepted")
-        self._ranges_behind = self.ranges_reported.labels("behind")
-        self._ranges_rejected = self.ranges_reported.labels("rejected")
+        self._ranges_accepted = self.reported_ranges.labels("accepted")
+        self._ranges_behind = self.reported_ranges.labels("behind")
+        self._ranges_rejected = self.reported_ranges.labels("rejected")
 
     def count_report(self, reported: Reported, *, waiting: bool) -> None:
         """Count a report that was taken, and its ranges."""
