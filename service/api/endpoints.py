@@ -15,9 +15,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
-from service.api.bodies import ProblemBody
 from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
 from service.api.problems import MEDIA_TYPE
+from service.api.responses import ProblemBody
 from service.api.routing import HOT, DirectRoute
 from service.errors import (
     InvalidRequestError,

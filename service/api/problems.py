@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from service.api.bodies import denied_bodies
+from service.api.responses import denied_bodies
 from service.errors import (
     InvalidRequestError,
     LeaseConflictError,

@@ -9,22 +9,24 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from service.api.bodies import (
+from service.api.endpoints import Call, Endpoints, json_body, raw_body
+from service.api.exchange import decode
+from service.api.requests import (
     MAX_REPORTED,
     CommitBody,
-    CommittedBody,
     KeyedReport,
     PlainReport,
-    RejectedBody,
-    ReportedBody,
     ShardReport,
     SourceReport,
     StageCommitBody,
+)
+from service.api.responses import (
+    CommittedBody,
+    RejectedBody,
+    ReportedBody,
     stage_watermark_body,
     watermark_body,
 )
-from service.api.endpoints import Call, Endpoints, json_body, raw_body
-from service.api.exchange import decode
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,
@@ -71,7 +73,7 @@ _BULK = 64
 async def report(call: Call[bytes]) -> ReportedBody:
     """Report for ranges under a lease, at once or, with an epoch, as of that epoch's commit."""
     aggregator, job, stage = call.aggregator, call.job, call.stage
-    sent = read_report(stage, await aggregator.stage_of(job, stage), call.body)
+    sent = read_report(stage, await aggregator.find_stage(job, stage), call.body)
     reported, view = await aggregator.report(job, stage, sent)
     return ReportedBody(
         reported.accepted,
@@ -233,7 +235,7 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     aggregator, job, body = call.aggregator, call.job, call.body
     stages: dict[str, StageCommit] = {}
     for name, committed in body.stages.items():
-        stage = await aggregator.stage_of(job, name)
+        stage = await aggregator.find_stage(job, name)
         stages[name] = StageCommit(_observed(name, stage, committed))
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(

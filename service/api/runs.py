@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from service.api.bodies import OpenRun, RunBody
 from service.api.endpoints import Call, Endpoints, json_body
+from service.api.requests import OpenRun
+from service.api.responses import RunBody
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 
 endpoints = Endpoints("runs")

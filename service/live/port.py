@@ -225,7 +225,7 @@ class LiveStore(Protocol):
         """Return if the store answers; raise `UnavailableError` otherwise."""
         ...
 
-    def let_go(self) -> None:
+    def wake_readers(self) -> None:
         """Wake every reader that waits."""
         ...
 

@@ -119,8 +119,8 @@ class RedisClient:
     ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a step as one atomic script; return its reply.
 
-        Raises `UnavailableError`. A broken connection is retried once, since it may have broken long ago,
-        unless the step must not be run twice.
+        Raises `UnavailableError`. A broken connection is retried once, since it may have broken long
+        ago, unless the step must not be run twice.
         """
         tries = 2 if repeatable else 1
         while True:

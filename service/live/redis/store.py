@@ -191,7 +191,7 @@ class RedisLiveStore:
         """See the port."""
         return self._watches.watch(job, stage)
 
-    def let_go(self) -> None:
+    def wake_readers(self) -> None:
         """See the port."""
         self._watches.wake_all()
 
@@ -214,7 +214,7 @@ class RedisLiveStore:
     def _handle(self, hint: Hint) -> None:
         if hint is None:
             # Messages may have been missed while nobody listened.
-            self.let_go()
+            self.wake_readers()
             return
         name, message = hint
         job = name.removeprefix(schema.channel(""))

@@ -1,0 +1,292 @@
+"""The bodies of responses, contract version 1. One type each, which encodes and documents it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from service.aggregator import StageState
+from service.api.requests import Run
+from service.frontier.graph import Status
+from service.frontier.ranges import KeyLayout, Layout
+from service.frontier.reports import range_status
+from service.frontier.timestamps import to_wire
+from service.model.jobs import StageView, StoredJob
+from service.model.leases import Denied, Grant, LostReason
+from service.model.reports import RangeView
+from service.spec import StageSpec, decode_spec
+
+Watermark = Annotated[
+    int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
+]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class JobBody(Struct, frozen=True):
+    """A pipeline as it is stored."""
+
+    job: str
+    generation: Count
+    layout_version: Count
+    stages: dict[str, StageSpec]
+
+
+class JobLine(Struct, frozen=True):
+    """A job in the list of jobs."""
+
+    job: str
+    generation: Count
+    layout_version: Count
+    stages: list[str]
+
+
+class JobsBody(Struct, frozen=True):
+    """Every job."""
+
+    jobs: list[JobLine]
+
+
+class RunBody(Struct, frozen=True):
+    """A run that has begun."""
+
+    run: Run
+
+
+class DeniedBody(Struct, frozen=True, omit_defaults=True):
+    """A range that was not granted."""
+
+    range: str
+    reason: Literal["held", "unknown"]
+    holder: str | None = None
+    expires_in_ms: Count | None = None
+
+
+class GrantBody(Struct, frozen=True):
+    """A lease. The token is shown here and nowhere else."""
+
+    token: str
+    fence: Count
+    expires_in_ms: Count
+    granted: list[str]
+    denied: list[DeniedBody]
+
+
+class RenewalBody(Struct, frozen=True):
+    """A lease that goes on."""
+
+    token: str
+    expires_in_ms: Count
+    ranges: list[str]
+
+
+class LostBody(Struct, frozen=True):
+    """A lease that does not."""
+
+    token: str
+    reason: LostReason
+
+
+class RenewedBody(Struct, frozen=True):
+    """What became of the leases."""
+
+    renewed: list[RenewalBody]
+    lost: list[LostBody]
+
+
+class ReleasedBody(Struct, frozen=True):
+    """How many leases were current and have ended."""
+
+    released: Count
+
+
+class RejectedBody(Struct, frozen=True):
+    """A range whose lease the token is not, or no longer."""
+
+    range: str
+    reason: LostReason
+
+
+class StageWatermarkBody(Struct, frozen=True):
+    """Where the reported stage is."""
+
+    input_watermark: Watermark
+    output_watermark: Watermark
+    version: Count
+
+
+class ReportedBody(Struct, frozen=True):
+    """What became of a report."""
+
+    accepted: Count
+    behind: list[str]
+    rejected: list[RejectedBody]
+    expires_in_ms: Count
+    watermark: StageWatermarkBody
+
+
+class RangeCounts(Struct, frozen=True):
+    """How complete a watermark is."""
+
+    total: Count
+    reported: Count
+    idle: Count
+    final: Count
+    leased: Count
+
+
+class WatermarkBody(Struct, frozen=True):
+    """Where a stage is."""
+
+    job: str
+    stage: str
+    generation: Count
+    version: Count
+    status: Status
+    input_watermark: Watermark
+    output_watermark: Watermark
+    ranges: RangeCounts
+    updated_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class CommittedBody(Struct, frozen=True):
+    """What became of an epoch: ranges applied, and where its stages are."""
+
+    applied: dict[str, Count]
+    watermarks: dict[str, WatermarkBody]
+
+
+class SnapshotBody(Struct, frozen=True):
+    """Where every stage is, at one instant."""
+
+    job: str
+    generation: Count
+    watermarks: dict[str, WatermarkBody]
+
+
+class RangeBody(Struct, frozen=True):
+    """One range: who holds it, and what it holds."""
+
+    range: str
+    start: Count | None
+    end: Count | None
+    status: Status
+    promise: Watermark
+    holds: dict[str, int]
+    holder: str | None
+    fence: Count | None
+    expires_in_ms: Count | None
+    reported_at: str | None
+
+
+class RangesBody(Struct, frozen=True):
+    """Ranges of a stage."""
+
+    job: str
+    stage: str
+    total: Count
+    ranges: list[RangeBody]
+
+
+class ProblemBody(Struct, frozen=True):
+    """An RFC 9457 problem. It may have more members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class HealthBody(Struct, frozen=True):
+    """The service answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+RESPONSES = (
+    JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
+    CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody,
+)  # fmt: skip
+
+
+# ---- from what the use cases return
+
+
+@lru_cache(maxsize=4_096)
+def iso(at_ms: int) -> str:
+    """Write an instant of the wall clock.
+
+    >>> iso(1767225603120)
+    '2026-01-01T00:00:03.120Z'
+    """
+    at = datetime.fromtimestamp(at_ms // 1_000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1_000:03d}Z"
+
+
+def job_body(stored: StoredJob) -> JobBody:
+    """Show a pipeline as its author wrote it."""
+    job = stored.installed
+    return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
+
+
+def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:
+    """Show what was not granted."""
+    return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in denied]
+
+
+def grant_body(grant: Grant) -> GrantBody:
+    """Show a lease."""
+    return GrantBody(
+        grant.token,
+        grant.fence,
+        grant.expires_in_ms,
+        list(grant.granted),
+        denied_bodies(grant.denied),
+    )
+
+
+def stage_watermark_body(view: StageView) -> StageWatermarkBody:
+    """Show where a stage is, in short."""
+    return StageWatermarkBody(
+        to_wire(view.watermark.input), to_wire(view.watermark.output), view.version
+    )
+
+
+def watermark_body(state: StageState) -> WatermarkBody:
+    """Show where a stage is."""
+    view, census = state.view, state.census
+    return WatermarkBody(
+        job=state.job.name,
+        stage=state.name,
+        generation=state.job.generation,
+        version=view.version,
+        status=view.watermark.status,
+        input_watermark=to_wire(view.watermark.input),
+        output_watermark=to_wire(view.watermark.output),
+        ranges=RangeCounts(census.total, census.reported, census.idle, census.final, census.leased),
+        updated_at=iso(view.updated_at_ms),
+    )
+
+
+def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
+    """Show a range."""
+    return RangeBody(
+        range=view.name,
+        start=None if bounds is None else bounds[0],
+        end=None if bounds is None else bounds[1],
+        status=range_status(view.promise, idle=view.idle),
+        promise=to_wire(view.promise),
+        holds=dict(view.holds),
+        holder=view.holder,
+        fence=view.fence,
+        expires_in_ms=view.expires_in_ms,
+        reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
+    )
+
+
+def is_keyed(layout: Layout | None) -> bool:
+    """Tell key ranges, which have bounds, from shards."""
+    return isinstance(layout, KeyLayout)
