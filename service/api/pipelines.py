@@ -1,4 +1,4 @@
-"""Pipelines: what there is to aggregate."""
+"""Pipelines: defining, listing, resetting and deleting them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def get_pipeline(call: Call[None]) -> Response:
 
 @endpoints.delete("/v1/jobs/{job}", status=204, errors=(UnknownJobError, UnavailableError))
 async def delete_pipeline(call: Call[None]) -> Response:
-    """Delete a job, with all that is known of it."""
+    """Delete a job, and all its state."""
     await call.aggregator.definitions.delete(call.job)
     return Response(status_code=204)
 

@@ -36,14 +36,14 @@ Holds = Annotated[
 
 
 class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """A program that begins to execute some stages."""
+    """A program that starts to execute some stages."""
 
     stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     holder: Holder
 
 
 class ClaimBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """A wish for ranges of a stage."""
+    """A claim for ranges of a stage."""
 
     ranges: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_RANGES)] | Literal["all"]
     holder: Holder
@@ -60,7 +60,7 @@ class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a source's shard says."""
+    """What a source's shard reports."""
 
     watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
@@ -69,13 +69,13 @@ class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class KeyRangeReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a key range says: its holds; its promise is capped by the report's input_watermark."""
+    """What a key range reports: holds. Its promise is capped by the report's input_watermark."""
 
     holds: Holds = field(default_factory=dict[str, int])
 
 
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report of a source that says nothing but a watermark for each shard."""
+    """A report of a source with nothing but a watermark for each shard."""
 
     token: Token
     ranges: dict[str, int]
@@ -108,7 +108,7 @@ class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The word that an epoch is done."""
+    """The commit of an epoch."""
 
     epoch: Number
     stages: Annotated[dict[Name, StageCommitBody], Meta(min_length=1, max_length=MAX_STAGES)]

@@ -76,7 +76,7 @@ class GrantBody(Struct, frozen=True):
 
 
 class RenewalBody(Struct, frozen=True):
-    """A lease that goes on."""
+    """A renewed lease."""
 
     token: str
     expires_in_ms: Count
@@ -84,34 +84,34 @@ class RenewalBody(Struct, frozen=True):
 
 
 class LostBody(Struct, frozen=True):
-    """A lease that does not."""
+    """A lease that was lost."""
 
     token: str
     reason: LostReason
 
 
 class RenewedBody(Struct, frozen=True):
-    """What became of the leases."""
+    """The result of a renewal."""
 
     renewed: list[RenewalBody]
     lost: list[LostBody]
 
 
 class ReleasedBody(Struct, frozen=True):
-    """How many leases were current and have ended."""
+    """How many of the leases were current, and were released."""
 
     released: Count
 
 
 class RejectedBody(Struct, frozen=True):
-    """A range whose lease the token is not, or no longer."""
+    """A range that the token does not cover, or no longer."""
 
     range: str
     reason: LostReason
 
 
 class StageWatermarkBody(Struct, frozen=True):
-    """Where the reported stage is."""
+    """The watermarks of the reported stage."""
 
     input_watermark: Watermark
     output_watermark: Watermark
@@ -119,7 +119,7 @@ class StageWatermarkBody(Struct, frozen=True):
 
 
 class ReportedBody(Struct, frozen=True):
-    """What became of a report."""
+    """The result of a report."""
 
     accepted: Count
     behind: list[str]
@@ -139,7 +139,7 @@ class RangeCounts(Struct, frozen=True):
 
 
 class WatermarkBody(Struct, frozen=True):
-    """Where a stage is."""
+    """The watermarks of a stage."""
 
     job: str
     stage: str
@@ -153,14 +153,14 @@ class WatermarkBody(Struct, frozen=True):
 
 
 class CommittedBody(Struct, frozen=True):
-    """What became of an epoch: ranges applied, and where its stages are."""
+    """The result of a commit: ranges applied by stage, and the stages' watermarks."""
 
     applied: dict[str, Count]
     watermarks: dict[str, WatermarkBody]
 
 
 class SnapshotBody(Struct, frozen=True):
-    """Where every stage is, at one instant."""
+    """The watermarks of all stages, at one instant."""
 
     job: str
     generation: Count
@@ -168,7 +168,7 @@ class SnapshotBody(Struct, frozen=True):
 
 
 class RangeBody(Struct, frozen=True):
-    """One range: who holds it, and what it holds."""
+    """One range: its promise, its holds and its lease."""
 
     range: str
     start: Count | None
@@ -212,12 +212,12 @@ RESPONSES = (
 )  # fmt: skip
 
 
-# ---- from what the use cases return
+# ---- from the results of the use cases
 
 
 @lru_cache(maxsize=4_096)
 def iso(at_ms: int) -> str:
-    """Write an instant of the wall clock.
+    """Format an instant of the wall clock.
 
     >>> iso(1767225603120)
     '2026-01-01T00:00:03.120Z'
@@ -227,18 +227,18 @@ def iso(at_ms: int) -> str:
 
 
 def job_body(stored: StoredJob) -> JobBody:
-    """Show a pipeline as its author wrote it."""
+    """Return a pipeline as its author wrote it."""
     job = stored.installed
     return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
 
 
 def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:
-    """Show what was not granted."""
+    """Return the ranges that were not granted."""
     return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in denied]
 
 
 def grant_body(grant: Grant) -> GrantBody:
-    """Show a lease."""
+    """Return a lease."""
     return GrantBody(
         grant.token,
         grant.fence,
@@ -249,14 +249,14 @@ def grant_body(grant: Grant) -> GrantBody:
 
 
 def stage_watermark_body(view: StageView) -> StageWatermarkBody:
-    """Show where a stage is, in short."""
+    """Return the watermarks of a reported stage."""
     return StageWatermarkBody(
         to_wire(view.watermark.input), to_wire(view.watermark.output), view.version
     )
 
 
 def watermark_body(state: StageState) -> WatermarkBody:
-    """Show where a stage is."""
+    """Return the watermarks of a stage."""
     view, census = state.view, state.census
     return WatermarkBody(
         job=state.job.name,
@@ -272,7 +272,7 @@ def watermark_body(state: StageState) -> WatermarkBody:
 
 
 def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
-    """Show a range."""
+    """Return a range."""
     return RangeBody(
         range=view.name,
         start=None if bounds is None else bounds[0],
@@ -288,5 +288,5 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
 
 
 def is_keyed(layout: Layout | None) -> bool:
-    """Tell key ranges, which have bounds, from shards."""
+    """Whether the ranges are key ranges, which have bounds, and not shards."""
     return isinstance(layout, KeyLayout)

@@ -1,4 +1,4 @@
-"""Runs: which incarnation of a program speaks for which stages."""
+"""Runs: which execution of a program reports for which stages."""
 
 from __future__ import annotations
 

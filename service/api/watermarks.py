@@ -1,4 +1,4 @@
-"""Watermarks: what readers are told, at once, when it changes, or as a stream."""
+"""Watermarks: read at once, when they change, or as a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     also={304: "It has not changed"},
     errors=(UnknownJobError, UnknownStageError),
     parameters=(
-        query("at_least", "With `Prefer: wait`: until the output watermark is there", _TIME),
+        query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
         header("If-None-Match", "An ETag: 304 if it is still that"),
         header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
     ),
@@ -46,7 +46,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     },
 )
 async def get_watermark(call: Call[None]) -> Response:
-    """Show where a stage is; with `Prefer: wait`, once it has changed or has come so far."""
+    """Show a stage's watermark; with `Prefer: wait`, once it has changed or reached a time."""
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     if not request.query_params and "if-none-match" not in request.headers:
         state = await aggregator.reader.stage(job, stage)
@@ -78,7 +78,7 @@ def _at_least(request: Request) -> int | None:
 def _until(
     at_least: int | None, known: frozenset[str] | None
 ) -> Callable[[StageState], bool] | None:
-    """Say what is waited for; None: nothing."""
+    """Return the condition to wait for; None: there is none."""
     if at_least is not None:
         return lambda state: state.view.watermark.output >= at_least
     if known is not None:
@@ -88,7 +88,7 @@ def _until(
 
 @endpoints.get("/v1/jobs/{job}/watermarks", gives=SnapshotBody, errors=(UnknownJobError,))
 async def get_snapshot(call: Call[None]) -> SnapshotBody:
-    """Show where every stage of a job is: no input is ahead of the outputs that it was made of."""
+    """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
     bodies = {stage: watermark_body(state) for stage, state in states.items()}
@@ -113,13 +113,13 @@ async def get_events(call: Call[None]) -> Response:
 
 
 async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
-    # A first comment sends the headers at once, also when nothing has changed since the cursor.
+    # A first comment sends the headers at once, even if nothing has changed since the cursor.
     yield b": tidegauge\n\n"
     async for changes in aggregator.reader.changes(job, cursor):
         if not changes:
             yield b": still here\n\n"
             continue
-        # In one piece: a write each would cost the event loop a turn each.
+        # In one write: several would cost an iteration of the event loop each.
         yield b"".join(
             b"event: watermark\n%sdata: %s\n\n"
             % (
