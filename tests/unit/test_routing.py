@@ -37,7 +37,7 @@ def test_the_request_alone_is_taken() -> None:
 
 
 def test_another_parameter_is_refused() -> None:
-    with pytest.raises(TypeError, match="/things: a direct route takes the request alone"):
+    with pytest.raises(TypeError, match="/things: a direct route takes only the request"):
         router().get("/things")(with_parameter)
 
 
