@@ -172,6 +172,6 @@ class StoreRefusedError(ProblemError):
 
 
 class CannotStartError(ProblemError):
-    """The service cannot start as it was told to."""
+    """The service cannot start with these settings."""
 
     slug = "cannot-start"

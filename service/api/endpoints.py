@@ -210,21 +210,21 @@ def _document(
 def _answers(described: Description) -> dict[int | str, dict[str, Any]]:
     gives = described.get("gives")
     about = described.get("about", "Done") if gives is None else (gives.__doc__ or "").strip()
-    shown: dict[str, Any] = {"description": about}
+    response: dict[str, Any] = {"description": about}
     if gives is not None:
-        shown["content"] = {described.get("media_type", "application/json"): _reference(gives)}
+        response["content"] = {described.get("media_type", "application/json"): _reference(gives)}
     elif "media_type" in described:
-        shown["content"] = {described["media_type"]: {}}
+        response["content"] = {described["media_type"]: {}}
     if "headers" in described:
-        shown["headers"] = {
+        response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in described["headers"].items()
         }
-    answers: dict[int | str, dict[str, Any]] = {described.get("status", 200): shown}
+    answers: dict[int | str, dict[str, Any]] = {described.get("status", 200): response}
     for code, text in described.get("also", {}).items():
         answers[code] = {"description": text}
         if code == 201 and gives is not None:
-            answers[code]["content"] = shown["content"]
+            answers[code]["content"] = response["content"]
     return answers
 
 

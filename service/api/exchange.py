@@ -116,8 +116,8 @@ def _explain(body_type: type, members: object, message: str) -> str:
             try:
                 msgspec.convert({key: value}, field.type)
             except msgspec.ValidationError as error:
-                shown = msgspec.json.encode(value).decode()[:200]
-                return f"{field.encode_name}.{key} is {shown}: {error}"
+                text = msgspec.json.encode(value).decode()[:200]
+                return f"{field.encode_name}.{key} is {text}: {error}"
     return message
 
 
