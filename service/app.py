@@ -1,4 +1,4 @@
-"""The application: stores, use cases and routers put together, for as long as the service runs."""
+"""The application: the stores, the use cases and the routers, assembled."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from fastapi.openapi.utils import get_openapi
 
 from service.aggregator import Aggregator, Retention
 from service.api import leases, operations, pipelines, reports, runs, watermarks
-from service.api.bodies import ANSWERS, REQUESTS
 from service.api.counting import CountRequests
 from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
+from service.api.requests import REQUESTS
+from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
@@ -38,19 +39,19 @@ from service.spec import PipelineSpec
 log = logging.getLogger(__name__)
 
 SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
-"""The environment variable with the process that started this one as one of several."""
+"""The environment variable with the id of the process that started this one as one of several."""
 
 _SUPERVISOR_POLL_S = 1.0
 
 _SYSTEM_CLOCK = SystemClock()
 
 _SWITCH_INTERVAL_S = 0.000_1
-"""How long SQLite's thread waits for the interpreter before it insists.
+"""How long SQLite's thread waits for the interpreter lock before it requests a switch.
 
-A busy event loop lets go of the interpreter for an instant in each turn and takes it back before any
-other thread has woken up; and each time, the other's patience starts anew. With Python's 5 ms, which no
-turn lasts, it never insists: the ledger would starve, and watermarks stand still, just when reports
-come fastest.
+A busy event loop releases the lock for an instant in each iteration, and takes it back before any other
+thread has woken up; each time, the other thread's wait starts again. With Python's default of 5 ms,
+which is longer than an iteration, it never gets to request a switch: the ledger would starve, and
+watermarks stand still, just when reports come fastest.
 """
 
 
@@ -63,7 +64,7 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
             f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory:// or redis://host:6379/0"
         )
     try:
-        # Only who uses it needs it, and its import takes time.
+        # Imported only if it is used: it is optional, and slow to import.
         from service.live.redis.store import RedisLiveStore  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreRefusedError(
@@ -80,7 +81,7 @@ def open_ledger(url: str) -> Ledger:
 def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK) -> FastAPI:
     """Make the application. Its stores are opened when it starts, and closed when it ends.
 
-    If they cannot be, the start fails and the reason is `app.state.refusal`.
+    If they cannot be opened, the start fails with the error in `app.state.refusal`.
     """
     settings = settings or Settings()
     metrics = Metrics()
@@ -88,8 +89,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        # A report of a thousand ranges makes as many objects, all of which are gone with its answer:
-        # with the default threshold the collector would walk through everything for each of them.
+        # A report of a thousand ranges makes as many objects, which are all freed after its response.
+        # With the default threshold, the collector would run for each such report.
         gc.set_threshold(100_000, 20, 100)
         try:
             aggregator = Aggregator(
@@ -108,7 +109,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         app.state.metrics = metrics
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         try:
-            with _readers_let_go_on_signal(aggregator):
+            with _release_readers_on_signal(aggregator):
                 yield
         finally:
             orphaned.cancel()
@@ -126,25 +127,25 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
 
 async def _end_with_supervisor() -> None:
-    """End once the process that started this one is gone, if it is one of several on a port.
+    """End once the supervisor of this process is gone, if it has one.
 
-    Nobody would replace or stop it any more, and it would keep the port from those who come next.
+    Nothing would stop this process any more, and it would keep the port from its successors.
     """
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor is None:
         return
-    while os.getppid() == int(supervisor):  # noqa: ASYNC110 - the kernel tells nobody
+    while os.getppid() == int(supervisor):  # noqa: ASYNC110 - the kernel does not notify
         await asyncio.sleep(_SUPERVISOR_POLL_S)
-    log.warning("the process that started this one is gone: ending")
+    log.warning("the supervisor process is gone: ending")
     signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager
-def _readers_let_go_on_signal(aggregator: Aggregator) -> Generator[None]:
-    """Let waiting readers go when the server is told to end.
+def _release_readers_on_signal(aggregator: Aggregator) -> Generator[None]:
+    """Answer waiting readers when a signal ends the server.
 
-    The server waits for open connections before it ends the lifespan, and a stream of events would
-    never end by itself; so its signal handlers are wrapped while it serves.
+    The server waits for open connections before it ends the lifespan, and a stream of events does not
+    end by itself. So its signal handlers are wrapped while it serves.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -153,7 +154,7 @@ def _readers_let_go_on_signal(aggregator: Aggregator) -> Generator[None]:
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(aggregator.let_readers_go)
+        loop.call_soon_threadsafe(aggregator.reader.release)
         before = previous[signal.Signals(number)]
         if callable(before):
             before(number, frame)
@@ -169,11 +170,11 @@ def _readers_let_go_on_signal(aggregator: Aggregator) -> Generator[None]:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Describe the service: routes from the routers, bodies from the very types that decode them."""
+    """Return the OpenAPI document: routes from the routers, bodies from the types that decode them."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         _, components = msgspec.json.schema_components(
-            (PipelineSpec, *REQUESTS, *ANSWERS), ref_template="#/components/schemas/{name}"
+            (PipelineSpec, *REQUESTS, *RESPONSES), ref_template="#/components/schemas/{name}"
         )
         schema["components"] = {"schemas": components}
         app.openapi_schema = schema

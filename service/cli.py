@@ -23,14 +23,14 @@ errors = Console(stderr=True, soft_wrap=True)
 
 
 def fail(message: str) -> typer.Exit:
-    """Say in a line what is wrong and what to do; the exit code is 2."""
+    """Print in a line what is wrong and what to do; the exit code is 2."""
     errors.print(f"tidegauge: {message}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 
 @contextlib.contextmanager
 def _in_a_line() -> Generator[None]:
-    """Say in a line why it cannot be done, also where only the agent is installed."""
+    """Print errors in a line, also if only the agent is installed."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -41,7 +41,9 @@ def _in_a_line() -> Generator[None]:
         raise fail(error.detail) from None
 
 
-LedgerUrl = Annotated[str | None, typer.Option(help="Where the hard state is.", show_default=False)]
+LedgerUrl = Annotated[
+    str | None, typer.Option(help="The store of the durable state.", show_default=False)
+]
 
 
 @app.command(
@@ -50,7 +52,7 @@ LedgerUrl = Annotated[str | None, typer.Option(help="Where the hard state is.", 
 )
 def serve(
     ledger_url: LedgerUrl = None,
-    live_url: Annotated[str | None, typer.Option(help="Where the soft state is.")] = None,
+    live_url: Annotated[str | None, typer.Option(help="The store of the live state.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
     checkpoint_interval_ms: Annotated[

@@ -1,4 +1,4 @@
-"""Time as a parameter: the one place that asks the machine what time it is."""
+"""Time as a parameter: only this module reads the machine's clocks."""
 
 from __future__ import annotations
 

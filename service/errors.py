@@ -1,4 +1,4 @@
-"""Everything that the service refuses, in one hierarchy: the docstring of each is its title.
+"""All errors of the service, in one hierarchy: the docstring of each is its title.
 
 The API turns every one of them into an RFC 9457 problem with one handler (`service.api.problems`), and
 the same classes make the error part of the OpenAPI. A refused request changes nothing.
@@ -24,7 +24,7 @@ class ProblemError(Exception):
 
     @classmethod
     def title(cls) -> str:
-        """Say in a sentence what kind of thing this is, the same each time."""
+        """Return the title: a sentence that is the same for each error of the class."""
         return (cls.__doc__ or "").splitlines()[0]
 
 
@@ -126,7 +126,7 @@ class LeaseConflictError(ProblemError):
     def __init__(self, detail: str, denied: Sequence[object]) -> None:
         super().__init__(detail, denied=denied)
         self.denied = denied
-        """What was asked for, each with its reason."""
+        """The ranges that were not granted, each with its reason."""
 
 
 class LeaseLostError(ProblemError):
@@ -172,6 +172,6 @@ class StoreRefusedError(ProblemError):
 
 
 class CannotStartError(ProblemError):
-    """The service cannot start as it was told to."""
+    """The service cannot start with these settings."""
 
     slug = "cannot-start"

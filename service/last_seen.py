@@ -1,4 +1,6 @@
-"""What readers are shown while the live store is away: what it showed last, if that is the newest."""
+"""What readers get while the live store is unavailable: its last values, if they are still the
+newest.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from service.model.jobs import Census, JobView, StageView
 
 
 class LastSeen:
-    """Remembers what the live store showed of each job last.
+    """Remembers the last view of each job that the live store returned.
 
-    An advance is in the ledger before anybody sees it. So if the ledger is still where the live store
-    was when this process looked last, nobody has seen anything newer, and to show that again is no step
-    back. If the ledger is further, it may or may not have been shown elsewhere: then neither value is
-    safe. The older one may be a step back now, and the newer one would make it one later, once the live
-    store is back as it was.
+    An advance is in the ledger before any reader sees it. So if the ledger is still where the live store
+    was at the last read, no reader has seen anything newer, and the same view may be returned again. If
+    the ledger is ahead, the newer values may or may not have been read from another replica, and neither
+    is safe: the older value may be a step back for such a reader, and the newer one would cause a step
+    back later, when the live store returns with the older one.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -25,7 +27,7 @@ class LastSeen:
         self._censuses: dict[str, dict[str, Census]] = {}
 
     def note(self, view: JobView, censuses: Mapping[str, Census]) -> None:
-        """Remember what the live store has just shown."""
+        """Remember what the live store has just returned."""
         before = self._views.get(view.name)
         if before is not None and _position(before) > _position(view):
             return
@@ -35,25 +37,25 @@ class LastSeen:
         self._censuses[view.name].update(censuses)
 
     def forget(self, job: str) -> None:
-        """Forget a job that is gone."""
+        """Forget a job that was deleted."""
         self._views.pop(job, None)
         self._censuses.pop(job, None)
 
     async def stage(
-        self, job: str, stage: str, away: UnavailableError
+        self, job: str, stage: str, outage: UnavailableError
     ) -> tuple[JobView, StageView, Census]:
-        """Show a stage. Raises `away` if that could be a step back for somebody."""
-        view, censuses = await self.snapshot(job, away)
+        """Return a stage. Raises `outage` if that could be a step back for some reader."""
+        view, censuses = await self.snapshot(job, outage)
         if stage not in view.stages:
             raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
         if stage not in censuses:
-            raise away
+            raise outage
         return view, view.stages[stage], censuses[stage]
 
     async def snapshot(
-        self, job: str, away: UnavailableError
+        self, job: str, outage: UnavailableError
     ) -> tuple[JobView, Mapping[str, Census]]:
-        """Show a job; of stages that were never looked at the census is missing. Raises `away`."""
+        """Return a job, with the censuses of those stages that were read before. Raises `outage`."""
         view = self._views.get(job)
         try:
             head = await self._ledger.head(job)
@@ -61,13 +63,13 @@ class LastSeen:
             self.forget(job)
             raise
         except UnavailableError:
-            raise away from None
+            raise outage from None
         if view is None or _position(view) != _position(head):
-            raise away
+            raise outage
         return view, self._censuses[job]
 
     async def jobs(self) -> Sequence[JobView]:
-        """Show the jobs of which nobody has seen anything newer. Raises `UnavailableError`."""
+        """Return the jobs of which no newer view can have been read. Raises `UnavailableError`."""
         return [
             view
             for head in await self._ledger.heads()

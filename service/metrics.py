@@ -1,4 +1,4 @@
-"""What Prometheus is told: counters as things happen, and the watermarks as they are when it asks."""
+"""Metrics for Prometheus: counters, and the watermarks at the time of the scrape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import JobView
 from service.model.reports import Reported
 
-# A second series for each counter, for backends older than Prometheus: noise.
+# They would add a second series for each counter, which nobody needs.
 disable_created_metrics()
 
 
@@ -29,12 +29,12 @@ class Metrics:
         )
         self.reports = Counter(
             "tidegauge_reports",
-            "Reports, by what became of them: accepted, waiting (for their epoch), or the slug of"
-            " the problem with which they were refused",
+            "Reports by result: accepted, waiting (for their epoch), or the slug of the problem with"
+            " which they were refused",
             ["result"],
             registry=self.registry,
         )
-        self.ranges_reported = Counter(
+        self.reported_ranges = Counter(
             "tidegauge_reported_ranges",
             "Ranges in reports: accepted, of those behind their earlier promise, and rejected",
             ["result"],
@@ -43,8 +43,8 @@ class Metrics:
         self.leases_granted = Counter(
             "tidegauge_leases_granted", "Leases granted", registry=self.registry
         )
-        self.ranges_denied = Counter(
-            "tidegauge_leases_denied", "Ranges denied to a claim", registry=self.registry
+        self.denied_ranges = Counter(
+            "tidegauge_denied_ranges", "Ranges denied to claims", registry=self.registry
         )
         self.leases_expired = Counter(
             "tidegauge_leases_expired", "Leases that ran out", registry=self.registry
@@ -54,31 +54,31 @@ class Metrics:
         )
         self.publish_seconds = Histogram(
             "tidegauge_publish_seconds",
-            "From the first report of a round to its advances being durable and visible",
+            "Time from the first report of a round until its advances are durable and visible",
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
             registry=self.registry,
         )
         self.publish_failures = Counter(
             "tidegauge_publish_failures",
-            "Rounds of publishing that the ledger did not take; they are tried again",
+            "Rounds of publishing that failed; they are retried",
             registry=self.registry,
         )
 
         self.incarnations = Counter(
             "tidegauge_incarnations",
-            "Times that a job's live state was not to be trusted, and began afresh from the ledger",
+            "Times that a job's live state was lost, and started afresh from the ledger",
             registry=self.registry,
         )
 
-        # Found once: to look a labelled child up costs a lock and a hash over strings, each report.
+        # Looked up once: to find a labelled counter takes a lock and a hash of strings.
         self._accepted = self.reports.labels("accepted")
         self._waiting = self.reports.labels("waiting")
-        self._ranges_accepted = self.ranges_reported.labels("accepted")
-        self._ranges_behind = self.ranges_reported.labels("behind")
-        self._ranges_rejected = self.ranges_reported.labels("rejected")
+        self._ranges_accepted = self.reported_ranges.labels("accepted")
+        self._ranges_behind = self.reported_ranges.labels("behind")
+        self._ranges_rejected = self.reported_ranges.labels("rejected")
 
     def count_report(self, reported: Reported, *, waiting: bool) -> None:
-        """Count a report that was taken, and its ranges."""
+        """Count a report that was accepted, and its ranges."""
         (self._waiting if waiting else self._accepted).inc()
         self._ranges_accepted.inc(reported.accepted)
         if reported.behind:
@@ -91,7 +91,7 @@ class Metrics:
         self.reports.labels(slug).inc()
 
     def render(self, jobs: Sequence[JobView], now_ms: int) -> bytes:
-        """Write everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         registry = CollectorRegistry()
         registry.register(_Watermarks(jobs, now_ms))
         return generate_latest(self.registry) + generate_latest(registry)
@@ -125,12 +125,12 @@ class _Watermarks:
         )
         for job in self._jobs:
             for name, view in job.stages.items():
-                for kind, value in (
+                for side, value in (
                     ("input", view.watermark.input),
                     ("output", view.watermark.output),
                 ):
                     if value != MIN:
-                        watermark.add_metric([job.name, name, kind], _seconds(value))
+                        watermark.add_metric([job.name, name, side], _seconds(value))
                 output = view.watermark.output
                 if output != MIN:
                     behind = 0 if output == MAX else self._now_ms - output

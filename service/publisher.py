@@ -1,9 +1,8 @@
-"""Publishing: what the ranges agree on goes into the ledger, then into the live store, and only then is
-it seen.
+"""Publishing: agreements go into the ledger, then into the live store, and only then are they visible.
 
-Advances that arrive while a round is under way wait for the next one and share its transaction, so the
-disk is asked once a round, not once a report. Under load the next one waits a moment for more of them
-(group commit: DeWitt et al., Implementation Techniques for Main Memory Database Systems, 1984).
+Advances that arrive during a round wait for the next one and share its transaction, so the disk is
+written once a round, not once a report. Under load, a round first waits a moment for more of them (group
+commit: DeWitt et al., Implementation Techniques for Main Memory Database Systems, 1984).
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from service.model.jobs import JobView
 log = logging.getLogger(__name__)
 
 _GATHER_S = 0.005
-"""How long a round waits for those whom the last one answered."""
+"""How long a round waits for those that the last round answered."""
 
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
 
 
-Shown = JobView | None
-"""The job as a round has left it; None: its state was lost, and is being restored."""
+Published = JobView | None
+"""A job after a round; None: its state was lost, and is being restored."""
 
 
-def _new_future() -> asyncio.Future[Shown]:
+def _new_future() -> asyncio.Future[Published]:
     return asyncio.get_running_loop().create_future()
 
 
@@ -44,17 +43,17 @@ LiveState = tuple[int, int]
 
 
 @dataclass(slots=True)
-class _Touched:
-    """What has happened to a job since its last round, and who waits for it to be visible."""
+class _TouchedJob:
+    """What has happened to a job since its last round, and the future of those who wait for the next."""
 
     since_ms: int
     stages: set[str] = field(default_factory=set[str])
     epochs: dict[str, int] = field(default_factory=dict[str, int])
     state: LiveState = (0, 0)
-    """That the epochs were committed in: a reset, or a loss, forgets them."""
-    trouble: str | None = None
-    """Why it did not get through to the stores when it was tried last."""
-    done: asyncio.Future[Shown] = field(default_factory=_new_future)
+    """The one that the epochs were committed in: a reset or a loss discards them."""
+    last_error: str | None = None
+    """Why the last round could not publish it."""
+    done: asyncio.Future[Published] = field(default_factory=_new_future)
 
     def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
         if state < self.state:
@@ -65,109 +64,109 @@ class _Touched:
         self.epochs.update(epochs)
 
     def fail(self, error: UnavailableError) -> None:
-        """Tell those who wait; it stays touched, for the next round, and whoever waits for that."""
+        """Fail those who wait. The job stays touched, with a new future for the next round."""
         _fail(self.done, error)
         self.done = _new_future()
-        self.trouble = error.detail
+        self.last_error = error.detail
 
 
 class Publisher:
-    """Carries advances from the live store through the ledger to the readers."""
+    """Moves advances from the live store into the ledger, and then makes them visible to readers."""
 
     def __init__(self, live: LiveStore, ledger: Ledger, clock: Clock, metrics: Metrics) -> None:
         self._live = live
         self._ledger = ledger
         self._clock = clock
         self._metrics = metrics
-        self._touched: dict[str, _Touched] = {}
-        self._under_way: dict[str, _Touched] = {}
+        self._touched: dict[str, _TouchedJob] = {}
+        self._under_way: dict[str, _TouchedJob] = {}
         self._wake = asyncio.Event()
-        self._all_said = asyncio.Event()
-        self._said = 0
-        """How often something was touched since the last round began."""
+        self._all_arrived = asyncio.Event()
+        self._touches = 0
+        """How often `touch` was called since the last round began."""
         self._expected = 0
-        """How often it is to be, for the next one to begin at once."""
+        """How many calls the next round waits for."""
         self._stopped = False
 
     def touch(self, job: str, stages: Iterable[str]) -> None:
-        """Ask for the next round to look at these stages."""
+        """Let the next round publish what these stages agree on."""
         self._touch(job).stages.update(stages)
 
     def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
-        """Ask for the next round to record these epochs, and what they have moved."""
+        """Let the next round record these epochs, and publish what they have advanced."""
         touched = self._touch(job)
         touched.stages.update(epochs)
         touched.add_epochs(state, epochs)
 
-    def _touch(self, job: str) -> _Touched:
+    def _touch(self, job: str) -> _TouchedJob:
         touched = self._touched.get(job)
         if touched is None:
-            touched = self._touched[job] = _Touched(self._clock.steady_ms())
-        self._said += 1
-        if self._said >= self._expected:
-            self._all_said.set()
+            touched = self._touched[job] = _TouchedJob(self._clock.steady_ms())
+        self._touches += 1
+        if self._touches >= self._expected:
+            self._all_arrived.set()
         self._wake.set()
         return touched
 
-    async def flush(self, job: str) -> Shown:
-        """Return once everything that was touched in the job before this call is visible: the job as it
-        was shown then, or None if nothing had been touched or its state was lost.
+    async def flush(self, job: str) -> Published:
+        """Wait until everything that was touched in the job before this call is visible.
 
-        Raises `UnavailableError` at once while a store is away: to wait for it would only pile up.
+        Returns the job as published, or None if nothing was touched or its state was lost. Raises
+        `UnavailableError` at once while a store does not answer: else waiting requests would pile up.
         """
-        shown: Shown = None
+        published: Published = None
         for pending in (self._under_way.get(job), self._touched.get(job)):
             if pending is None:
                 continue
-            if pending.trouble is not None:
-                raise UnavailableError(pending.trouble)
-            # Shielded: one reader that gives up must not cancel what others wait for.
-            shown = await asyncio.shield(pending.done)
-        return shown
+            if pending.last_error is not None:
+                raise UnavailableError(pending.last_error)
+            # Shielded: one request that gives up must not cancel what others wait for.
+            published = await asyncio.shield(pending.done)
+        return published
 
     async def run(self) -> None:
-        """Do round after round, until `stop`."""
+        """Run rounds until `stop`."""
         retry_s = _RETRY_FIRST_S
         while not self._stopped:
             await self._wake.wait()
             await self._gather()
             self._wake.clear()
-            answered, self._said = self._said, 0
+            touches, self._touches = self._touches, 0
             if await self.round():
                 retry_s = _RETRY_FIRST_S
             else:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _RETRY_LAST_S)
-            # Who was answered may come back, and who came meanwhile waits already.
-            self._expected = answered + self._said
+            # Those who were answered may report again, and those who came meanwhile already wait.
+            self._expected = touches + self._touches
 
     async def _gather(self) -> None:
-        """After a round of several, wait a moment for those whom it answered.
+        """After a round with several callers, wait a moment for them to report again.
 
-        Else two rounds would take turns, each with half of the reports and at the cost of a whole one.
-        Who is alone waits for nobody, and nobody waits for long.
+        Else two rounds would alternate, each with half of the reports and at the cost of a full one. A
+        single caller never waits, and nobody waits for long.
         """
-        if self._expected > 1 and self._said < self._expected and not self._stopped:
-            self._all_said.clear()
+        if self._expected > 1 and self._touches < self._expected and not self._stopped:
+            self._all_arrived.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_GATHER_S):
-                    await self._all_said.wait()
+                    await self._all_arrived.wait()
 
     def stop(self) -> None:
-        """Let `run` end after the round that is under way."""
+        """Let `run` end after the current round."""
         self._stopped = True
-        self._all_said.set()
+        self._all_arrived.set()
         self._wake.set()
 
     async def round(self) -> bool:
-        """Publish what is touched now. False: it was not all taken, and the rest is still touched."""
+        """Publish what is touched now. False: not everything was, and the rest is still touched."""
         self._under_way, self._touched = self._touched, {}
-        left: dict[str, _Touched] = dict(self._under_way)
+        left: dict[str, _TouchedJob] = dict(self._under_way)
         try:
-            for job, shown in (await self._publish(self._under_way)).items():
-                _resolve(left.pop(job).done, shown)
+            for job, published in (await self._publish(self._under_way)).items():
+                _resolve(left.pop(job).done, published)
         except Exception as error:
-            # Not to be survived in silence: those who wait are told, and the loop goes on for others.
+            # Unexpected, so it is logged and raised to those who wait; the next round goes on.
             log.exception("publishing failed")
             for touched in left.values():
                 _fail(touched.done, error)
@@ -175,64 +174,65 @@ class Publisher:
         finally:
             self._under_way = {}
             for job, touched in left.items():
-                self._put_back(job, touched)
+                self._requeue(job, touched)
         return not left
 
-    def _wait_with(self, touched: Iterable[_Touched], error: UnavailableError) -> None:
-        log.warning("publishing waits: %s", error.detail)
+    def _fail_waiting(self, touched: Iterable[_TouchedJob], error: UnavailableError) -> None:
+        log.warning("cannot publish now, retrying: %s", error.detail)
         self._metrics.publish_failures.inc()
         for each in touched:
             each.fail(error)
 
-    def _put_back(self, job: str, touched: _Touched) -> None:
-        """Let a job that was not taken go into the next round, with all who wait for it."""
+    def _requeue(self, job: str, touched: _TouchedJob) -> None:
+        """Put a job that was not published into the next round, with all who wait for it."""
         newer = self._touched.get(job)
         if newer is not None:
             touched.stages |= newer.stages
             touched.add_epochs(newer.state, newer.epochs)
-            touched.done.add_done_callback(lambda done: _hand_on(done, newer.done))
+            touched.done.add_done_callback(lambda done: _forward(done, newer.done))
         self._touched[job] = touched
         self._wake.set()
 
-    async def _publish(self, touched: Mapping[str, _Touched]) -> Mapping[str, Shown]:
-        """Publish; return the jobs that are done with."""
+    async def _publish(self, touched: Mapping[str, _TouchedJob]) -> Mapping[str, Published]:
+        """Publish; return the jobs that are done."""
         done, moved = await self._attempt(touched, first=True)
         if moved:
-            # What moved them may have taken our reports along, and then there is nothing left to do.
+            # The replica that changed them may have published our reports, too: then nothing is left to
+            # do.
             left = {job: touched[job] for job in moved}
             done |= (await self._attempt(left, first=False))[0]
         return done
 
     async def _attempt(
-        self, touched: Mapping[str, _Touched], *, first: bool
-    ) -> tuple[dict[str, Shown], list[str]]:
-        """Look, record and show; return the jobs that are done with, and those that had moved meanwhile.
+        self, touched: Mapping[str, _TouchedJob], *, first: bool
+    ) -> tuple[dict[str, Published], list[str]]:
+        """Read, record and publish; return the jobs that are done, and those that changed meanwhile.
 
-        Those have another incarnation, generation or layout by now, and whoever changed it installs that
-        in the live store next; or another replica recorded something. Either way they are to be looked
-        at afresh.
+        The latter have another incarnation, generation or layout by now, which the replica that changed
+        it installs in the live store next; or another replica has recorded something. Either way they
+        have to be read again.
         """
-        done, plans = await self._plans(touched, first=first)
-        if not plans:
+        done, prepared = await self._prepare_all(touched, first=first)
+        if not prepared:
             return done, []
         try:
-            taken = await self._ledger.record([r for _, r in plans], self._clock.wall_ms())
+            taken = await self._ledger.record([r for _, r in prepared], self._clock.wall_ms())
         except UnavailableError as error:
-            self._wait_with([touched[view.name] for view, _ in plans], error)
+            self._fail_waiting([touched[view.name] for view, _ in prepared], error)
             return done, []
         moved: list[str] = []
-        for view, record in plans:
+        for view, record in prepared:
             recorded = taken.get(record.job)
             if recorded is None:
-                touched[record.job].trouble = None
+                touched[record.job].last_error = None
                 moved.append(record.job)
                 continue
             try:
-                await self._show(record, recorded, touched[record.job].since_ms)
+                await self._make_visible(record, recorded, touched[record.job].since_ms)
             except UnavailableError as error:
-                self._wait_with([touched[record.job]], error)
+                self._fail_waiting([touched[record.job]], error)
             except StateLostError:
-                # It is in the ledger, and whoever restores the job's state begins with that.
+                # It is recorded in the ledger, from which the job's state is then restored.
                 done[record.job] = None
             else:
                 overtaken = _overtaken(view.pipeline, record, recorded)
@@ -245,31 +245,31 @@ class Publisher:
                 done[record.job] = replace(view, revision=recorded.revision, stages=stages)
         return done, moved
 
-    async def _plans(
-        self, touched: Mapping[str, _Touched], *, first: bool
-    ) -> tuple[dict[str, Shown], list[tuple[JobView, JobRecord]]]:
-        """Work out what there is to record; return the jobs that have nothing, and the records, each
-        with what it rests on.
+    async def _prepare_all(
+        self, touched: Mapping[str, _TouchedJob], *, first: bool
+    ) -> tuple[dict[str, Published], list[tuple[JobView, JobRecord]]]:
+        """Prepare the records; return the jobs that have nothing to record, and the records of the
+        others, each with the view that it is based on.
         """
-        done: dict[str, Shown] = {}
-        plans: list[tuple[JobView, JobRecord]] = []
-        for job, what in touched.items():
+        done: dict[str, Published] = {}
+        prepared: list[tuple[JobView, JobRecord]] = []
+        for job, pending in touched.items():
             try:
-                view, record = await self._plan(job, what, first=first)
+                view, record = await self._prepare(job, pending, first=first)
             except StateLostError:
-                # Deleted, or lost: then whoever restores it touches all of it afresh.
-                _fail(what.done, UnavailableError("the job's state was lost: say it again"))
+                # The job was deleted, or its state was lost: restoring that touches all its stages.
+                _fail(pending.done, UnavailableError("the job's state was lost: retry"))
                 done[job] = None
             except UnavailableError as error:
-                self._wait_with([what], error)
+                self._fail_waiting([pending], error)
             else:
                 if record is None:
                     done[job] = view
                 else:
-                    plans.append((view, record))
-        return done, plans
+                    prepared.append((view, record))
+        return done, prepared
 
-    async def _show(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
+    async def _make_visible(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
         await self._live.publish(
             record.job, record.generation, recorded.revision, recorded.views, record.epochs
         )
@@ -277,10 +277,10 @@ class Publisher:
         self._metrics.advances.inc(len(recorded.views))
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
 
-    async def _plan(
-        self, job: str, touched: _Touched, *, first: bool
+    async def _prepare(
+        self, job: str, touched: _TouchedJob, *, first: bool
     ) -> tuple[JobView, JobRecord | None]:
-        """Look at a job, and work out what it has to record; None: nothing."""
+        """Read a job and prepare its record; None: there is nothing to record."""
         stages = set(touched.stages)
         while True:
             view, agreements = await self._live.agreements(job, frozenset(stages))
@@ -288,8 +288,8 @@ class Publisher:
             idle = {name for name, watermark in published.items() if watermark.idle}
             if idle <= stages:
                 break
-            # That a stage is published as idle may be out of date: its lease may have run out, and
-            # nobody may have said so yet. Whoever goes on without it looks at it first.
+            # A stage that is published as idle may no longer be: its lease may have run out since.
+            # Before others advance without it, its own agreement is read, too.
             stages |= idle
         advances = view.pipeline.propagate(
             published, agreements, stages & view.pipeline.stages.keys()
@@ -297,7 +297,8 @@ class Publisher:
         epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
         if not advances and not epochs:
             return view, None
-        # A committed epoch's promises are durable with it: after a crash nobody would repeat them.
+        # The promises of a committed epoch are saved with it: after a crash nobody would report them
+        # again.
         chunks = await self._live.unsaved(job) if epochs else ()
         return view, JobRecord(
             job=job,
@@ -308,19 +309,19 @@ class Publisher:
             advances=advances,
             epochs=epochs,
             chunks=chunks,
-            # Who leaves an idle member out must not have overlooked that it came back meanwhile. And
-            # at first it is tried in the cheap way, which goes as long as nobody else records.
+            # A record that leaves an idle member out must not miss that it became active meanwhile. And
+            # the first attempt takes the cheap way, which works unless another replica records.
             unless_newer=(first and not epochs)
             or any(w.idle for w in (*published.values(), *advances.values())),
         )
 
 
 def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set[str]:
-    """Name the stages that were worked out from an input that another replica has moved meanwhile.
+    """Return the stages that were computed from an input that another replica has advanced meanwhile.
 
-    A stage behind two inputs that two replicas move at once is worked out twice, each time with the old
-    value of the other input. The ledger puts the two records in an order, and whoever comes second finds
-    among what was recorded what the first one did: so at least one of the two looks again.
+    If two replicas advance the two inputs of a stage at once, each computes the stage with the old value
+    of the other input. The ledger orders the two records, and the second replica finds the first one's
+    advance in what it gets back. So at least one of the two computes the stage again.
     """
     return {
         downstream
@@ -330,19 +331,19 @@ def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set
     }
 
 
-def _resolve(done: asyncio.Future[Shown], shown: Shown) -> None:
+def _resolve(done: asyncio.Future[Published], published: Published) -> None:
     if not done.done():
-        done.set_result(shown)
+        done.set_result(published)
 
 
-def _fail(done: asyncio.Future[Shown], error: BaseException) -> None:
+def _fail(done: asyncio.Future[Published], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
-        # Perhaps nobody waits; asking for it keeps asyncio from complaining.
+        # Perhaps nobody waits. Retrieving the error keeps asyncio from warning.
         done.exception()
 
 
-def _hand_on(done: asyncio.Future[Shown], to: asyncio.Future[Shown]) -> None:
+def _forward(done: asyncio.Future[Published], to: asyncio.Future[Published]) -> None:
     error = done.exception()
     if error is None:
         _resolve(to, done.result())

@@ -23,13 +23,13 @@ from service.settings import Settings
 
 
 def serve(workers: int, **options: object) -> None:
-    """Serve until told to end. Raises `ProblemError`."""
+    """Serve until stopped. Raises `ProblemError`."""
     settings = read_settings(**options)
     embedded = settings.live_url.startswith("memory:"), settings.ledger_url.startswith("sqlite")
     if workers > 1 and any(embedded):
         raise CannotStartError(
-            f"--workers {workers} needs stores that processes can share, and memory:// and SQLite are"
-            " for one: use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
+            f"--workers {workers} needs stores that processes can share, but memory:// and SQLite are"
+            " for one process: use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
         )
     logging.config.dictConfig(_logging(settings))
     listener = _listen(settings)
@@ -42,7 +42,7 @@ def serve(workers: int, **options: object) -> None:
 def _serve_one(settings: Settings, listener: socket.socket) -> None:
     application = create_app(settings)
     server = _Server(uvicorn.Config(application, log_config=None, **_SERVER))
-    # It exits by itself when it could not start.
+    # uvicorn calls exit() itself when it cannot start.
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         server.run(sockets=[listener])
     if not server.started:
@@ -56,7 +56,7 @@ def migrate(**options: object) -> None:
 
 
 def read_settings(**options: object) -> Settings:
-    """Options where they are given, else the environment, else `.env`, else the defaults.
+    """Read the settings: from options, else the environment, else `.env`, else the defaults.
 
     Raises `CannotStartError`.
     """
@@ -83,9 +83,9 @@ _SERVER: dict[str, Any] = {
 
 def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> None:
     """Serve with several processes on one port. One that dies is replaced."""
-    # Once, before all of them try: a refusal is one line, not one for each start of each.
+    # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
-    # The processes are started afresh, and read their settings as any process does.
+    # The processes are spawned, and read their settings from the environment.
     for name, value in settings.model_dump().items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
     os.environ[SUPERVISOR] = str(os.getpid())
@@ -96,7 +96,7 @@ def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> No
         log_config=_logging(settings),
         **_SERVER,
     )
-    _say_where([listener])
+    _print_address([listener])
     with contextlib.suppress(KeyboardInterrupt):
         Multiprocess(config, sockets=[listener]).run()
 
@@ -110,22 +110,22 @@ async def _migrate(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Prints its address once it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         await super().startup(sockets)
-        _say_where(sockets or ())
+        _print_address(sockets or ())
 
 
-def _say_where(sockets: Iterable[socket.socket]) -> None:
+def _print_address(sockets: Iterable[socket.socket]) -> None:
     for listener in sockets:
         host, port = listener.getsockname()[:2]
         typer.echo(f"tidegauge listens on http://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Take the port before anything else, so that a taken one is one line and not a stack."""
+    """Bind the port before anything else, so that a taken one is reported in a line, not a traceback."""
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -140,7 +140,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 class _NoTracebackAtStart(logging.Filter):
-    """Drops uvicorn's traceback of a start that was refused: `serve` says in a line what is wrong."""
+    """Drops uvicorn's traceback of a failed start: `serve` reports the error in a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""

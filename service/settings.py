@@ -20,7 +20,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
     checkpoint_interval_ms: int = Field(default=1_000, ge=10, le=60_000)
-    """How much of the un-epoched reports a crash may cost, in time never in truth."""
+    """How old a saved promise may be after a crash. That costs time, never correctness."""
     history_fine_ms: int = Field(default=DAY_MS, ge=0)
     """History younger than this keeps every advance; older is thinned to one row per minute."""
     history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)

@@ -1,4 +1,4 @@
-"""The specification of a pipeline, as its author writes it in JSON, and what it means."""
+"""The specification of a pipeline in JSON, and the pipeline that it stands for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
     stages: Annotated[dict[Name, StageSpec], Meta(min_length=1, max_length=MAX_STAGES)]
 
     def pipeline(self) -> Pipeline:
-        """Check it and return what it means. Raises `InvalidPipelineSpecError`, naming the stage."""
+        """Check it and return the pipeline. Raises `InvalidPipelineSpecError`, naming the stage."""
         stages: dict[str, Stage] = {}
         for name, spec in self.stages.items():
             try:
@@ -62,10 +62,10 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _layout(spec: StageSpec) -> Layout | None:
-    said = [spec.shards is not None, spec.ranges is not None, spec.passthrough]
-    if sum(said) != 1:
+    given = [spec.shards is not None, spec.ranges is not None, spec.passthrough]
+    if sum(given) != 1:
         raise InvalidRangeError(
-            "say one of `shards` (a source), `ranges` (a keyed stage) and `passthrough: true`"
+            "set exactly one of `shards` (a source), `ranges` (a keyed stage) and `passthrough: true`"
         )
     if spec.shards is not None:
         return ShardLayout.of(spec.shards)
@@ -80,10 +80,10 @@ _decoder = msgspec.json.Decoder(PipelineSpec)
 
 
 def decode_spec(spec: bytes) -> PipelineSpec:
-    """Read a specification. Raises msgspec's errors if it does not fit."""
+    """Decode a specification. Raises msgspec's errors if it does not fit."""
     return _decoder.decode(spec)
 
 
 def encode_spec(spec: PipelineSpec) -> bytes:
-    """Write a specification as its author would have."""
+    """Encode a specification."""
     return msgspec.json.encode(spec)

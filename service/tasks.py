@@ -1,4 +1,4 @@
-"""Work that must not be cut off in the middle."""
+"""Work that must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def to_its_end(
+def run_to_completion(
     work: Callable[P, CoroutineType[Any, Any, R]],
 ) -> Callable[P, CoroutineType[Any, Any, R]]:
-    """Let work that has begun run to its end, also if whoever asked for it is cancelled.
+    """Let a coroutine that has started run to completion, even if its caller is cancelled.
 
-    A client that gives up, or a server that ends, cancels the task of a request wherever it happens to
-    wait. Between two writes that belong together that would leave half of them: a transaction open, or a
-    layout in the ledger that the live store does not know. The cancellation takes effect afterwards.
+    A client that disconnects, or a server that shuts down, cancels the task of a request at whatever
+    `await` it has reached. Between two writes that belong together, that would leave only the first: an
+    open transaction, or a layout that is in the ledger and not in the live store. So the cancellation
+    takes effect once the work is done.
     """
 
     @wraps(work)
@@ -30,8 +31,28 @@ def to_its_end(
         except asyncio.CancelledError:
             await asyncio.wait([task])
             if not task.cancelled():
-                # Nobody is left to be told of it; asking for it keeps asyncio from complaining.
+                # Nobody is left to handle an error. Retrieving it keeps asyncio from warning.
                 task.exception()
             raise
 
     return run
+
+
+class Shutdown:
+    """Tells background work and waiting readers that the service ends."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        """End every `sleep` now, and all later ones at once."""
+        self._begun.set()
+
+    async def sleep(self, seconds: float) -> bool:
+        """Sleep; return False, and at once, if the service ends."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._begun.wait()
+        except TimeoutError:
+            return True
+        return False

@@ -1,4 +1,4 @@
-"""Counting requests by route and status, as plain ASGI: it costs two function calls a request."""
+"""Counting requests by route and status, in plain ASGI: it costs two function calls a request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from service.metrics import Metrics
 
 
 class CountRequests:
-    """Wraps an application and counts what it answers."""
+    """Wraps an application, and counts its responses."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
-        # A labelled child costs a lock and a hash over strings to find; there are a few dozen.
+        # To look up a labelled counter takes a lock and a hash of strings; there are a few dozen.
         self._counters: dict[tuple[str, str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,9 +15,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
-from service.api.bodies import ProblemBody
 from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
 from service.api.problems import MEDIA_TYPE
+from service.api.responses import ProblemBody
 from service.api.routing import HOT, DirectRoute
 from service.errors import (
     InvalidRequestError,
@@ -35,23 +35,23 @@ B = TypeVar("B")
 class Reads(Generic[B]):
     """What an endpoint reads from the body."""
 
-    kinds: tuple[type, ...]
-    """For the documentation: a body is of one of these."""
+    types: tuple[type, ...]
+    """For the documentation: the body has one of these types."""
     limit: int
     parse: Callable[[bytes], B]
 
 
 def json_body(
-    kind: type[B], *, limit: int = MAX_BODY, refusal: type[ProblemError] = InvalidRequestError
+    body_type: type[B], *, limit: int = MAX_BODY, refusal: type[ProblemError] = InvalidRequestError
 ) -> Reads[B]:
     """Read JSON of this type, of at most `limit` bytes. What does not fit is refused with `refusal`."""
-    decoder = msgspec.json.Decoder(kind)
-    return Reads((kind,), limit, lambda body: decode(decoder, body, refusal))
+    decoder = msgspec.json.Decoder(body_type)
+    return Reads((body_type,), limit, lambda body: decode(decoder, body, refusal))
 
 
-def raw_body(*kinds: type) -> Reads[bytes]:
+def raw_body(*types: type) -> Reads[bytes]:
     """Leave the reading to the endpoint: which of these it is depends on more than the body."""
-    return Reads(kinds, MAX_BODY, lambda body: body)
+    return Reads(types, MAX_BODY, lambda body: body)
 
 
 NO_BODY: Final = Reads[None]((), 0, lambda _: None)
@@ -92,22 +92,22 @@ Handler = Callable[[Call[B]], Awaitable[Response | msgspec.Struct]]
 
 
 class Description(TypedDict, total=False):
-    """What is said of an endpoint beside its path and its body."""
+    """The description of an endpoint, without its path and its request's body."""
 
     gives: type | None
-    """The body of its answer."""
+    """The type of the response's body."""
     about: str
-    """What the answer is, where no body's docstring says it."""
+    """A description of the response, if it has no body type with a docstring."""
     status: int
-    """Of that answer: 200 if it is not said."""
+    """Of that response: 200 by default."""
     also: Mapping[int, str]
-    """Other answers that are no errors."""
+    """Other responses that are not errors."""
     errors: tuple[type[ProblemError], ...]
     parameters: tuple[Mapping[str, Any], ...]
     """In the query and in headers: see `query` and `header`."""
     media_type: str
     headers: Mapping[str, str]
-    """Of the answer."""
+    """Of the response."""
     hot: bool
     """Whether it is called at the rate at which a pipeline runs."""
 
@@ -154,7 +154,7 @@ class Endpoints:
                 methods=[method],
                 name=handler.__name__,
                 description=handler.__doc__,
-                **_document(names, reads.kinds, described),
+                **_document(names, reads.types, described),
             )
             return handler
 
@@ -167,7 +167,7 @@ def _run(
     async def run(request: Request) -> Response:
         for name in names:
             check_name(name, request.path_params[name])
-        body = reads.parse(await read(request, reads.limit) if reads.kinds else b"")
+        body = reads.parse(await read(request, reads.limit) if reads.types else b"")
         answered = await handler(Call(request, body))
         return answered if isinstance(answered, Response) else answer(answered, status)
 
@@ -180,15 +180,15 @@ _PATH_DOCS = {"job": "The job", "stage": "The stage"}
 
 
 def _document(
-    names: tuple[str, ...], kinds: tuple[type, ...], described: Description
+    names: tuple[str, ...], types: tuple[type, ...], described: Description
 ) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))]
     }
     if described.get("hot", False):
         extra[HOT] = True
-    if kinds:
-        schemas = [_reference(kind)["schema"] for kind in kinds]
+    if types:
+        schemas = [_reference(body_type)["schema"] for body_type in types]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         extra["requestBody"] = {
             "required": True,
@@ -196,7 +196,7 @@ def _document(
         }
     responses = _answers(described)
     common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if names else ()
-    if kinds:
+    if types:
         common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
     for error in (*common, *described.get("errors", ())):
         _add_error(responses, error)
@@ -210,21 +210,21 @@ def _document(
 def _answers(described: Description) -> dict[int | str, dict[str, Any]]:
     gives = described.get("gives")
     about = described.get("about", "Done") if gives is None else (gives.__doc__ or "").strip()
-    shown: dict[str, Any] = {"description": about}
+    response: dict[str, Any] = {"description": about}
     if gives is not None:
-        shown["content"] = {described.get("media_type", "application/json"): _reference(gives)}
+        response["content"] = {described.get("media_type", "application/json"): _reference(gives)}
     elif "media_type" in described:
-        shown["content"] = {described["media_type"]: {}}
+        response["content"] = {described["media_type"]: {}}
     if "headers" in described:
-        shown["headers"] = {
+        response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in described["headers"].items()
         }
-    answers: dict[int | str, dict[str, Any]] = {described.get("status", 200): shown}
+    answers: dict[int | str, dict[str, Any]] = {described.get("status", 200): response}
     for code, text in described.get("also", {}).items():
         answers[code] = {"description": text}
         if code == 201 and gives is not None:
-            answers[code]["content"] = shown["content"]
+            answers[code]["content"] = response["content"]
     return answers
 
 
@@ -236,8 +236,8 @@ def _add_error(responses: dict[int | str, dict[str, Any]], error: type[ProblemEr
     listed["content"] = {MEDIA_TYPE: _reference(ProblemBody)}
 
 
-def _reference(kind: type) -> dict[str, Any]:
-    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+def _reference(body_type: type) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{body_type.__name__}"}}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:

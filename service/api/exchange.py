@@ -1,4 +1,4 @@
-"""Reading requests and writing answers: what all endpoints share."""
+"""Reading requests and writing responses: what all endpoints share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class ServiceState(Protocol):
-    """What the application's lifespan puts where the endpoints find it."""
+    """The application's state, which its lifespan sets and the endpoints use."""
 
     aggregator: Aggregator
     metrics: Metrics
@@ -44,11 +44,11 @@ def state(request: Request) -> ServiceState:
 def check_name(member: str, value: str) -> None:
     """Check a name in the path. Raises `InvalidRequestError`."""
     if _name.match(value) is None:
-        raise InvalidRequestError(f"{member} {value!r} is no name: it must match {NAME_PATTERN}")
+        raise InvalidRequestError(f"{member} {value!r} is not a name: it must match {NAME_PATTERN}")
 
 
 def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Write an answer."""
+    """Make a response."""
     return Response(_encoder.encode(body), status, headers, "application/json")
 
 
@@ -62,7 +62,7 @@ async def read(request: Request, limit: int = MAX_BODY) -> bytes:
     try:
         return await _read(request, limit)
     except ClientDisconnect:
-        # Nobody hears it, but it is no error of ours.
+        # Nobody receives this response, but it must not be logged as an error of the service.
         raise ClientGoneError("the client went away before its request was read") from None
 
 
@@ -89,26 +89,26 @@ def decode(
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        said = str(error)
+        message = str(error)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _malformed(error) from None
     try:
-        # The first thing that does not fit ended the decoding: what follows may be no JSON at all.
+        # Decoding ended at the first value that does not fit: what follows may not even be JSON.
         members: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _malformed(error) from None
-    raise refusal(_explain(decoder.type, members, said))
+    raise refusal(_explain(decoder.type, members, message))
 
 
 def _malformed(error: Exception) -> MalformedJsonError:
     return MalformedJsonError(f"the body is not JSON: {error}")
 
 
-def _explain(kind: type, members: object, said: str) -> str:
-    """Find the entry that does not fit: in a mapping, msgspec writes `[...]` for its key."""
-    if "[...]" not in said or not isinstance(members, dict):
-        return said
-    for field in msgspec.structs.fields(kind):
+def _explain(body_type: type, members: object, message: str) -> str:
+    """Name the entry that does not fit: for a key of a mapping, msgspec only writes `[...]`."""
+    if "[...]" not in message or not isinstance(members, dict):
+        return message
+    for field in msgspec.structs.fields(body_type):
         found: Any = cast("dict[str, Any]", members).get(field.encode_name)
         if not isinstance(found, dict):
             continue
@@ -116,9 +116,9 @@ def _explain(kind: type, members: object, said: str) -> str:
             try:
                 msgspec.convert({key: value}, field.type)
             except msgspec.ValidationError as error:
-                shown = msgspec.json.encode(value).decode()[:200]
-                return f"{field.encode_name}.{key} is {shown}: {error}"
-    return said
+                text = msgspec.json.encode(value).decode()[:200]
+                return f"{field.encode_name}.{key} is {text}: {error}"
+    return message
 
 
 # ---- headers
@@ -151,9 +151,11 @@ def preferred_wait_s(request: Request, at_most: int = 60) -> int | None:
 
 def integer(request: Request, name: str, low: int, high: int, default: int | None) -> int | None:
     """Read a whole number from the query. Raises `InvalidRequestError`."""
-    said = request.query_params.get(name)
-    if said is None:
+    value = request.query_params.get(name)
+    if value is None:
         return default
-    if re.fullmatch(r"-?[0-9]{1,19}", said) is None or not low <= int(said) <= high:
-        raise InvalidRequestError(f"{name} is {said!r}: it must be a whole number, {low} to {high}")
-    return int(said)
+    if re.fullmatch(r"-?[0-9]{1,19}", value) is None or not low <= int(value) <= high:
+        raise InvalidRequestError(
+            f"{name} is {value!r}: it must be a whole number, {low} to {high}"
+        )
+    return int(value)

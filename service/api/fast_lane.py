@@ -1,4 +1,4 @@
-"""A short way in for the hot routes."""
+"""A shortcut to the hot routes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from service.errors import ProblemError
 
 
 class FastLane:
-    """Runs the endpoint of a hot route at once; all else goes the usual way.
+    """Runs the endpoint of a hot route directly; other requests take the usual way.
 
-    The usual way is a stack of middlewares and a search through all routes: more than half of what a
-    report of one range costs. The routes are the very ones of the application, so they are documented,
-    check, log and answer the same.
+    That is a stack of middlewares and a search through all routes: more than half of the cost of a
+    report for one range. The routes are those of the application, so checks, logs, responses and
+    documentation are the same.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[DirectRoute]) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from service.api.bodies import (
-    ClaimBody,
+from service.api.endpoints import Call, Endpoints, json_body
+from service.api.requests import ClaimBody, Tokens
+from service.api.responses import (
     GrantBody,
     LostBody,
     ReleasedBody,
     RenewalBody,
     RenewedBody,
-    Tokens,
     grant_body,
 )
-from service.api.endpoints import Call, Endpoints, json_body
 from service.errors import (
     LeaseConflictError,
     StaleRunError,

@@ -1,12 +1,12 @@
-"""For those who run the service."""
+"""Health and metrics, for the operators of the service."""
 
 from __future__ import annotations
 
 from fastapi import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from service.api.bodies import HealthBody
 from service.api.endpoints import Call, Endpoints
+from service.api.responses import HealthBody
 from service.errors import UnavailableError
 
 endpoints = Endpoints("operations")
@@ -14,13 +14,13 @@ endpoints = Endpoints("operations")
 
 @endpoints.get("/healthz", gives=HealthBody)
 async def healthz(_call: Call[None]) -> HealthBody:
-    """Tell that the process is alive."""
+    """Show that the process is alive."""
     return HealthBody()
 
 
 @endpoints.get("/readyz", gives=HealthBody, errors=(UnavailableError,))
 async def readyz(call: Call[None]) -> HealthBody:
-    """Tell whether the stores answer."""
+    """Show whether the stores answer."""
     await call.aggregator.ready()
     return HealthBody()
 
@@ -29,9 +29,9 @@ async def readyz(call: Call[None]) -> HealthBody:
 async def metrics(call: Call[None]) -> Response:
     """Show the metrics."""
     try:
-        jobs = await call.aggregator.shown()
+        jobs = await call.aggregator.reader.jobs()
     except UnavailableError:
-        # Both stores are away. What this process has counted is worth knowing then above all.
+        # Neither store answers. That is when the counters of this process matter most.
         jobs = ()
     text = call.metrics.render(jobs, call.aggregator.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,13 +1,18 @@
-"""Pipelines: what there is to aggregate."""
+"""Pipelines: defining, listing, resetting and deleting them."""
 
 from __future__ import annotations
 
 from fastapi import Response
 
 from service.aggregator import Precondition, layout_etag
-from service.api.bodies import JobBody, JobLine, JobsBody, job_body
 from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body
 from service.api.exchange import MAX_PIPELINE_BODY, answer, entity_tags
+from service.api.responses import (
+    JobBody,
+    JobLine,
+    JobsBody,
+    job_body,
+)
 from service.errors import (
     InvalidPipelineSpecError,
     PreconditionFailedError,
@@ -50,14 +55,14 @@ async def put_pipeline(call: Call[PipelineSpec]) -> Response:
     precondition = Precondition(
         entity_tags(headers.get("if-match")), entity_tags(headers.get("if-none-match"))
     )
-    stored, new = await call.aggregator.define(call.job, call.body, precondition)
+    stored, new = await call.aggregator.definitions.define(call.job, call.body, precondition)
     return _show(stored, 201 if new else 200)
 
 
 @endpoints.get("/v1/jobs", gives=JobsBody)
 async def list_pipelines(call: Call[None]) -> JobsBody:
     """List the jobs."""
-    jobs = await call.aggregator.jobs()
+    jobs = await call.aggregator.definitions.jobs()
     return JobsBody(
         [JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages)) for j in jobs]
     )
@@ -68,13 +73,13 @@ async def list_pipelines(call: Call[None]) -> JobsBody:
 )
 async def get_pipeline(call: Call[None]) -> Response:
     """Show a job's pipeline as it is stored."""
-    return _show(await call.aggregator.definition(call.job))
+    return _show(await call.aggregator.definitions.get(call.job))
 
 
 @endpoints.delete("/v1/jobs/{job}", status=204, errors=(UnknownJobError, UnavailableError))
 async def delete_pipeline(call: Call[None]) -> Response:
-    """Delete a job, with all that is known of it."""
-    await call.aggregator.delete(call.job)
+    """Delete a job, and all its state."""
+    await call.aggregator.definitions.delete(call.job)
     return Response(status_code=204)
 
 
@@ -87,4 +92,4 @@ async def delete_pipeline(call: Call[None]) -> Response:
 )
 async def reset_pipeline(call: Call[None]) -> Response:
     """Begin the next generation: watermarks, promises, leases, runs and epochs start over."""
-    return _show(await call.aggregator.reset(call.job))
+    return _show(await call.aggregator.definitions.reset(call.job))

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from service.api.bodies import denied_bodies
+from service.api.responses import denied_bodies
 from service.errors import (
     InvalidRequestError,
     LeaseConflictError,
@@ -30,7 +30,7 @@ RETRY_AFTER_S = 1
 def problem_response(
     error: ProblemError, headers: dict[str, str] | None = None, status: int | None = None
 ) -> Response:
-    """Write an error as a problem, with its own status unless another one is given."""
+    """Return an error as a problem, with its own status unless another one is given."""
     status = status or error.status
     members = dict(error.members)
     if isinstance(error, LeaseConflictError):
@@ -49,14 +49,14 @@ def problem_response(
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Let every error of the service, of the framework and of our own making end as a problem."""
+    """Turn every error, of the service or of the framework, into a problem."""
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
 
 
 def refuse(request: Request, error: ProblemError) -> Response:
-    """Answer a request with a problem, and log what is not the client's fault."""
+    """Return the problem for a request, and log it unless it is the client's fault."""
     if error.status >= 500:
         log.warning("%s %s: %s", request.method, request.url.path, error.detail)
     return problem_response(error)
@@ -73,7 +73,7 @@ async def _http(request: Request, raised: Exception) -> Response:
     match error.status_code:
         case 404:
             return problem_response(
-                NotFoundError(f"{detail}: see /docs for what there is"), headers
+                NotFoundError(f"{detail}: see /docs for the addresses"), headers
             )
         case 405:
             return problem_response(
@@ -91,4 +91,4 @@ async def _http(request: Request, raised: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem_response(ProblemError("an unexpected error; the service's log has it"))
+    return problem_response(ProblemError("an unexpected error: see the log of the service"))

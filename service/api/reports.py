@@ -1,4 +1,4 @@
-"""Reports and commits: how far the workers have come. The hot path of the service."""
+"""Reports and commits, the hot path of the service."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from service.api.bodies import (
+from service.api.endpoints import Call, Endpoints, json_body, raw_body
+from service.api.exchange import decode
+from service.api.requests import (
     MAX_REPORTED,
     CommitBody,
-    CommittedBody,
     KeyedReport,
     PlainReport,
-    RejectedBody,
-    ReportedBody,
     ShardReport,
     SourceReport,
     StageCommitBody,
+)
+from service.api.responses import (
+    CommittedBody,
+    RejectedBody,
+    ReportedBody,
     stage_watermark_body,
     watermark_body,
 )
-from service.api.endpoints import Call, Endpoints, json_body, raw_body
-from service.api.exchange import decode
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,
@@ -49,7 +51,7 @@ _source = msgspec.json.Decoder(SourceReport)
 _keyed = msgspec.json.Decoder(KeyedReport)
 
 _BULK = 64
-"""From so many numbers on, an array is worth making."""
+"""From this many numbers on, an array is faster than a list."""
 
 
 @endpoints.post(
@@ -69,9 +71,9 @@ _BULK = 64
     hot=True,
 )
 async def report(call: Call[bytes]) -> ReportedBody:
-    """Report for ranges under a lease, at once or, with an epoch, as of that epoch's commit."""
+    """Report for ranges under a lease, with effect at once or, with an epoch, at its commit."""
     aggregator, job, stage = call.aggregator, call.job, call.stage
-    sent = read_report(stage, await aggregator.stage_of(job, stage), call.body)
+    sent = read_report(stage, await aggregator.find_stage(job, stage), call.body)
     reported, view = await aggregator.report(job, stage, sent)
     return ReportedBody(
         reported.accepted,
@@ -82,13 +84,13 @@ async def report(call: Call[bytes]) -> ReportedBody:
     )
 
 
-def read_report(stage: str, kind: Stage, body: bytes) -> Report:
-    """Read a report to a stage of this kind, and fold each range's word into its promise."""
-    if kind.is_passthrough:
+def read_report(stage_name: str, stage: Stage, body: bytes) -> Report:
+    """Read a report to a stage, and turn what each range reports into its promise."""
+    if stage.is_passthrough:
         raise InvalidReportError(
-            f"stage {stage!r} is a passthrough: it has no ranges to report for"
+            f"stage {stage_name!r} is a passthrough: it has no ranges to report for"
         )
-    return _read_source(body) if kind.is_source else _read_keyed(body)
+    return _read_source(body) if stage.is_source else _read_keyed(body)
 
 
 def _read_source(body: bytes) -> Report:
@@ -96,7 +98,7 @@ def _read_source(body: bytes) -> Report:
         plain = _plain.decode(body)
     except msgspec.DecodeError:
         return _read_shards(body)
-    # Nothing but watermarks, by far the most common report: they are their own promises.
+    # Only watermarks, by far the most common report: each is its range's promise.
     _check_size(plain.ranges)
     promises = _column(list(plain.ranges.values()))
     if not _are_times(promises):
@@ -105,59 +107,59 @@ def _read_source(body: bytes) -> Report:
 
 
 def _read_shards(body: bytes) -> Report:
-    said = decode(_source, body, InvalidReportError)
-    _check_size(said.ranges)
-    words = said.ranges
-    _check_times("ranges", {n: w for n, w in words.items() if isinstance(w, int)})
+    read = decode(_source, body, InvalidReportError)
+    _check_size(read.ranges)
+    shards = read.ranges
+    _check_times("ranges", {n: s for n, s in shards.items() if isinstance(s, int)})
     return Report(
-        said.token,
-        list(words),
+        read.token,
+        list(shards),
         [
-            _shard_promise(n, w) if isinstance(w, ShardReport) else from_wire(w)
-            for n, w in words.items()
+            _shard_promise(n, s) if isinstance(s, ShardReport) else from_wire(s)
+            for n, s in shards.items()
         ],
-        idle=[isinstance(w, ShardReport) and w.idle for w in words.values()],
-        notes=[RangeNote(w.holds) if isinstance(w, ShardReport) else None for w in words.values()],
-        epoch=said.epoch,
+        idle=[isinstance(s, ShardReport) and s.idle for s in shards.values()],
+        notes=[RangeNote(s.holds) if isinstance(s, ShardReport) else None for s in shards.values()],
+        epoch=read.epoch,
     )
 
 
-def _shard_promise(range_name: str, word: ShardReport) -> int:
-    if word.idle and word.final:
+def _shard_promise(name: str, shard: ShardReport) -> int:
+    if shard.idle and shard.final:
         raise InvalidReportError(
-            f"ranges.{range_name} is both idle and final: idle means that more may come, final that"
+            f"ranges.{name} is both idle and final: idle means that more may come, final that"
             " nothing will"
         )
-    if word.watermark is UNSET and not (word.idle or word.final):
+    if shard.watermark is UNSET and not (shard.idle or shard.final):
         raise InvalidReportError(
-            f"ranges.{range_name}.watermark is missing: say a time, null, idle or final"
+            f"ranges.{name}.watermark is missing: send a time, null, idle or final"
         )
-    _check_times(f"ranges.{range_name}.holds", word.holds)
-    if isinstance(word.watermark, int):
-        _check_times(f"ranges.{range_name}", {"watermark": word.watermark})
-    watermark = MIN if word.watermark is UNSET else from_wire(word.watermark)
-    return source_promise(watermark, word.holds.values(), final=word.final)
+    _check_times(f"ranges.{name}.holds", shard.holds)
+    if isinstance(shard.watermark, int):
+        _check_times(f"ranges.{name}", {"watermark": shard.watermark})
+    watermark = MIN if shard.watermark is UNSET else from_wire(shard.watermark)
+    return source_promise(watermark, shard.holds.values(), final=shard.final)
 
 
 def _read_keyed(body: bytes) -> Report:
-    said = decode(_keyed, body, InvalidReportError)
-    _check_size(said.ranges)
-    capped_at_commit = said.input_watermark is UNSET
-    if capped_at_commit and said.epoch is None:
+    read = decode(_keyed, body, InvalidReportError)
+    _check_size(read.ranges)
+    capped_at_commit = read.input_watermark is UNSET
+    if capped_at_commit and read.epoch is None:
         raise InvalidReportError(
-            "input_watermark is missing: say the input watermark that this worker has itself"
-            " observed (null: none yet); only with an epoch may it come with the commit"
+            "input_watermark is missing: send the input watermark that this worker has itself"
+            " observed (null: none yet); only with an epoch may it be left to the commit"
         )
-    observed = MAX if said.input_watermark is UNSET else from_wire(said.input_watermark)
-    if isinstance(said.input_watermark, int):
-        _check_times("the report", {"input_watermark": said.input_watermark})
-    holds = [word.holds for word in said.ranges.values()]
+    observed = MAX if read.input_watermark is UNSET else from_wire(read.input_watermark)
+    if isinstance(read.input_watermark, int):
+        _check_times("the report", {"input_watermark": read.input_watermark})
+    holds = [key_range.holds for key_range in read.ranges.values()]
     return Report(
-        said.token,
-        list(said.ranges),
-        _keyed_promises(said.ranges, observed, holds),
-        notes=list(said.ranges.values()),
-        epoch=said.epoch,
+        read.token,
+        list(read.ranges),
+        _keyed_promises(read.ranges, observed, holds),
+        notes=list(read.ranges.values()),
+        epoch=read.epoch,
         observed_input=None if capped_at_commit else observed,
         capped_at_commit=capped_at_commit,
     )
@@ -166,9 +168,9 @@ def _read_keyed(body: bytes) -> Report:
 def _keyed_promises(
     ranges: Iterable[str], observed: int, holds: Sequence[dict[str, int]]
 ) -> Column:
-    """Apply `keyed_promise` to each range. Raises `InvalidReportError` if a hold is no time.
+    """Apply `keyed_promise` to each range. Raises `InvalidReportError` if a hold is not a time.
 
-    Thousands of ranges with as many holds each are one table: its rows' minimum is one pass.
+    If all ranges have the same number of holds they form a table, whose minima are one array operation.
     """
     times = _column(list(chain.from_iterable(kept.values() for kept in holds)))
     if not _are_times(times):
@@ -190,7 +192,7 @@ def _column(values: list[int]) -> Column:
 
 
 def _are_times(values: Column) -> bool:
-    """Tell whether all are instants. False may also mean that MAX is among them."""
+    """Whether all are instants. May be False only because MAX is among them."""
     if isinstance(values, np.ndarray):
         return bool(values.min() >= EARLIEST and values.max() <= LATEST)
     return not values or (min(values) >= EARLIEST and max(values) <= LATEST)
@@ -206,7 +208,7 @@ def _check_size(ranges: Mapping[str, object]) -> None:
 
 
 def _check_times(where: str, times: Mapping[str, int]) -> None:
-    """Refuse a time that is none."""
+    """Raise `InvalidReportError` if a value is not a time."""
     for member, value in times.items():
         if not is_timestamp(value):
             raise InvalidReportError(
@@ -233,7 +235,7 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     aggregator, job, body = call.aggregator, call.job, call.body
     stages: dict[str, StageCommit] = {}
     for name, committed in body.stages.items():
-        stage = await aggregator.stage_of(job, name)
+        stage = await aggregator.find_stage(job, name)
         stages[name] = StageCommit(_observed(name, stage, committed))
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(
@@ -241,19 +243,19 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     )
 
 
-def _observed(stage: str, kind: Stage, word: StageCommitBody) -> int | None:
-    if word.input_watermark is UNSET:
+def _observed(name: str, stage: Stage, committed: StageCommitBody) -> int | None:
+    if committed.input_watermark is UNSET:
         return None
-    observed = word.input_watermark
+    observed = committed.input_watermark
     if observed is None:
-        return None if kind.is_source else MIN
-    if kind.is_source:
+        return None if stage.is_source else MIN
+    if stage.is_source:
         raise InvalidRequestError(
-            f"stages.{stage}.input_watermark is {observed}: a source has no input"
+            f"stages.{name}.input_watermark is {observed}: a source has no input"
         )
     if not is_timestamp(observed):
         raise InvalidRequestError(
-            f"stages.{stage}.input_watermark is {observed}: it must be milliseconds since the Unix"
+            f"stages.{name}.input_watermark is {observed}: it must be milliseconds since the Unix"
             f" epoch within the years 0001 to 9999, or {MAX}"
         )
     return observed

@@ -1,4 +1,4 @@
-"""Routes with nothing between the request and its endpoint."""
+"""Routes that call their endpoint directly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HOT: Final = "x-hot"
 class DirectRoute(APIRoute):
     """Runs an endpoint that takes the request and returns the response.
 
-    FastAPI would work out its parameters and open two exit stacks for each request: here that is half
-    of what a report costs. The endpoints read their requests themselves (`service.api.exchange`), so
-    only the documentation is left for FastAPI to do, and errors go to its handlers as ever.
+    FastAPI would resolve its parameters and open two exit stacks for each request: half of the cost of a
+    report. The endpoints read their requests themselves (`service.api.exchange`), so FastAPI only does
+    the documentation, and handles errors as usual.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (APIRoute's own)
@@ -27,9 +27,8 @@ class DirectRoute(APIRoute):
         parameters = [types.get(name) for name in signature(self.endpoint).parameters]
         if self.dependencies or parameters != [Request]:
             raise TypeError(
-                f"{self.path}: a direct route takes the request alone. What FastAPI works out from"
-                " other parameters, or from dependencies, would be documented and never run: check it"
-                " in the endpoint"
+                f"{self.path}: a direct route takes only the request. Other parameters and"
+                " dependencies would be documented, but never run: check them in the endpoint"
             )
         self.app = request_response(self.endpoint)
 
@@ -43,8 +42,8 @@ def hot_routes(*routers: APIRouter) -> list[DirectRoute]:
 def mount(app: FastAPI, *routers: APIRouter) -> None:
     """Serve these routers' routes, in this order: the hot ones should come first.
 
-    Put into the application one by one: an included router would be searched as a whole, for each
-    request, before the next one is.
+    Added one by one: of an included router, all routes would be searched for each request before those
+    of the next one.
     """
     if app.router.dependencies:
         raise TypeError("direct routes run no dependencies of the application")

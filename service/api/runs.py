@@ -1,9 +1,10 @@
-"""Runs: which incarnation of a program speaks for which stages."""
+"""Runs: which execution of a program reports for which stages."""
 
 from __future__ import annotations
 
-from service.api.bodies import OpenRun, RunBody
 from service.api.endpoints import Call, Endpoints, json_body
+from service.api.requests import OpenRun
+from service.api.responses import RunBody
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 
 endpoints = Endpoints("runs")

@@ -1,4 +1,4 @@
-"""Watermarks: what readers are told, at once, when it changes, or as a stream."""
+"""Watermarks: read at once, when they change, or as a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from service.aggregator import Aggregator, StageState
-from service.api.bodies import (
+from service.api.endpoints import Call, Endpoints, header, query
+from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
+from service.api.responses import (
     RangesBody,
     SnapshotBody,
     WatermarkBody,
@@ -16,8 +18,6 @@ from service.api.bodies import (
     range_body,
     watermark_body,
 )
-from service.api.endpoints import Call, Endpoints, header, query
-from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.errors import InvalidRequestError, UnknownJobError, UnknownStageError
 from service.frontier.ranges import KeyRange
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
@@ -36,7 +36,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     also={304: "It has not changed"},
     errors=(UnknownJobError, UnknownStageError),
     parameters=(
-        query("at_least", "With `Prefer: wait`: until the output watermark is there", _TIME),
+        query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
         header("If-None-Match", "An ETag: 304 if it is still that"),
         header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
     ),
@@ -46,19 +46,19 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     },
 )
 async def get_watermark(call: Call[None]) -> Response:
-    """Show where a stage is; with `Prefer: wait`, once it has changed or has come so far."""
+    """Show a stage's watermark; with `Prefer: wait`, once it has changed or reached a time."""
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     if not request.query_params and "if-none-match" not in request.headers:
-        state = await aggregator.stage(job, stage)
+        state = await aggregator.reader.stage(job, stage)
         return answer(watermark_body(state), headers={"ETag": f'"{state.etag}"'})
     known = entity_tags(request.headers.get("if-none-match"))
     until = _until(_at_least(request), known)
     wait_s = preferred_wait_s(request)
     headers: dict[str, str] = {}
     if wait_s is None or until is None:
-        state = await aggregator.stage(job, stage)
+        state = await aggregator.reader.stage(job, stage)
     else:
-        state = await aggregator.wait(job, stage, until, wait_s)
+        state = await aggregator.reader.wait(job, stage, until, wait_s)
         headers["Preference-Applied"] = f"wait={wait_s}"
     headers["ETag"] = f'"{state.etag}"'
     if known is not None and (state.etag in known or "*" in known):
@@ -78,7 +78,7 @@ def _at_least(request: Request) -> int | None:
 def _until(
     at_least: int | None, known: frozenset[str] | None
 ) -> Callable[[StageState], bool] | None:
-    """Say what is waited for; None: nothing."""
+    """Return the condition to wait for; None: there is none."""
     if at_least is not None:
         return lambda state: state.view.watermark.output >= at_least
     if known is not None:
@@ -88,8 +88,8 @@ def _until(
 
 @endpoints.get("/v1/jobs/{job}/watermarks", gives=SnapshotBody, errors=(UnknownJobError,))
 async def get_snapshot(call: Call[None]) -> SnapshotBody:
-    """Show where every stage of a job is: no input is ahead of the outputs that it was made of."""
-    states = await call.aggregator.snapshot(call.job)
+    """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
+    states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
     bodies = {stage: watermark_body(state) for stage, state in states.items()}
     return SnapshotBody(first.name, first.generation, bodies)
@@ -104,7 +104,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 )
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
-    await call.aggregator.snapshot(call.job)
+    await call.aggregator.reader.snapshot(call.job)
     return StreamingResponse(
         _events(call.aggregator, call.job, call.request.headers.get("last-event-id")),
         media_type="text/event-stream",
@@ -113,13 +113,13 @@ async def get_events(call: Call[None]) -> Response:
 
 
 async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
-    # A first comment sends the headers at once, also when nothing has changed since the cursor.
+    # A first comment sends the headers at once, even if nothing has changed since the cursor.
     yield b": tidegauge\n\n"
-    async for changes in aggregator.changes(job, cursor):
+    async for changes in aggregator.reader.changes(job, cursor):
         if not changes:
             yield b": still here\n\n"
             continue
-        # In one piece: a write each would cost the event loop a turn each.
+        # In one write: several would cost an iteration of the event loop each.
         yield b"".join(
             b"event: watermark\n%sdata: %s\n\n"
             % (
@@ -154,9 +154,9 @@ async def get_ranges(call: Call[None]) -> RangesBody:
     order = request.query_params.get("order", "range")
     if order != "range" and order != "promise":  # noqa: PLR1714  (narrows the type)
         raise InvalidRequestError(f"order is {order!r}: it must be range or promise")
-    layout = (await aggregator.stage_of(job, stage)).layout
+    layout = (await aggregator.find_stage(job, stage)).layout
     keyed = is_keyed(layout)
-    views = await aggregator.ranges(job, stage, limit=limit, order=order)
+    views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
     return RangesBody(
         job,
         stage,

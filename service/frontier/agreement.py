@@ -1,14 +1,14 @@
-"""What many promises come down to: the minimum, once everybody has spoken.
+"""The agreement of many promises: their minimum, once every member has promised.
 
 The same rule serves twice: for the ranges of a stage (its output watermark) and for the upstreams of
 a stage (its input watermark). A *member* of the agreement is one range, or one upstream:
 
-- *unknown*: it never promised. A hole is unknown, not zero and not absent: nothing moves.
+- *unknown*: it never promised. That is neither zero nor absence: the watermark does not advance.
 - *active*: it promised, and more may come.
-- *idle*: its own word, "do not wait for me". It leaves the minimum.
-- *final*: it promised `MAX`. It holds nobody, but it moves nobody either: as long as some member is
-  idle, only an active one may carry the rest on (otherwise one final and one idle member would jump
-  to the end of time, a known fault of Flink, FLINK-38477).
+- *idle*: it asked not to be waited for. It is left out of the minimum.
+- *final*: it promised `MAX`. It holds nothing back, but does not advance the rest either: while a
+  member is idle, only an active one may do that (otherwise one final and one idle member would jump
+  to the end of time, a known bug of Flink, FLINK-38477).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.frontier.timestamps import MAX, MIN
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One that is waited for: its promise, and whether it has asked not to be waited for."""
+    """A member of an agreement: its promise, and whether it asked not to be waited for."""
 
     promise: int = MIN
     idle: bool = False
@@ -29,7 +29,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the members agree on: a watermark to advance to (`MIN`: stand still), and idleness."""
+    """The result: a watermark to advance to (`MIN`: stand still), and idleness."""
 
     watermark: int
     idle: bool = False
@@ -41,7 +41,7 @@ FINAL = Agreement(MAX)
 
 
 def weight(promise: int, *, idle: bool) -> int:
-    """Say what a member counts for in the minimum: `MAX` if it is not waited for.
+    """Return a member's weight in the minimum: `MAX` if it is not waited for.
 
     >>> weight(5, idle=False), weight(5, idle=True) == MAX
     (5, True)
@@ -50,7 +50,7 @@ def weight(promise: int, *, idle: bool) -> int:
 
 
 def agree(lowest: int, idle: int) -> Agreement:
-    """Draw the conclusion from two figures that a store can keep up to date with each report.
+    """Return the agreement, from two numbers that a store can update with each report.
 
     `lowest` is the least `weight` of all members, `idle` the number of members that are idle and not
     final. If the least weight is `MAX`, no member is active: then one idle member is enough to
@@ -69,7 +69,7 @@ def agree(lowest: int, idle: int) -> Agreement:
 
 
 def agreement(members: Iterable[Member]) -> Agreement:
-    """Draw the conclusion from the members themselves; there must be at least one.
+    """Return the agreement of the members, of which there must be at least one.
 
     >>> agreement([Member(25), Member(10), Member(17)]).watermark
     10

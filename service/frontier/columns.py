@@ -1,6 +1,6 @@
-"""The rules of reports over a great many ranges at once: what the scalar ones say, in whole columns.
+"""The rules of reports for whole columns of ranges at once.
 
-A property holds each of them to the scalar rule named in its docstring.
+A property test compares each with the scalar rule that its docstring names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is reported in an epoch waits, and counts only once the epoch is committed, as a whole.
+"""Reports in an epoch wait, and take effect only when the epoch is committed, as a whole.
 
-An epoch may be tried more than once: a task is repeated, or runs twice at the same time. What the
-attempts reported is joined, so that whichever of them Spark lets win has promised no more.
+An epoch may have several attempts: a task is retried, or runs twice at the same time. Their reports are
+joined to the smaller promise, which is true whichever attempt Spark lets win.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_WAITING_EPOCHS = 64
 
 
 class Arrival(StrEnum):
-    """What becomes of a report of an epoch."""
+    """The outcome of a report of an epoch."""
 
     WAITS = "waits"
     STALE = "stale"
@@ -25,7 +25,7 @@ class Arrival(StrEnum):
 
 
 def arrival(epoch: int, committed: int | None, waiting: Collection[int]) -> Arrival:
-    """Say what becomes of a report of an epoch. `committed` is the last one of the stage, if any.
+    """Return the outcome of a report of an epoch. `committed` is the stage's last committed one, if any.
 
     >>> arrival(3, committed=2, waiting=[]), arrival(2, committed=2, waiting=[])
     (<Arrival.WAITS: 'waits'>, <Arrival.STALE: 'stale'>)
@@ -40,16 +40,16 @@ def arrival(epoch: int, committed: int | None, waiting: Collection[int]) -> Arri
 
 
 class Admission(StrEnum):
-    """What becomes of a commit."""
+    """The outcome of a commit."""
 
     FRESH = "fresh"
     REPEATED = "repeated"
-    """It is committed already: to commit it again changes nothing, and is no error."""
+    """It is committed already: a retry changes nothing, and is not an error."""
     STALE = "stale"
 
 
 def admission(epoch: int, committed: int | None) -> Admission:
-    """Say what becomes of the commit of an epoch. Epochs may be left out, but never go back.
+    """Return the outcome of the commit of an epoch. Epochs may be skipped, but never go back.
 
     >>> admission(4, committed=2), admission(2, committed=2), admission(1, committed=2)
     (<Admission.FRESH: 'fresh'>, <Admission.REPEATED: 'repeated'>, <Admission.STALE: 'stale'>)
@@ -74,9 +74,9 @@ class Waiting:
 
 
 def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
-    """Join what two attempts at an epoch have reported of a range: the smaller promise.
+    """Join the reports of two attempts at an epoch for one range: the smaller promise counts.
 
-    It is idle if both were, since one that saw data knows more; that is judged by the later lease.
+    It is idle only if both attempts were. At the commit, that is checked against the later lease.
 
     >>> join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
     Waiting(promise=7, capped_at_commit=True, idle=False, fence=2)
@@ -99,7 +99,7 @@ def lacks_cap(observed_input: int | None, *, capped_at_commit: bool) -> bool:
 
 
 def promise_at_commit(promise: int, observed_input: int | None) -> int:
-    """Say what a range promises once its epoch is committed with the input watermark it ran with.
+    """Return a range's promise when its epoch is committed with the input watermark that it ran with.
 
     >>> promise_at_commit(9, observed_input=7), promise_at_commit(9, observed_input=None)
     (7, 9)
@@ -110,8 +110,8 @@ def promise_at_commit(promise: int, observed_input: int | None) -> int:
 def idle_at_commit(*, idle: bool, same_lease: bool, is_current: bool) -> bool:
     """Whether a range is idle once its epoch is committed.
 
-    A promise stays true whoever holds the range by now. Idleness does not: the next worker may have
-    seen data. So it counts only under the lease that reported it, if that still stands.
+    A promise stays true whoever holds the range now. Idleness does not: the next worker may have seen
+    data. So it counts only while the lease that reported it is current.
 
     >>> idle_at_commit(idle=True, same_lease=True, is_current=True)
     True

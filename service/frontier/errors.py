@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline or a range, said so that its author can mend it."""
+"""Errors in a pipeline or a range, with messages that help its author to correct it."""
 
 from __future__ import annotations
 

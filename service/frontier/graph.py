@@ -36,26 +36,26 @@ class Stage:
 
     @property
     def is_passthrough(self) -> bool:
-        """It has nothing that could hold data back."""
+        """It has no ranges that could hold data back."""
         return self.layout is None
 
 
 class Status(StrEnum):
-    """What a stage's output watermark says of the stage."""
+    """A stage's status, which follows from its output watermark."""
 
     UNKNOWN = "unknown"
     """No output watermark yet."""
     ACTIVE = "active"
     """It has an output watermark, and more may come."""
     IDLE = "idle"
-    """Nobody is active: it stands still, and its downstreams do not wait for it."""
+    """No range is active: it stands still, and its downstreams do not wait for it."""
     FINAL = "final"
     """Its output is at the end of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageWatermark:
-    """Where a stage is: everything that readers are told, in the words of event time.
+    """The watermarks of a stage, as readers see them.
 
     >>> StageWatermark().status, StageWatermark(output=5).status
     (<Status.UNKNOWN: 'unknown'>, <Status.ACTIVE: 'active'>)
@@ -67,7 +67,7 @@ class StageWatermark:
 
     @property
     def status(self) -> Status:
-        """The one word for it."""
+        """The status that follows from these."""
         if self.output == MAX:
             return Status.FINAL
         if self.idle:
@@ -150,7 +150,8 @@ class Pipeline:
         agreements: Mapping[str, Agreement],
         touched: Iterable[str],
     ) -> dict[str, StageWatermark]:
-        """Carry the newest agreements of the `touched` stages along the graph; return what changes.
+        """Propagate the agreements of the `touched` stages along the graph; return the changed
+        watermarks.
 
         `published` is where every stage is, `agreements` what the ranges of each stage that has any
         agree on. The result, laid over `published`, is one consistent snapshot: stages are taken in
@@ -197,7 +198,7 @@ _NOWHERE = StageWatermark()
 
 
 def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
-    """Say what a stage's upstreams agree on: its input watermark.
+    """Return the agreement of a stage's upstreams: its input watermark.
 
     >>> input_agreement([StageWatermark(output=5), StageWatermark(output=9)]).watermark
     5
@@ -208,9 +209,10 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
 
 
 def is_ahead(reached: Agreement, published: StageWatermark, *, is_source: bool) -> bool:
-    """Whether the agreement of a stage's ranges says more than is published, so that it must be.
+    """Whether the agreement of a stage's ranges is ahead of what is published, so that it must be
+    published.
 
-    Only a source is ever idle by its own word.
+    Only the ranges of a source can be idle.
 
     >>> is_ahead(Agreement(7), StageWatermark(output=5), is_source=False)
     True

@@ -1,7 +1,7 @@
-"""Who may report for a range: leases, the ranks of those who claim them, and the runs they are of.
+"""Who may report for a range: leases, the ranks of claims, and runs.
 
 A range has at most one current lease. It is *fenced* from the moment the next one is granted, so what
-its old holder still sends counts for nothing, however late it arrives (Gray and Cheriton, SOSP 1989,
+its old holder still sends has no effect, however late it arrives (Gray and Cheriton, SOSP 1989,
 for leases; Kleppmann, *How to do distributed locking*, 2016, for why the token must be checked where
 it is used).
 """
@@ -26,7 +26,7 @@ class Rank:
 
 
 def is_current(deadline_ms: int, now_ms: int) -> bool:
-    """Whether a lease still stands. At its deadline it does not; once over, it is never renewed.
+    """Whether a lease is current. At its deadline it no longer is, and then it is never renewed.
 
     >>> is_current(deadline_ms=1_000, now_ms=999), is_current(deadline_ms=1_000, now_ms=1_000)
     (True, False)
@@ -57,7 +57,7 @@ def opens_run(run: int, current: int) -> bool:
 
 
 def is_of_run(run: int, current: int) -> bool:
-    """Whether a claim or a commit is of the stage's run; 0 is of no run, where there is none.
+    """Whether a claim or a commit belongs to the stage's run. 0: to no run, if there is none.
 
     >>> is_of_run(2, current=2), is_of_run(0, current=2), is_of_run(3, current=2)
     (True, False, False)

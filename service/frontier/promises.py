@@ -1,4 +1,4 @@
-"""What a report comes down to: *everything I emit from now on has event time ≥ this*."""
+"""The promise that a report contains: *everything I emit from now on has event time ≥ this*."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.frontier.timestamps import MAX
 
 
 def source_promise(watermark: int, holds: Iterable[int] = (), *, final: bool = False) -> int:
-    """Promise of a source's shard: its own watermark, held back by whatever it has not emitted yet.
+    """Return the promise of a source's shard: its watermark, held back by what it has not emitted yet.
 
     >>> source_promise(1_000), source_promise(1_000, [400, 700])
     (1000, 400)
@@ -19,10 +19,10 @@ def source_promise(watermark: int, holds: Iterable[int] = (), *, final: bool = F
 
 
 def keyed_promise(observed_input: int, holds: Iterable[int] = ()) -> int:
-    """Promise of a key range: the input watermark *it has itself observed*, held back by its state.
+    """Return the promise of a key range: the input watermark *it has observed*, held back by its state.
 
-    Not the newest input watermark that anybody knows: between that one and this worker there may be
-    messages on the way, whose results this worker has yet to emit. (MillWheel, VLDB 2013, §4.3:
+    Not the newest input watermark: there may be messages in flight to this worker that precede it, and
+    whose results it has yet to emit. (MillWheel, VLDB 2013, §4.3:
     the low watermark of a computation is capped by the oldest work it has not finished.)
 
     >>> keyed_promise(10_000), keyed_promise(10_000, [9_000]), keyed_promise(10_000, [11_000])

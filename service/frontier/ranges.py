@@ -1,8 +1,8 @@
-"""What must report: the ranges of a stage, and what becomes of promises when they change.
+"""The ranges of a stage, for which workers report, and how promises survive a change of layout.
 
 A keyed stage owns the whole 32-bit key space, cut into ranges `[start, end)` that *tile* it: a hole
-would be keys that nobody speaks for, an overlap keys that two speak for. A source has named shards.
-Either way a stage's ranges are a `Layout`: a sequence of names, in a fixed order.
+would be keys that nobody reports for, an overlap keys that two ranges report for. A source has named
+shards. Either way a stage's ranges are a `Layout`: a sequence of names, in a fixed order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KeyRange:
 
     @property
     def id(self) -> str:
-        """Its name: the bounds as hex digits, the end excluded."""
+        """Its name: the bounds as hex digits, the end exclusive."""
         return range_id(self.start, self.end)
 
     @classmethod
@@ -90,7 +90,7 @@ class KeyLayout:
 
     @classmethod
     def tile(cls, count: int) -> KeyLayout:
-        """Cut the key space into `count` ranges as even as integers allow.
+        """Split the key space into `count` ranges, as even as integers allow.
 
         >>> KeyLayout.tile(3).bounds
         (0, 1431655765, 2863311530, 4294967296)
@@ -167,7 +167,7 @@ class ShardLayout:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Where each shard stands in the order."""
+        """The index of each shard, by name."""
         return {name: i for i, name in enumerate(self.shards)}
 
 
@@ -175,11 +175,11 @@ Layout = KeyLayout | ShardLayout
 
 
 def inherit(old: Layout, promises: Sequence[int], new: Layout) -> list[int]:
-    """Carry promises over a change of layout; return one promise for each range of `new`.
+    """Carry promises over to a new layout; return one promise for each range of `new`.
 
     A promise holds for each key of its range, so the parts of a split range inherit it and a merged
-    range takes the minimum. What was never promised stays `MIN`, and a new shard starts there: the
-    stage then waits for it.
+    range takes the minimum. A range that never promised stays at `MIN`, and a new shard starts there:
+    the stage then waits for it.
 
     >>> inherit(KeyLayout.tile(2), [10, 20], KeyLayout.tile(4))
     [10, 10, 20, 20]

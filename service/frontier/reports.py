@@ -1,4 +1,4 @@
-"""How a report changes what is known of a range."""
+"""How a report changes a range."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from service.frontier.timestamps import MAX, MIN
 
 
 def join_report(promise: int, reported: int, *, idle: bool) -> tuple[int, bool]:
-    """Join a report with what a range has promised: a promise never goes back, idleness is the latest.
+    """Join a report with a range's promise, which never goes back; idleness is as reported last.
 
-    An accepted promise stays true for ever, so the larger of two is the better one, in whatever order
-    they come. `MIN` promises nothing.
+    An accepted promise stays true for ever, so the larger of two counts, in whatever order they arrive.
+    `MIN` promises nothing.
 
     >>> join_report(10, 15, idle=False), join_report(10, 5, idle=False)
     ((15, False), (10, False))
     >>> join_report(10, MIN, idle=True)
     (10, True)
 
-    A lease that ends is as such a report of nothing: the promise stays, and idleness lapses, since the
-    shard may have data that its next worker has yet to see.
+    The end of a lease acts like an empty report: the promise stays, and idleness ends, since the shard
+    may have data that its next worker has yet to see.
 
     >>> join_report(10, MIN, idle=False)
     (10, False)
@@ -45,7 +45,7 @@ def may_observe(observed_input: int | None, published_input: int) -> bool:
 
 
 def range_status(promise: int, *, idle: bool) -> Status:
-    """Say in one word how a range counts.
+    """Return the status of a range.
 
     >>> range_status(MIN, idle=False), range_status(5, idle=False), range_status(5, idle=True)
     (<Status.UNKNOWN: 'unknown'>, <Status.ACTIVE: 'active'>, <Status.IDLE: 'idle'>)

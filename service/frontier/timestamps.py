@@ -26,7 +26,7 @@ LATEST: Final = 253_402_300_799_999
 
 
 def is_timestamp(value: int) -> bool:
-    """Tell whether `value` may be said by a worker: an instant of the years 0001 to 9999, or `MAX`.
+    """Whether a worker may report `value`: an instant of the years 0001 to 9999, or `MAX`.
 
     >>> is_timestamp(0), is_timestamp(LATEST), is_timestamp(LATEST + 1), is_timestamp(MAX)
     (True, True, False, True)

@@ -1,1 +1,1 @@
-"""The ledger port and its stores: what is hard, and must never be lost."""
+"""The ledger port and its stores: the durable state, which must never be lost."""

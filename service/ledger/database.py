@@ -1,4 +1,4 @@
-"""A database as a ledger needs it: each wait has an end, and each failure is one kind of error.
+"""Access to the ledger's database: every wait has a timeout, and every failure is an `UnavailableError`.
 
 SQLite has one connection, and one transaction at a time. Postgres has a pool; its transactions run side
 by side, and it is the locks on its rows that keep them apart.
@@ -34,10 +34,10 @@ POSTGRES = "postgresql+psycopg"
 _POOL_SIZE = 5
 _POOL_OVERFLOW = 5
 _POOL_TIMEOUT_S = 3
-_TRANSACTION_S = 8.0
-"""How long a transaction may take in all, waiting for the server included."""
+_TRANSACTION_TIMEOUT_S = 8.0
+"""How long a transaction may take in all, including the time waiting for the server."""
 
-_MIGRATION_S = 90.0
+_MIGRATION_TIMEOUT_S = 90.0
 """Longer than `migrations/env.py` waits for another replica's migration."""
 
 _CONNECT = {
@@ -45,16 +45,16 @@ _CONNECT = {
     "keepalives_idle": "5",
     "keepalives_interval": "2",
     "keepalives_count": "3",
-    # Data that nobody acknowledges: the machine is gone, and no answer will come.
+    # If data is not acknowledged for so long, the machine is gone and will not answer.
     "tcp_user_timeout": "6000",
     "application_name": "tidegauge",
 }
 _SESSION = {
     "statement_timeout": "5000",
     "lock_timeout": "3000",
-    # A replica that vanishes in mid-transaction must not hold a job's row for long, ...
+    # A replica that dies in the middle of a transaction must not lock a job's row for long, ...
     "idle_in_transaction_session_timeout": "10000",
-    # ... nor the whole ledger, if it had that for itself.
+    # ... nor the whole ledger, if it had taken that exclusively.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
@@ -63,63 +63,63 @@ _SESSION = {
 _OWNER_LOCK = 0x7469_6465_6F77_6E65
 _TAKE_OWNER_LOCK = text("SELECT pg_advisory_lock(:key)")
 _OWNER_LOCK_TIMEOUT = {"lock_timeout": "1000"}
-"""Not at once: after a kill the server needs a moment to notice that the last owner is gone."""
+"""Not zero: after a kill, the server needs a moment to notice that the last owner is gone."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
-class _Wire(Protocol):
-    """What is asked of a `psycopg.AsyncConnection`."""
+class _DriverConnection(Protocol):
+    """The part of `psycopg.AsyncConnection` that is used here."""
 
     @property
     def closed(self) -> bool: ...
     def fileno(self) -> int: ...
 
 
-class _Patience:
-    """How long one transaction may take; then the wire that it waits on is cut.
+class _Deadline:
+    """The deadline of one transaction. When it is over, the connection's socket is shut down.
 
-    To cancel its task would not do: psycopg then asks the server to cancel, and waits for that answer
-    too, of a server that does not answer. A cut wire is to psycopg, to SQLAlchemy and to the pool what
-    it looks like, a dead connection, and is thrown away by all three.
+    Cancelling the task would not help: psycopg would then ask the server to cancel, and wait for a
+    server that does not answer. A socket that was shut down looks to psycopg, to SQLAlchemy and to the
+    pool like any dead connection, and all three discard it.
     """
 
-    def __init__(self, within_s: float) -> None:
-        self.over = False
+    def __init__(self, timeout_s: float) -> None:
+        self.expired = False
         self.committing = False
-        self._wire: _Wire | None = None
-        self._timer = asyncio.get_running_loop().call_later(within_s, self._lose)
+        self._connection: _DriverConnection | None = None
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
-    def watch(self, wire: _Wire | None) -> None:
-        """Cut this one from now on, or none."""
-        self._wire = wire
-        if self.over:
-            self._lose()
+    def watch(self, connection: _DriverConnection | None) -> None:
+        """Shut this connection down at the deadline; None: no connection."""
+        self._connection = connection
+        if self.expired:
+            self._expire()
 
     def end(self) -> None:
-        """All is done, one way or the other."""
+        """Stop the timer: the transaction has ended."""
         self._timer.cancel()
 
-    def _lose(self) -> None:
-        self.over = True
-        if self._wire is None or self._wire.closed:
+    def _expire(self) -> None:
+        self.expired = True
+        if self._connection is None or self._connection.closed:
             return
-        # A duplicate of the descriptor: the original stays psycopg's own, to be closed by it alone.
-        with suppress(OSError), socket.socket(fileno=os.dup(self._wire.fileno())) as wire:
-            wire.shutdown(socket.SHUT_RDWR)
+        # On a duplicate of the descriptor: the original is psycopg's, which alone may close it.
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
 
 
-_PATIENCE: ContextVar[_Patience] = ContextVar("_PATIENCE")
+_CURRENT_DEADLINE: ContextVar[_Deadline] = ContextVar("_CURRENT_DEADLINE")
 
 
 class Database:
-    """Runs transactions. Raises `UnavailableError` for whatever keeps one from its end."""
+    """Runs transactions. Raises `UnavailableError` for anything that keeps one from completing."""
 
     def __init__(self, url: str) -> None:
-        self._url = _usable(url)
+        self._url = _checked_url(url)
         self.is_sqlite = self._url.drivername == SQLITE
         self._engine = _sqlite(self._url) if self.is_sqlite else _postgres(self._url)
-        # All of one read is of one instant: a job and its stages are several statements.
+        # A read takes several statements (a job, its stages) that must see the same snapshot.
         self._reads = (
             self._engine
             if self.is_sqlite
@@ -128,73 +128,75 @@ class Database:
             )
         )
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        # SQLite has one writer. Waiting for it here costs nothing, waiting in SQLite is a poll.
-        self._turn = asyncio.Lock()
+        # SQLite allows one writer. Waiting for it here costs nothing; SQLite itself would poll.
+        self._writer_lock = asyncio.Lock()
         self._file: TextIO | None = None
         self._owner: AsyncConnection | None = None
 
     async def open(self, *, exclusive: bool) -> None:
-        """Take the database for this process alone if asked to, and bring its schema up to date."""
+        """Bring the schema up to date; with `exclusive`, lock out other processes first."""
         if self.is_sqlite:
             self._take_file()
         elif exclusive:
             await self._take_database()
         async with migrating():
-            await self._run(self._engine, lambda db: db.run_sync(run_migrations), _MIGRATION_S)
+            await self._run(
+                self._engine, lambda db: db.run_sync(run_migrations), _MIGRATION_TIMEOUT_S
+            )
 
     async def write(self, work: Work[R]) -> R:
-        """Do work in one transaction. It may be begun twice, but is done once or not at all."""
-        return await self._run(self._engine, work, _TRANSACTION_S)
+        """Run `work` in one transaction. It may be started twice, but is committed at most once."""
+        return await self._run(self._engine, work, _TRANSACTION_TIMEOUT_S)
 
     async def read(self, work: Work[R]) -> R:
-        """Do work that only reads; waits for no writer, except in SQLite."""
-        return await self._run(self._reads, work, _TRANSACTION_S)
+        """Run `work`, which only reads. It waits for no writer, except in SQLite."""
+        return await self._run(self._reads, work, _TRANSACTION_TIMEOUT_S)
 
-    async def at_once(
+    async def run_statement(
         self, statement: Executable, parameters: Mapping[str, Any]
     ) -> Sequence[Row[Any]] | None:
-        """Run one statement that is a transaction by itself, on Postgres; return its rows.
+        """Run a single statement as its own transaction, on Postgres; return its rows.
 
-        None: the connection was lost. Then it may have been done or not, and whoever asks must be able
-        to do it once more.
+        None: the connection was lost. It may have been committed or not, so the caller must be able to
+        repeat it safely.
         """
-        async with _bounded(_TRANSACTION_S) as patience:
+        async with _with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
             try:
                 async with self._autocommit.connect() as db:
-                    patience.watch(await _wire(db))
+                    deadline.watch(await _driver_connection(db))
                     rows = (await db.execute(statement, parameters)).all()
-                    patience.watch(None)
+                    deadline.watch(None)
             except DBAPIError as error:
-                if not error.connection_invalidated or patience.over:
+                if not error.connection_invalidated or deadline.expired:
                     raise
                 return None
             return rows
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close all connections and release the locks."""
         await self._leave_database()
         await self._engine.dispose()
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    async def _run(self, engine: AsyncEngine, work: Work[R], within_s: float) -> R:
+    async def _run(self, engine: AsyncEngine, work: Work[R], timeout_s: float) -> R:
         if self.is_sqlite:
-            async with self._turn, _bounded(within_s) as patience:
-                return await _attempt(engine, work, patience)
-        async with _bounded(within_s) as patience:
+            async with self._writer_lock, _with_deadline(timeout_s) as deadline:
+                return await _attempt(engine, work, deadline)
+        async with _with_deadline(timeout_s) as deadline:
             try:
-                return await _attempt(engine, work, patience)
+                return await _attempt(engine, work, deadline)
             except DBAPIError as error:
-                # A pooled connection may have died long ago, with a restart of the server: that is
-                # seen by using it. As long as no commit was sent nothing is written, and once more is
-                # safe; if one was, nobody knows, and the caller is told so.
-                if not error.connection_invalidated or patience.committing or patience.over:
+                # A pooled connection may have died long ago, when the server was restarted, which is
+                # noticed only by using it. Before the commit is sent nothing is written, so a retry is
+                # safe; after that the outcome is unknown, and the caller gets the error.
+                if not error.connection_invalidated or deadline.committing or deadline.expired:
                     raise
-            return await _attempt(engine, work, patience)
+            return await _attempt(engine, work, deadline)
 
     def _take_file(self) -> None:
-        """Keep other processes off an SQLite ledger: beside it, each would have leases of its own."""
+        """Lock an SQLite ledger against other processes, each of which would have its own leases."""
         path = self._url.database
         if self._file is not None or not path or path == ":memory:":
             return
@@ -206,7 +208,7 @@ class Database:
                 f"cannot write the ledger {path}: {error.strerror}; choose another TIDEGAUGE_LEDGER_URL"
             ) from error
         try:
-            # The kernel lets go of it when the process dies, however it dies.
+            # The kernel releases it when the process dies, however it dies.
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             handle.close()
@@ -217,18 +219,18 @@ class Database:
         self._file = handle
 
     async def _take_database(self) -> None:
-        """Keep other processes off, with a lock that the server holds as long as a connection lives.
+        """Lock the database against other processes, for as long as a connection to it is open.
 
-        If the connection is lost, so is the lock, and another process may get in. Nothing breaks by it:
-        that one begins new incarnations, and from then on nothing of this one's is taken. The lock only
-        tells of the mistake at once, to whoever can mend it.
+        If the connection is lost, so is the lock, and another process may get in. That breaks nothing:
+        it begins new incarnations, and from then on the ledger rejects what this process records. The
+        lock is there to report the mistake at once, to the person who can correct it.
         """
         await self._leave_database()
-        engine = _postgres(self._url, alone=True)
-        async with _bounded(_TRANSACTION_S) as patience:
+        engine = _postgres(self._url, owner=True)
+        async with _with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
             db = await engine.connect()
             try:
-                patience.watch(await _wire(db))
+                deadline.watch(await _driver_connection(db))
                 await db.execute(_TAKE_OWNER_LOCK, {"key": _OWNER_LOCK})
             except DBAPIError as error:
                 await db.close()
@@ -238,7 +240,7 @@ class Database:
                     f"another process serves {self._url.render_as_string()}, and memory:// is for one"
                     " process: stop it, or use TIDEGAUGE_LIVE_URL=redis://… for all of them"
                 ) from None
-            patience.watch(None)
+            deadline.watch(None)
         self._owner = db
 
     async def _leave_database(self) -> None:
@@ -248,45 +250,45 @@ class Database:
 
 
 @asynccontextmanager
-async def _bounded(within_s: float) -> AsyncGenerator[_Patience]:
-    patience = _Patience(within_s)
-    token = _PATIENCE.set(patience)
+async def _with_deadline(timeout_s: float) -> AsyncGenerator[_Deadline]:
+    deadline = _Deadline(timeout_s)
+    token = _CURRENT_DEADLINE.set(deadline)
     try:
-        yield patience
+        yield deadline
     except (DBAPIError, PoolTimeoutError, OSError) as error:
         raise UnavailableError(f"the ledger does not answer: {_reason(error)}") from error
     finally:
-        patience.end()
-        _PATIENCE.reset(token)
+        deadline.end()
+        _CURRENT_DEADLINE.reset(token)
 
 
-async def _attempt(engine: AsyncEngine, work: Work[R], patience: _Patience) -> R:
+async def _attempt(engine: AsyncEngine, work: Work[R], deadline: _Deadline) -> R:
     async with engine.connect() as db:
-        patience.watch(await _wire(db))
+        deadline.watch(await _driver_connection(db))
         result = await work(db)
-        patience.committing = True
+        deadline.committing = True
         await db.commit()
-        # What is left of closing asks the server nothing, and then the connection is somebody else's.
-        patience.watch(None)
+        # Closing sends nothing more to the server; then the pool may give the connection to others.
+        deadline.watch(None)
         return result
 
 
-async def _wire(db: AsyncConnection) -> _Wire | None:
+async def _driver_connection(db: AsyncConnection) -> _DriverConnection | None:
     if db.dialect.name == "sqlite":
         return None
-    return cast("_Wire", (await db.get_raw_connection()).driver_connection)
+    return cast("_DriverConnection", (await db.get_raw_connection()).driver_connection)
 
 
 def _reason(error: Exception) -> str:
-    """Say what the driver said, without the statement: clients get to read this."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    """Return the driver's message without the statement: clients get to read it."""
+    message = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return message.splitlines()[0] if message else type(error).__name__
 
 
 # ---- engines
 
 
-def _usable(url: str) -> URL:
+def _checked_url(url: str) -> URL:
     try:
         made = make_url(url)
     except SQLAlchemyError as error:
@@ -309,20 +311,20 @@ def _sqlite(url: URL) -> AsyncEngine:
     return engine
 
 
-def _postgres(url: URL, *, alone: bool = False) -> AsyncEngine:
-    """Make an engine for transactions, or for one connection that stays.
+def _postgres(url: URL, *, owner: bool = False) -> AsyncEngine:
+    """Make an engine for transactions, or for the one connection that holds the owner's lock.
 
-    The driver is imported here and not before: SQLite does without.
+    The driver is imported only here: SQLite does not need it.
     """
-    session = _SESSION | _OWNER_LOCK_TIMEOUT if alone else _SESSION
+    session = _SESSION | _OWNER_LOCK_TIMEOUT if owner else _SESSION
     ours = " ".join(f"-c {name}={value}" for name, value in session.items())
     theirs = url.query.get("options", "")
-    # What the URL says comes last, and so wins.
+    # The options in the URL come last, so they override ours.
     options = " ".join([ours, *([theirs] if isinstance(theirs, str) else theirs)])
     connect = {name: value for name, value in _CONNECT.items() if name not in url.query}
     pool: dict[str, Any] = (
         {"poolclass": NullPool}
-        if alone
+        if owner
         else {
             "pool_size": _POOL_SIZE,
             "max_overflow": _POOL_OVERFLOW,
@@ -333,7 +335,7 @@ def _postgres(url: URL, *, alone: bool = False) -> AsyncEngine:
         engine = create_async_engine(
             url,
             connect_args=connect | {"options": options},
-            isolation_level="AUTOCOMMIT" if alone else "READ COMMITTED",
+            isolation_level="AUTOCOMMIT" if owner else "READ COMMITTED",
             use_native_hstore=False,
             **pool,
         )
@@ -341,20 +343,20 @@ def _postgres(url: URL, *, alone: bool = False) -> AsyncEngine:
         raise StoreRefusedError(
             f"a ledger on Postgres needs psycopg ({error}): pip install 'tidegauge[production]'"
         ) from error
-    # First of all listeners: the next one already asks the server something.
-    event.listen(engine.sync_engine, "connect", _watch_new, insert=True)
+    # Before all other listeners: the next one already sends the server a query.
+    event.listen(engine.sync_engine, "connect", _watch_new_connection, insert=True)
     return engine
 
 
 class _Adapted(Protocol):
     @property
-    def driver_connection(self) -> _Wire: ...
+    def driver_connection(self) -> _DriverConnection: ...
 
 
-def _watch_new(connection: _Adapted, _record: object) -> None:
-    patience = _PATIENCE.get(None)
-    if patience is not None:
-        patience.watch(connection.driver_connection)
+def _watch_new_connection(connection: _Adapted, _record: object) -> None:
+    deadline = _CURRENT_DEADLINE.get(None)
+    if deadline is not None:
+        deadline.watch(connection.driver_connection)
 
 
 class _Cursor(Protocol):
@@ -369,7 +371,7 @@ class _RawConnection(Protocol):
 def _prepare_sqlite(connection: _RawConnection, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
-    # FULL: a commit is on the disk, not in its cache, before anybody is told of an advance.
+    # FULL: a commit is on the disk, not in its cache, before an advance becomes visible.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA busy_timeout=5000")
     cursor.close()

@@ -1,4 +1,4 @@
-"""Bring a ledger's schema up to date with the migrations that this release carries."""
+"""Migrating a ledger's schema to the one of this release."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from service.errors import StoreRefusedError
 
 _HERE = Path(__file__).resolve().parent.parent
 
-# Alembic keeps the migration that runs in a global variable: one at a time in a process, whatever the
-# thread or the event loop. Between processes it is `migrations/env.py` that keeps them apart.
-_GATE = threading.Lock()
+# Alembic keeps the running migration in a global variable, so a process may run only one at a time,
+# whatever the thread or the event loop. `migrations/env.py` holds a lock between processes.
+_LOCK = threading.Lock()
 _POLL_S = 0.01
 
 
@@ -31,26 +31,26 @@ def migrations_folder() -> Path:
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
     """Upgrade the schema behind `connection`, within its transaction."""
-    with _GATE:
+    with _LOCK:
         run_migrations(connection, revision)
 
 
 @asynccontextmanager
 async def migrating() -> AsyncGenerator[None]:
-    """Keep others of this process from migrating, without stopping the event loop for it.
+    """Hold the lock of this process without blocking the event loop.
 
-    Taken before there is a connection: no transaction stands open while this waits.
+    Entered before there is a connection, so that no transaction stays open while it waits.
     """
-    while not _GATE.acquire(blocking=False):  # noqa: ASYNC110 - it is a lock of threads
+    while not _LOCK.acquire(blocking=False):  # noqa: ASYNC110 - a lock between threads
         await asyncio.sleep(_POLL_S)
     try:
         yield
     finally:
-        _GATE.release()
+        _LOCK.release()
 
 
 def run_migrations(connection: Connection, revision: str = "head") -> None:
-    """Upgrade, inside of `migrating`."""
+    """Upgrade the schema, with the lock of `migrating` held."""
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -1,6 +1,6 @@
-"""The ledger port: what must survive anything. Pipelines, runs, epochs, watermarks, checkpoints.
+"""The ledger port: the durable state. Pipelines, runs, epochs, watermarks, checkpoints.
 
-Each method is one transaction. Times of the wall are parameters; the ledger asks no clock.
+Each method is one transaction. Wall-clock times are parameters: the ledger reads no clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from service.model.positions import Position
 
 @dataclass(frozen=True, slots=True)
 class NewLayout:
-    """A specification to be stored, and what it means for the ranges."""
+    """A specification to be stored, and how it changes the ranges."""
 
     job: str
     spec: bytes
     changed: Sequence[str]
     """Stages that are new or whose own ranges change."""
     promises: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """For each of them that has any, the promises that its new ranges inherit, packed as in
+    """For each changed stage that has any, the promises that its new ranges inherit, packed as in
     `PromiseChunk`."""
 
 
@@ -38,11 +38,11 @@ class JobHead(Position):
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What one job has to record: advances, epochs, and the promises that they rest on."""
+    """What is to be recorded for one job: advances, epochs, and the promises that they depend on."""
 
     job: str
     incarnation: int
-    """Of the live store's state that all this was read from."""
+    """The incarnation of the live state that all this was read from."""
     generation: int
     layout_version: int
     seen: int
@@ -51,13 +51,13 @@ class JobRecord:
     epochs: Mapping[str, int]
     chunks: Sequence[PromiseChunk] = ()
     unless_newer: bool = False
-    """Take it only if nothing newer than `seen` is recorded. Advances are joins and true in any order;
-    that somebody is idle is not, and must not be recorded after the word that ended it."""
+    """Record it only if nothing newer than `seen` is recorded. Advances are joins, so their order does
+    not matter. Idleness is not a join: it must not be recorded after the report that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is published now: all that is newer than what the live store showed."""
+    """What is published now, as far as it is newer than what the live store has."""
 
     revision: int
     views: Mapping[str, StageView]
@@ -75,18 +75,18 @@ class Ledger(Protocol):
         ...
 
     async def heads(self) -> Sequence[JobHead]:
-        """Show where every job is, deleted ones too."""
+        """Return the position of every job, including deleted ones."""
         ...
 
     async def head(self, job: str) -> JobHead:
-        """Show where one job is. Raises `UnknownJobError` (also if it is deleted)."""
+        """Return the position of one job. Raises `UnknownJobError`, also if it is deleted."""
         ...
 
     async def begin_incarnation(self, job: str, seen: int, at_ms: int) -> StoredJob | None:
         """Begin the next incarnation of a job's live state; return the job with its last checkpoint.
 
-        None if it is no longer at the incarnation `seen`: somebody else began one. From the commit of
-        this on, nothing is taken that rests on the state of an earlier one: its leases are void.
+        None if its incarnation is no longer `seen`, because another replica has begun one. Once this is
+        committed, nothing is recorded that was read from an earlier incarnation, whose leases are void.
         Raises `UnknownJobError`.
         """
         ...
@@ -96,18 +96,18 @@ class Ledger(Protocol):
         ...
 
     async def create(self, layout: NewLayout, at_ms: int) -> StoredJob | None:
-        """Store a new job, or a deleted one in its next generation; None if there is one already.
+        """Store a new job, or a deleted one in its next generation; None if the job exists.
 
-        It has an incarnation of its own, higher than any before.
+        It gets a new incarnation, higher than any before.
         """
         ...
 
     async def replace(
         self, layout: NewLayout, generation: int, layout_version: int, at_ms: int
     ) -> StoredJob | None:
-        """Store the next layout of a job; None if it is no longer at the one given.
+        """Store the next layout of a job; None if its layout is no longer the one given.
 
-        From the commit of this on, no advance that was computed for an older layout is taken.
+        Once this is committed, no advance that was computed for an older layout is recorded.
         """
         ...
 
@@ -116,7 +116,7 @@ class Ledger(Protocol):
         ...
 
     async def delete(self, job: str, at_ms: int) -> int:
-        """Delete the job, all but its numbers; return the generation that ends.
+        """Delete all of the job but its numbers; return the generation that ends.
 
         Raises `UnknownJobError`.
         """
@@ -127,29 +127,29 @@ class Ledger(Protocol):
         ...
 
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
-        """Take advances, epochs and promises of many jobs; return, by job, what is now published.
+        """Record advances, epochs and promises of many jobs; return, by job, what is now published.
 
-        The write is monotone and conditional: a job that is no longer at the incarnation, generation
-        and layout given (or has moved on, see `JobRecord.unless_newer`) is left out as a whole, and
-        missing in the answer.
+        The write is monotone and conditional: a job whose incarnation, generation or layout is no longer
+        the one given (or that has changed, see `JobRecord.unless_newer`) is skipped as a whole, and
+        missing from the result.
         """
         ...
 
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
-        """Keep promises; those of an older incarnation, generation, layout or stamp are left out."""
+        """Save promises, except those of an older incarnation, generation, layout or stamp."""
         ...
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
-        """Thin the history of watermarks; return how many rows went.
+        """Thin the history of watermarks; return how many rows were deleted.
 
-        Older than `keep_until_ms`: all go. Older than `fine_until_ms`: the last of each minute stays.
+        Of rows before `keep_until_ms` none is kept; before `fine_until_ms`, the last of each minute.
         """
         ...
 
     async def ping(self) -> None:
-        """Return if the database answers."""
+        """Return if the database answers; raise `UnavailableError` otherwise."""
         ...
 
     async def close(self) -> None:
-        """Let the database go."""
+        """Close the database."""
         ...

@@ -1,4 +1,4 @@
-"""Rows of the ledger's tables, read and written."""
+"""Conversions between rows of the ledger's tables and the model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from sqlalchemy import Row
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
+from service.ledger.port import JobRecord, NewLayout
 from service.model.checkpoints import CHUNK, PromiseChunk
 from service.model.jobs import InstalledStage, StageProgress, StageView
 
 
 def packed_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Pack rows as a statement takes them: one parameter, whatever their number."""
+    """Pack rows into a single parameter of a statement, however many they are."""
     return msgspec.json.encode(list(rows)).decode()
 
 
 def chunk_row(chunk: PromiseChunk) -> dict[str, Any]:
-    """Write a chunk as a row."""
+    """Return the row of a chunk."""
     return {
         "job": chunk.job,
         "stage": chunk.stage,
@@ -36,7 +37,7 @@ def chunk_row(chunk: PromiseChunk) -> dict[str, Any]:
 
 
 def advance_row(stage: str, watermark: StageWatermark) -> dict[str, Any]:
-    """Write where a stage is as the parameters of its advance."""
+    """Return the parameters of `ADVANCE_STAGE`."""
     return {
         "b_stage": stage,
         "b_input": watermark.input,
@@ -45,8 +46,54 @@ def advance_row(stage: str, watermark: StageWatermark) -> dict[str, Any]:
     }
 
 
+def record_row(record: JobRecord) -> dict[str, Any]:
+    """Return a record, without its advances, as a row for `RECORD_IN_ONE_STATEMENT`."""
+    return {
+        "job": record.job,
+        "incarnation": record.incarnation,
+        "generation": record.generation,
+        "layout_version": record.layout_version,
+        "seen": record.seen,
+    }
+
+
+def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
+    """Return the advances of a record as rows for `RECORD_IN_ONE_STATEMENT`."""
+    return [
+        {
+            "job": record.job,
+            "stage": stage,
+            "input": watermark.input,
+            "output": watermark.output,
+            "idle": watermark.idle,
+        }
+        for stage, watermark in record.advances.items()
+    ]
+
+
+def chunks_of(
+    layout: NewLayout, incarnation: int, generation: int, layout_version: int
+) -> list[PromiseChunk]:
+    """Return the promises that the ranges of a new layout inherit."""
+    return [
+        PromiseChunk(
+            job=layout.job,
+            stage=stage,
+            incarnation=incarnation,
+            generation=generation,
+            layout_since=layout_version,
+            chunk=number,
+            # Less than any stamp of the live store, which saves newer ones.
+            stamp=0,
+            promises=packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)],
+        )
+        for stage, packed in layout.promises.items()
+        for number in range(-(-len(packed) // (8 * CHUNK)))
+    ]
+
+
 def view_of(row: Row[Any]) -> StageView:
-    """Read what readers are shown of a stage."""
+    """Return the published view of a stage."""
     return StageView(
         watermark=StageWatermark(row.input, row.output, row.idle),
         version=row.version,
@@ -56,7 +103,7 @@ def view_of(row: Row[Any]) -> StageView:
 
 
 def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:
-    """Read what is known of a stage."""
+    """Return a stage with its progress and promises."""
     layout = pipeline.stages[row.stage].layout
     return InstalledStage(
         view=view_of(row),

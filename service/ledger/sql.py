@@ -1,8 +1,8 @@
 """The ledger on a SQL database, through SQLAlchemy: SQLite embedded, Postgres in production.
 
-What writes to a job first locks its row in `jobs`, and jobs are locked in the order of their names: so
-transactions on one job queue up behind each other, in whatever replica they run, and no two of them ever
-wait for each other in a ring. The statements are in `service.ledger.statements`.
+A transaction that writes to a job first locks its row in `jobs`, and jobs are locked in the order of
+their names. So the transactions on one job run one after the other, across replicas, and never
+deadlock. The statements are in `service.ledger.statements`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import (
-    Row,
     delete,
     insert,
     select,
@@ -23,18 +22,25 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.errors import UnknownJobError
 from service.frontier.timestamps import MIN
 from service.ledger import statements as sql
 from service.ledger.database import Database
 from service.ledger.history import History
+from service.ledger.loading import load_job, unknown_job
 from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded
-from service.ledger.rows import advance_row, chunk_row, installed_of, packed_rows, view_of
+from service.ledger.rows import (
+    advance_row,
+    advance_rows,
+    chunk_row,
+    chunks_of,
+    packed_rows,
+    record_row,
+    view_of,
+)
 from service.ledger.tables import history, jobs, promise_chunks, stages
-from service.model.checkpoints import CHUNK, PromiseChunk
-from service.model.jobs import InstalledJob, StageView, StoredJob
-from service.spec import decode_spec
-from service.tasks import to_its_end
+from service.model.checkpoints import PromiseChunk
+from service.model.jobs import StageView, StoredJob
+from service.tasks import run_to_completion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,9 +49,9 @@ R = TypeVar("R")
 def _writing(
     work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
 ) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
-    """Make a method one transaction, which is its first argument."""
+    """Run a method as one transaction, which it gets as its first argument."""
 
-    @to_its_end
+    @run_to_completion
     @wraps(work)
     async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
         return await ledger.database.write(lambda db: work(ledger, db, *args, **kwargs))
@@ -56,9 +62,9 @@ def _writing(
 def _reading(
     work: Callable[Concatenate[SqlLedger, AsyncConnection, P], Awaitable[R]],
 ) -> Callable[Concatenate[SqlLedger, P], CoroutineType[Any, Any, R]]:
-    """Make a method one transaction that only reads."""
+    """Run a method as one transaction that only reads."""
 
-    @to_its_end
+    @run_to_completion
     @wraps(work)
     async def run(ledger: SqlLedger, *args: P.args, **kwargs: P.kwargs) -> R:
         return await ledger.database.read(lambda db: work(ledger, db, *args, **kwargs))
@@ -69,9 +75,9 @@ def _reading(
 class SqlLedger:
     """Keeps everything in a database. See `service.ledger.port.Ledger` for what each method does.
 
-    A transaction whose outcome nobody can know (the connection was lost while it was committed) raises
-    `UnavailableError` like one that was never begun. Each of them may be repeated: what is monotone is
-    written again to no effect, and what is conditional then tells that it is done.
+    If the connection is lost during a commit, its outcome is unknown, and `UnavailableError` is raised
+    as if the transaction had never started. Each may be retried: a monotone write has no effect the
+    second time, and the result of a conditional one shows that it was done.
     """
 
     def __init__(self, url: str) -> None:
@@ -83,13 +89,13 @@ class SqlLedger:
         self._save_chunks = chunk.on_conflict_do_update(
             index_elements=["job", "stage", "chunk"],
             set_={name: chunk.excluded[name] for name in (*order, "promises")},
-            # Checkpoints of several replicas may arrive in any order.
+            # Checkpoints of several replicas arrive in any order.
             where=tuple_(*(chunk.excluded[name] for name in order))
             >= tuple_(*(promise_chunks.c[name] for name in order)),
         )
         self._history = History(self.database)
 
-    @to_its_end
+    @run_to_completion
     async def open(self, *, exclusive: bool) -> None:
         """See the port."""
         await self.database.open(exclusive=exclusive)
@@ -113,13 +119,13 @@ class SqlLedger:
         """See the port."""
         row = (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
-            raise _unknown(job)
+            raise unknown_job(job)
         return JobHead(*row)
 
     @_reading
     async def get(self, db: AsyncConnection, job: str) -> StoredJob:
         """See the port."""
-        return await self._find(db, job)
+        return await load_job(db, job)
 
     @_writing
     async def begin_incarnation(
@@ -128,15 +134,15 @@ class SqlLedger:
         """See the port."""
         row = (await db.execute(sql.LOCK_JOB, {"b_job": job})).one_or_none()
         if row is None or row.deleted:
-            raise _unknown(job)
+            raise unknown_job(job)
         if row.incarnation != seen:
             return None
-        # Drawn after the row is locked: so a job's numbers rise in the order in which they begin.
-        number = await self._draw(db, job, at_ms)
+        # Drawn only once the row is locked, so that a job's numbers rise in the order they are begun.
+        number = await _draw_incarnation(db, job, at_ms)
         await db.execute(
             sql.BEGIN_INCARNATION, {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
         )
-        return await self._find(db, job, with_promises=True)
+        return await load_job(db, job, with_promises=True)
 
     @_writing
     async def create(self, db: AsyncConnection, layout: NewLayout, at_ms: int) -> StoredJob | None:
@@ -144,7 +150,7 @@ class SqlLedger:
         row = (await db.execute(sql.LOCK_JOB, {"b_job": layout.job})).one_or_none()
         if row is not None and not row.deleted:
             return None
-        number = await self._draw(db, layout.job, at_ms)
+        number = await _draw_incarnation(db, layout.job, at_ms)
         if row is not None:
             await db.execute(
                 sql.REVIVE_JOB,
@@ -156,10 +162,10 @@ class SqlLedger:
                 },
             )
         elif not await self._add(db, layout, number, at_ms):
-            # There was no row to lock: another replica has added it since.
+            # There was no row to lock, and another replica has added it since.
             return None
         await self._add_stages(db, layout, 1, at_ms)
-        return await self._find(db, layout.job)
+        return await load_job(db, layout.job)
 
     @_writing
     async def replace(
@@ -187,7 +193,7 @@ class SqlLedger:
         await self._change_layouts(
             db, layout, row.incarnation, generation, layout_version + 1, at_ms
         )
-        return await self._find(db, layout.job)
+        return await load_job(db, layout.job)
 
     @_writing
     async def reset(self, db: AsyncConnection, job: str, at_ms: int) -> StoredJob:
@@ -195,17 +201,17 @@ class SqlLedger:
         key = {"b_job": job, "b_at_ms": at_ms}
         row = (await db.execute(sql.START_GENERATION, key)).one_or_none()
         if row is None:
-            raise _unknown(job)
+            raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
-        return await self._find(db, job)
+        return await load_job(db, job)
 
     @_writing
     async def delete(self, db: AsyncConnection, job: str, at_ms: int) -> int:
         """See the port."""
-        row = (await db.execute(sql.BURY_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
+        row = (await db.execute(sql.DELETE_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
-            raise _unknown(job)
+            raise unknown_job(job)
         for table in (stages, promise_chunks, history):
             await db.execute(delete(table).where(table.c.job == job))
         return int(row.generation)
@@ -215,7 +221,7 @@ class SqlLedger:
         """See the port."""
         row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
         if row is None:
-            raise _unknown(job)
+            raise unknown_job(job)
         run = int(row.last_run)
         await db.execute(
             sql.GIVE_STAGE_TO_RUN,
@@ -223,55 +229,36 @@ class SqlLedger:
         )
         return run
 
-    @to_its_end
+    @run_to_completion
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
         """See the port."""
         if self.database.is_sqlite:
             return await self._record_each(records, at_ms)
         simple = [r for r in records if not r.epochs and not r.chunks]
         whole = [r for r in records if r.epochs or r.chunks]
-        at_once = await self._record_at_once(simple, at_ms)
-        taken = {} if at_once is None else dict(at_once)
-        refused = {r.job for r in simple if at_once is not None and r.unless_newer}
+        recorded = await self._record_in_one_statement(simple, at_ms)
+        taken = {} if recorded is None else dict(recorded)
+        refused = {r.job for r in simple if recorded is not None and r.unless_newer}
         left = [*whole, *(r for r in simple if r.job not in taken and r.job not in refused)]
         if left:
             taken |= await self._record_each(left, at_ms)
         return taken
 
-    async def _record_at_once(
+    async def _record_in_one_statement(
         self, simple: Sequence[JobRecord], at_ms: int
     ) -> Mapping[str, Recorded] | None:
-        """Record advances of jobs that nobody else has moved.
+        """Record the advances of jobs that nothing else has been recorded for.
 
-        None: the connection was lost. They may have been taken; to say it all once more is then to no
-        effect, or is refused.
+        None: the connection was lost. They may have been recorded; then a retry has no effect, or is
+        refused.
         """
         if not simple:
             return {}
-        rows = await self.database.at_once(
-            sql.RECORD_AT_ONCE,
+        rows = await self.database.run_statement(
+            sql.RECORD_IN_ONE_STATEMENT,
             {
-                "b_record": packed_rows(
-                    {
-                        "job": record.job,
-                        "incarnation": record.incarnation,
-                        "generation": record.generation,
-                        "layout_version": record.layout_version,
-                        "seen": record.seen,
-                    }
-                    for record in simple
-                ),
-                "b_advance": packed_rows(
-                    {
-                        "job": record.job,
-                        "stage": stage,
-                        "input": watermark.input,
-                        "output": watermark.output,
-                        "idle": watermark.idle,
-                    }
-                    for record in simple
-                    for stage, watermark in record.advances.items()
-                ),
+                "b_record": packed_rows(map(record_row, simple)),
+                "b_advance": packed_rows(row for record in simple for row in advance_rows(record)),
                 "b_at_ms": at_ms,
             },
         )
@@ -319,7 +306,7 @@ class SqlLedger:
                 sql.COMMIT_EPOCH,
                 [{"b_job": record.job, "b_stage": s, "b_epoch": epoch} for s, epoch in epochs],
             )
-        # Also what others have recorded, and then perhaps died before they could show it.
+        # Including what other replicas recorded, which may have died before they could publish it.
         newer = await db.execute(sql.FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
         return Recorded(row.revision, {r.stage: view_of(r) for r in newer})
 
@@ -331,9 +318,9 @@ class SqlLedger:
         await db.execute(
             sql.ADVANCE_STAGE, [advance_row(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
         )
-        await db.execute(sql.REMEMBER_ADVANCED, key | {"b_generation": record.generation})
+        await db.execute(sql.ADD_TO_HISTORY, key | {"b_generation": record.generation})
 
-    @to_its_end
+    @run_to_completion
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
         """See the port."""
         if chunks:
@@ -341,13 +328,13 @@ class SqlLedger:
 
     @_writing
     async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
-        # Locked as by any other writer: a chunk of an incarnation that has ended must not arrive after
-        # the next one was begun from what was there.
+        # Locked like any other write: once the next incarnation has begun from the saved chunks, none of
+        # an earlier one may be added.
         await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
         await self._save(db, chunks)
 
     async def _save(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
-        """Save chunks of jobs whose rows are locked, if they are of what is current."""
+        """Save those chunks that are of the current layout, of jobs whose rows are locked."""
         if not chunks:
             return
         names = sorted({chunk.job for chunk in chunks})
@@ -373,10 +360,6 @@ class SqlLedger:
 
     # ---- parts of the transactions above
 
-    async def _draw(self, db: AsyncConnection, job: str, at_ms: int) -> int:
-        row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
-        return int(row.number)
-
     async def _add(self, db: AsyncConnection, layout: NewLayout, number: int, at_ms: int) -> bool:
         done = await db.execute(
             self._add_job,
@@ -395,41 +378,6 @@ class SqlLedger:
         )
         return done.one_or_none() is not None
 
-    async def _find(
-        self, db: AsyncConnection, job: str, *, with_promises: bool = False
-    ) -> StoredJob:
-        row = (await db.execute(sql.FIND_JOB, {"b_job": job})).one_or_none()
-        if row is None or row.deleted:
-            raise _unknown(job)
-        return await self._stored(db, row, with_promises=with_promises)
-
-    async def _stored(
-        self, db: AsyncConnection, row: Row[Any], *, with_promises: bool
-    ) -> StoredJob:
-        pipeline = decode_spec(row.spec).pipeline()
-        key = {"b_job": row.name}
-        chunks: dict[str, list[Row[Any]]] = {}
-        if with_promises:
-            for chunk in await db.execute(sql.FIND_CHUNKS, key):
-                if chunk.generation == row.generation:
-                    chunks.setdefault(chunk.stage, []).append(chunk)
-        installed = {
-            stage.stage: installed_of(stage, pipeline, chunks.get(stage.stage, []))
-            for stage in await db.execute(sql.FIND_STAGES, key)
-            if stage.stage in pipeline.stages
-        }
-        job = InstalledJob(
-            name=row.name,
-            pipeline=pipeline,
-            incarnation=row.incarnation,
-            generation=row.generation,
-            layout_version=row.layout_version,
-            revision=row.revision,
-            last_run=row.last_run,
-            stages=installed,
-        )
-        return StoredJob(bytes(row.spec), job)
-
     async def _change_layouts(
         self,
         db: AsyncConnection,
@@ -447,24 +395,7 @@ class SqlLedger:
                 [key | {"b_layout_since": layout_version} for key in keys],
             )
         await self._add_stages(db, layout, layout_version, at_ms)
-        await self._save(
-            db,
-            [
-                PromiseChunk(
-                    job=layout.job,
-                    stage=stage,
-                    incarnation=incarnation,
-                    generation=generation,
-                    layout_since=layout_version,
-                    chunk=number,
-                    # Below that of whatever the live store saves of them.
-                    stamp=0,
-                    promises=packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)],
-                )
-                for stage, packed in layout.promises.items()
-                for number in range(-(-len(packed) // (8 * CHUNK)))
-            ],
-        )
+        await self._save(db, chunks_of(layout, incarnation, generation, layout_version))
 
     async def _add_stages(
         self, db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
@@ -492,5 +423,6 @@ class SqlLedger:
             await db.execute(insert(stages), new)
 
 
-def _unknown(job: str) -> UnknownJobError:
-    return UnknownJobError(f"there is no job {job!r}")
+async def _draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:
+    row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
+    return int(row.number)

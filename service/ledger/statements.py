@@ -1,4 +1,4 @@
-"""The statements of the ledger, each with its purpose as its name."""
+"""The ledger's SQL statements, each named after its purpose."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ START_GENERATION = (
     )
     .returning(jobs.c.revision)
 )
-BURY_JOB = (
+DELETE_JOB = (
     update(jobs)
     .where(jobs.c.name == bindparam("b_job"), ~jobs.c.deleted)
     .values(deleted=True, updated_at_ms=bindparam("b_at_ms"))
@@ -142,7 +142,7 @@ CHANGE_LAYOUT_OF_STAGE = (
 def _moves(
     to_input: ColumnElement[Any], to_output: ColumnElement[Any], to_idle: ColumnElement[Any]
 ) -> ColumnElement[bool]:
-    """Tell whether an advance to there changes a stage."""
+    """Whether an advance to these values changes a stage."""
     return or_(stages.c.input < to_input, stages.c.output < to_output, stages.c.idle != to_idle)
 
 
@@ -167,7 +167,7 @@ ADVANCE_STAGE = (
 FIND_NEWER = select(stages).where(
     stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
 )
-REMEMBER_ADVANCED = insert(history).from_select(
+ADD_TO_HISTORY = insert(history).from_select(
     ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
     select(
         stages.c.job,
@@ -183,19 +183,18 @@ REMEMBER_ADVANCED = insert(history).from_select(
 
 
 def _rows_of(name: str, *columns: ColumnClause[Any]) -> TableValuedAlias:
-    """Read rows from the parameter of that name: JSON, which the driver takes as it is."""
+    """Read rows from the parameter of that name, which is JSON."""
     given = func.json_to_recordset(cast(bindparam(f"b_{name}", type_=Text), JSON))
     return given.table_valued(*columns).render_derived(name, with_types=True)
 
 
-def _record_at_once() -> Executable:
-    """Record the advances of many jobs, each of them only if nobody has recorded anything since it was
-    looked at.
+def _record_in_one_statement() -> Executable:
+    """Record the advances of many jobs, each only if its revision is still the one that was seen.
 
-    One statement, and so one journey to the server instead of six; but also one snapshot, taken before
-    it waits for anybody's lock. That is safe for these jobs: a revision that is still the one that was
-    seen means that the watermarks in the snapshot are the newest, since whatever changes them takes a
-    revision, and what was seen was committed before the statement began.
+    One statement is one round trip to the server instead of six. It also has only one snapshot, taken
+    before it waits for any lock. That is safe: every change of a watermark takes a new revision, and
+    what was seen was committed before the statement began. So if a job's revision is still the one
+    seen, the watermarks in the snapshot are the newest.
     """
     record = _rows_of(
         "record",
@@ -213,7 +212,7 @@ def _record_at_once() -> Executable:
         column("output", BigInteger),
         column("idle", Boolean),
     )
-    # By itself, for the order: an update locks in whatever order it finds.
+    # Separate from the update, which would lock the rows in no particular order.
     locked = (
         select(jobs.c.name)
         .join_from(jobs, record, jobs.c.name == record.c.job)
@@ -254,7 +253,7 @@ def _record_at_once() -> Executable:
         .returning(*stages.c)
         .cte("moved")
     )
-    remembered = insert(history).from_select(
+    in_history = insert(history).from_select(
         ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
         select(
             moved.c.job,
@@ -280,11 +279,11 @@ def _record_at_once() -> Executable:
             moved.c.updated_at_ms,
         )
         .select_from(taken.outerjoin(moved, moved.c.job == taken.c.name))
-        .add_cte(remembered.cte("remembered"))
+        .add_cte(in_history.cte("in_history"))
     )
 
 
-RECORD_AT_ONCE = _record_at_once()
+RECORD_IN_ONE_STATEMENT = _record_in_one_statement()
 COMMIT_EPOCH = (
     update(stages)
     .where(
@@ -324,15 +323,15 @@ DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_
 BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
 FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
 _IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
-FORGET = delete(history).where(*_IN_STEP)
+DELETE_HISTORY = delete(history).where(*_IN_STEP)
 _later = history.alias("later")
-THIN = delete(history).where(
+THIN_HISTORY = delete(history).where(
     *_IN_STEP,
     exists().where(
         _later.c.job == history.c.job,
         _later.c.stage == history.c.stage,
         _later.c.generation == history.c.generation,
-        # Of the same minute. In this form, for the index.
+        # In the same minute, written so that the index can be used.
         _later.c.at_ms >= history.c.at_ms - history.c.at_ms % 60_000,
         _later.c.at_ms < history.c.at_ms - history.c.at_ms % 60_000 + 60_000,
         _later.c.id > history.c.id,

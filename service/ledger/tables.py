@@ -1,7 +1,7 @@
-"""The ledger's tables. Their schema is made by the migrations; a test holds the two together.
+"""The ledger's tables. The migrations create their schema; a test holds the two together.
 
 Watermarks are 64-bit integers throughout, -∞ among them (`frontier.timestamps.MIN`), so that SQL
-compares them as the code does, with no NULL in the arithmetic.
+compares them as the code does, without NULLs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-# SQLite gives out numbers by itself only for a column of this very type.
+# SQLite generates numbers only for a column of exactly this type.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
 incarnations = Table(

@@ -1,1 +1,1 @@
-"""The live port and its stores: what is soft, and costs only time when it is lost."""
+"""The live port and its stores: the soft state, whose loss only costs time."""

@@ -1,4 +1,4 @@
-"""Things that are asked while a call is under way share the next one."""
+"""Batching: requests that arrive while a call is running share the next one."""
 
 from __future__ import annotations
 
@@ -11,83 +11,89 @@ from service.errors import UnavailableError
 A = TypeVar("A")
 T = TypeVar("T")
 
-_BATCH = 128
-"""Askers that share a call at most."""
+_MAX_BATCH = 128
+"""Requests in one call."""
 
-_BATCH_WEIGHT = 10_000
-"""Ranges in one call: what makes the others wait for as long as the store is busy with it."""
+_MAX_BATCH_WEIGHT = 10_000
+"""Ranges in one call: all other requests wait while the store is busy with it."""
 
-_WORTH_A_CALL = 1_000
-"""Ranges that wait for no other call: the store works on one while the next is packed. What is lighter
-costs most as a call of its own, and shares one.
+_OWN_CALL_WEIGHT = 1_000
+"""Ranges that are sent without waiting for a running call: the store works on one call while the next is
+packed. For lighter requests the call itself is the main cost, so they share one.
 """
 
-_QUEUE = 4_096
-"""Askers that may wait for a call; more are told to come again."""
+_MAX_QUEUE = 4_096
+"""Requests that may wait for a call; more are refused."""
 
 
 class Batcher(Generic[A, T]):
-    """Lets things that are asked while a call is under way share the next one."""
+    """Lets requests that arrive while a call is running share the next one."""
 
     def __init__(
         self,
         call: Callable[[Sequence[A]], Awaitable[Sequence[T | Exception]]],
         weight: Callable[[A], int],
-        flights: int,
+        max_calls: int,
     ) -> None:
-        """`call` answers many at once, `weight` says how many ranges one adds to a call, `flights` how
-        many calls may be under way.
+        """`call` handles many requests at once, `weight` is how many ranges one adds to a call, and
+        `max_calls` how many calls may run at a time.
         """
         self._call = call
         self._weight = weight
-        self._flights = flights
-        self._under_way = 0
-        self._waiting: list[tuple[A, asyncio.Future[T]]] = []
+        self._max_calls = max_calls
+        self._running = 0
+        self._queue: list[tuple[A, asyncio.Future[T]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, what: A) -> T:
-        """Ask; return the answer, or raise it. Raises `UnavailableError` if too many wait."""
-        if len(self._waiting) >= _QUEUE:
-            raise UnavailableError(f"{_QUEUE} requests wait for the live store: come again")
+    async def submit(self, request: A) -> T:
+        """Return the result, or raise it. Raises `UnavailableError` if the queue is full."""
+        if len(self._queue) >= _MAX_QUEUE:
+            raise UnavailableError(
+                f"{_MAX_QUEUE} requests already wait for the live store: retry later"
+            )
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((what, future))
-        if not self._under_way or (self._under_way < self._flights and self._is_heavy()):
-            self._under_way += 1
-            task = asyncio.get_running_loop().create_task(self._fly())
+        self._queue.append((request, future))
+        if not self._running or (self._running < self._max_calls and self._is_heavy()):
+            self._running += 1
+            task = asyncio.get_running_loop().create_task(self._drain())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return await future
 
     def _is_heavy(self) -> bool:
-        """Tell whether what waits is worth another call now; a few are enough to see it."""
-        return sum(self._weight(what) for what, _ in self._waiting[:_BATCH]) >= _WORTH_A_CALL
+        """Whether the queue is worth another call now; its first requests are enough to tell."""
+        return (
+            sum(self._weight(request) for request, _ in self._queue[:_MAX_BATCH])
+            >= _OWN_CALL_WEIGHT
+        )
 
-    def _next(self) -> list[tuple[A, asyncio.Future[T]]]:
+    def _next_batch(self) -> list[tuple[A, asyncio.Future[T]]]:
         size, ranges = 0, 0
-        for what, _ in self._waiting[:_BATCH]:
-            ranges += self._weight(what)
-            if size and ranges > _BATCH_WEIGHT:
+        for request, _ in self._queue[:_MAX_BATCH]:
+            ranges += self._weight(request)
+            if size and ranges > _MAX_BATCH_WEIGHT:
                 break
             size += 1
-        batch, self._waiting = self._waiting[:size], self._waiting[size:]
+        batch, self._queue = self._queue[:size], self._queue[size:]
         return batch
 
-    async def _fly(self) -> None:
+    async def _drain(self) -> None:
         try:
-            while batch := self._next():
-                await self._one(batch)
+            while batch := self._next_batch():
+                await self._run(batch)
         finally:
-            # In the same breath as nothing was found to wait: whoever comes next begins another.
-            self._under_way -= 1
+            # No `await` since the queue was found empty, so no request can be left behind: the next one
+            # sees that this call is over and starts another.
+            self._running -= 1
 
-    async def _one(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
+    async def _run(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:
         try:
-            results = await self._call([what for what, _ in batch])
-        except Exception as error:  # noqa: BLE001 - each who asked is told
+            results = await self._call([request for request, _ in batch])
+        except Exception as error:  # noqa: BLE001 - raised to each caller
             results = [error] * len(batch)
         for (_, future), result in zip(batch, results, strict=True):
             if future.done():
-                continue  # Whoever asked has gone.
+                continue  # The caller was cancelled.
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:

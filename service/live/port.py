@@ -1,7 +1,7 @@
-"""The live port: leases, promises, waiting reports, and what readers are served from.
+"""The live port: leases, promises, waiting reports, and the views that readers get.
 
-Each method is one atomic step of the store: nobody sees it half done, and two of them never
-interleave. Whether a lease is current is judged inside the step, by the store's own clock.
+Each method is one atomic step of the store: none is ever seen half done, and two never interleave.
+Whether a lease is current is judged inside the step, by the store's own clock.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
 REMEMBERED = 10_000
-"""Ended leases of a job whose reason is still known; older ones are `unknown`."""
+"""Ended leases of a job that are remembered with their reason; older ones are `unknown`."""
 
 FENCE_BITS = 32
-"""Of a fence, the bits below the incarnation: leases that one incarnation can grant."""
+"""The bits of a fence below the incarnation: they number its leases."""
 
 
 def new_token() -> str:
-    """Make a token that nobody can guess."""
+    """Make an unguessable token."""
     return secrets.token_urlsafe(24)
 
 
 class StateLostError(Exception):
-    """The store has no state of this job that could be trusted: none at all, or an older server's.
+    """The store has no trustworthy state of this job: none at all, or one of an earlier server run.
 
-    Either the job does not exist, which the ledger knows, or the state was lost: then it must be
-    installed afresh, in a new incarnation.
+    Either the job does not exist, which the ledger knows, or its state was lost: then it must be started
+    afresh, in a new incarnation.
     """
 
     def __init__(self, job: str) -> None:
@@ -44,10 +44,10 @@ class StateLostError(Exception):
 
 
 class Watch(Protocol):
-    """A reader's wake-up. It may wake for nothing, but no change goes by unseen after `rearm`."""
+    """A reader's wake-up. It may wake for nothing, but misses no change after `rearm`."""
 
     def rearm(self) -> None:
-        """Forget the changes so far. Read after this, and wait only then: else one could be missed."""
+        """Forget the changes so far. To miss none, read after this, and wait only then."""
         ...
 
     async def wait(self) -> None:
@@ -56,7 +56,7 @@ class Watch(Protocol):
 
 
 class LiveStore(Protocol):
-    """What a live store does. Both kinds pass one conformance suite.
+    """What a live store does. All implementations pass one conformance suite.
 
     Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
     `UnavailableError` when the store does not answer in time.
@@ -66,66 +66,66 @@ class LiveStore(Protocol):
     """Whether other processes see the same state."""
 
     async def open(self) -> None:
-        """Begin."""
+        """Open the store."""
         ...
 
     # ---- jobs
 
     async def begin(self, job: InstalledJob) -> None:
-        """Start a job's state from the ledger alone: promises as checkpointed, no leases.
+        """Start a job's state afresh from the ledger: with the checkpoint's promises, and no leases.
 
-        To be called once for each incarnation, by whoever began it in the ledger. If there is one as
-        late already, nothing changes.
+        Must be called only once for each incarnation, by the replica that began it in the ledger. If the
+        store has this incarnation or a later one already, nothing changes.
         """
         ...
 
     async def install(self, job: InstalledJob) -> None:
-        """Bring a job's state up to what the ledger has; whatever it has that is newer stays.
+        """Bring a job's state up to date with the ledger; what is newer in the store stays.
 
         A newer layout keeps the leases and promises of unchanged ranges; changed ones inherit their
-        promise and lose their lease. A newer generation starts over, but fences go on.
+        promise and lose their lease. A newer generation starts over, but fences go on rising.
         """
         ...
 
     async def remove(self, job: str, generation: int) -> None:
-        """Forget the job, unless it is of a later generation by now; let its readers go."""
+        """Remove the job, unless it has a later generation by now, and wake its readers."""
         ...
 
     async def head(self, job: str) -> Position | None:
-        """Show where one job is; None: there is no state of it that could be trusted."""
+        """Return the position of one job; None: it has no trustworthy state."""
         ...
 
     async def heads(self) -> Mapping[str, Position]:
-        """Show where every job is whose state can be trusted."""
+        """Return the position of every job with a trustworthy state."""
         ...
 
     async def jobs(self) -> Sequence[JobView]:
-        """Show every job."""
+        """Return every job."""
         ...
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
-        """Show a job's pipeline, up to date if it lacks `stage`.
+        """Return a job's pipeline. It may be out of date, unless it lacks `stage`.
 
-        Else it may be out of date: each step checks what was made of it.
+        That is safe, since each step checks the layout that it was prepared for.
         """
         ...
 
     async def job(self, job: str) -> JobView:
-        """Show one job, in one consistent snapshot."""
+        """Return one job, as a consistent snapshot."""
         ...
 
     async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
-        """Show one job and how its ranges are, all at one instant."""
+        """Return one job and the censuses of its stages, all at one instant."""
         ...
 
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
-        """Show one stage."""
+        """Return one stage."""
         ...
 
     # ---- leases
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """Grant what is free, run out, the same holder's or outranked; the old lease ends there.
+        """Grant the ranges that are free, expired, held by the same holder, or outranked.
 
         Raises `StaleRunError` if the claim is not of the stage's run, `LeaseConflictError` if nothing
         is granted.
@@ -135,7 +135,7 @@ class LiveStore(Protocol):
     async def renew(
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-        """Put off the deadline of leases that have not run out. One that has is lost for ever."""
+        """Extend leases that are current. One that has run out cannot be renewed."""
         ...
 
     async def release(self, job: str, tokens: Sequence[str]) -> int:
@@ -143,13 +143,13 @@ class LiveStore(Protocol):
         ...
 
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
-        """Give the stages to this run: leases and waiting reports of older runs are void."""
+        """Give the stages to this run: leases and waiting reports of older runs become void."""
         ...
 
     async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
         """End the leases that have run out; return how many, by job and stage.
 
-        With a job: only if the store knows of one there without asking anybody.
+        With a job: only if the store already knows, without a request to its server, that one has.
         """
         ...
 
@@ -164,10 +164,10 @@ class LiveStore(Protocol):
         ...
 
     async def commit(self, job: str, commit: Commit) -> Committed:
-        """Apply what waits for this epoch, for all its stages or for none.
+        """Apply the reports that wait for this epoch, for all its stages or for none.
 
-        Raises `StaleRunError`, `StaleEpochError`, `InputAheadError`, `InvalidRequestError` (a report
-        waits that leaves its input watermark to the commit, which has none).
+        Raises `StaleRunError`, `StaleEpochError`, `InputAheadError`, `InvalidRequestError` (a
+        waiting report leaves its input watermark to the commit, which has none).
         """
         ...
 
@@ -176,10 +176,9 @@ class LiveStore(Protocol):
     async def agreements(
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
-        """Say what is published, and what the ranges of each stage in reach of `touched` agree on.
+        """Return what is published, and the agreements of all stages that `touched` stages can move.
 
-        All at one instant, with the leases that have run out by then ended: nobody is idle whose
-        lease is over.
+        All at one instant, and after ending expired leases: no range is idle whose lease is over.
         """
         ...
 
@@ -191,44 +190,44 @@ class LiveStore(Protocol):
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
     ) -> None:
-        """Show readers what the ledger has taken, and wake them. An older version changes nothing.
+        """Make visible what the ledger has recorded, and wake readers. Older versions change nothing.
 
-        `epochs` are those that the ledger knows to be committed now.
+        `epochs` are the epochs that are now recorded in the ledger, by stage.
         """
         ...
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        """Show ranges, in the order of the layout or the lowest weight in the agreement first."""
+        """Return ranges, in the order of the layout, or those that hold the stage back most first."""
         ...
 
     async def promises(self, job: str, stage: str) -> Sequence[int]:
-        """Show the promise of every range, in the order of the layout."""
+        """Return the promise of every range, in the order of the layout."""
         ...
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
-        """Show the promises that changed since they were last said to be saved."""
+        """Return the chunks of promises that changed since they were last marked as saved."""
         ...
 
     async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
-        """Hear that these are in the ledger. What has changed again since is unsaved still."""
+        """Mark chunks as saved in the ledger, unless they have changed again since."""
         ...
 
     # ---- waiting
 
     def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
-        """Wake at each change of a stage (None: of any stage), and when the job goes."""
+        """Watch for changes of a stage (None: of any stage), and for the removal of the job."""
         ...
 
     async def ping(self) -> None:
         """Return if the store answers; raise `UnavailableError` otherwise."""
         ...
 
-    def let_go(self) -> None:
-        """Wake every reader that waits."""
+    def wake_readers(self) -> None:
+        """Wake every waiting reader."""
         ...
 
     async def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         ...

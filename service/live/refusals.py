@@ -1,4 +1,4 @@
-"""What both live stores say when they refuse a step, in the same words."""
+"""The errors with which both live stores refuse a step."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from service.model.leases import Denied, LostReason
 
 
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
-    """Say that the job has no such stage."""
+    """Return the error: the job has no such stage."""
     return UnknownStageError(f"job {job!r} has no stage {stage!r}")
 
 
 def no_ranges(stage: str) -> InvalidRequestError:
-    """Say that a passthrough has nothing to claim or report for."""
+    """Return the error: a passthrough has nothing to claim or report for."""
     return InvalidRequestError(f"stage {stage!r} is a passthrough: it has no ranges")
 
 
 def none_granted(stage: str, denied: Sequence[Denied]) -> LeaseConflictError:
-    """Say that a claim came to nothing."""
+    """Return the error: none of the claimed ranges could be granted."""
     return LeaseConflictError(
         f"none of {len(denied)} ranges of stage {stage!r} could be granted", denied=denied
     )
 
 
 def unknown_lease(stage: str) -> LeaseLostError:
-    """Say that nobody knows the token here."""
+    """Return the error: the token is unknown."""
     return LeaseLostError(f"the token covers no range of stage {stage!r}", reason="unknown")
 
 
 def lost_lease(reason: LostReason) -> LeaseLostError:
-    """Say that the lease is over."""
+    """Return the error: the lease is over."""
     return LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
 
 
 def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> LeaseLostError:
-    """Say that the lease is on none of the ranges that were reported."""
+    """Return the error: the lease is on none of the ranges that were reported."""
     return LeaseLostError(
         f"the token covers none of these {len(rejected)} ranges of stage {stage!r}",
         reason=rejected[0][1],
@@ -54,14 +54,14 @@ def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> Leas
 
 
 def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
-    """Say that the stage belongs to another run. 0: to none."""
+    """Return the error: the stage belongs to another run (0: to none)."""
     whose = f"run {theirs}" if theirs else "no run"
     owner = f"run {ours}" if ours else "no run"
     return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", run=ours or None)
 
 
 def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:
-    """Say that the epoch is over."""
+    """Return the error: the epoch is committed already, or older than the last committed one."""
     return StaleEpochError(
         f"epoch {epoch} of stage {stage!r} is over: the last committed one is {last}",
         last_epoch=last,
@@ -69,14 +69,14 @@ def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:
 
 
 def epochs_waiting(stage: str, count: int) -> EpochsWaitingError:
-    """Say that too many epochs wait."""
+    """Return the error: too many epochs wait."""
     return EpochsWaitingError(
         f"{count} epochs of stage {stage!r} wait for their commit; commit them first"
     )
 
 
 def input_ahead(stage: str, observed: int, published: int) -> InputAheadError:
-    """Say that nobody can have observed this input watermark."""
+    """Return the error: this input watermark was never published."""
     return InputAheadError(
         f"input_watermark {observed} is ahead of stage {stage!r}: its input is at"
         f" {to_wire(published)}",
@@ -85,7 +85,7 @@ def input_ahead(stage: str, observed: int, published: int) -> InputAheadError:
 
 
 def uncapped(stage: str, epoch: int) -> InvalidRequestError:
-    """Say that a commit lacks the input watermark that its reports left to it."""
+    """Return the error: the commit lacks the input watermark that its reports rely on."""
     return InvalidRequestError(
         f"stages.{stage}.input_watermark is missing: ranges have reported epoch {epoch}"
         " without one, and it caps what they promise"

@@ -1,4 +1,4 @@
-"""Readers that wait in this process, and how they are woken."""
+"""The waiting readers of this process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class EventWatch:
 
 
 class Watches:
-    """The readers that wait, by job and stage (None: any)."""
+    """The waiting readers, by job and stage (None: any)."""
 
     def __init__(self) -> None:
         self._by_job: dict[str, dict[str | None, set[EventWatch]]] = {}
 
     @contextmanager
     def watch(self, job: str, stage: str | None) -> Generator[EventWatch]:
-        """Enter a reader for as long as it waits."""
+        """Register a reader for as long as it waits."""
         watch = EventWatch()
         self._by_job.setdefault(job, {}).setdefault(stage, set()).add(watch)
         try:
@@ -48,7 +48,7 @@ class Watches:
                 del self._by_job[job]
 
     def wake(self, job: str, stages: Iterable[str]) -> None:
-        """Wake those who wait for one of these stages, or for any of the job's."""
+        """Wake the readers of these stages, and those of any stage of the job."""
         by_stage = self._by_job.get(job)
         if by_stage is None:
             return
@@ -57,12 +57,12 @@ class Watches:
                 watch.wake()
 
     def wake_job(self, job: str) -> None:
-        """Wake all who wait for anything of the job."""
+        """Wake all readers of the job."""
         for watches in self._by_job.get(job, {}).values():
             for watch in watches:
                 watch.wake()
 
     def wake_all(self) -> None:
-        """Wake everybody."""
+        """Wake all readers."""
         for job in self._by_job:
             self.wake_job(job)

@@ -1,1 +1,1 @@
-"""The words that the ports, the use cases and the API share."""
+"""The types that the ports, the use cases and the API share."""

@@ -1,16 +1,16 @@
-"""Promises as a checkpoint keeps them."""
+"""Promises in a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CHUNK = 4_096
-"""Promises in one `PromiseChunk`: what one changed promise costs a checkpoint is 32 KiB."""
+"""Promises in one `PromiseChunk`: one changed promise adds 32 KiB to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromiseChunk:
-    """A run of promises of a stage, as a checkpoint keeps them."""
+    """Consecutive promises of a stage, in a checkpoint."""
 
     job: str
     stage: str
@@ -19,6 +19,6 @@ class PromiseChunk:
     layout_since: int
     chunk: int
     stamp: int
-    """Rises with each change of the chunk within an incarnation: the ledger keeps the newest."""
+    """Rises with each change of the chunk within an incarnation. The ledger keeps the newest chunk."""
     promises: bytes
     """Little-endian signed 64-bit integers, in the order of the layout."""

@@ -16,13 +16,13 @@ class StageView:
     version: int
     """Rises with each change of input, output or status within a generation."""
     revision: int
-    """Of the job, when this stage changed last: orders the changes of all its stages."""
+    """The job's revision when this stage changed last: orders the changes of all its stages."""
     updated_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """How far the executing program has come with a stage."""
+    """The run and the epoch of a stage."""
 
     run: int = 0
     """0: no run was ever opened for it."""
@@ -32,19 +32,19 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True)
 class InstalledStage:
-    """What the ledger knows of a stage."""
+    """A stage as the ledger has it."""
 
     view: StageView
     progress: StageProgress
     layout_since: int
     """The layout version with which this stage's own ranges last changed."""
     promises: Sequence[int] | None = None
-    """A promise per range, from the last checkpoint; None: take over those of the live store."""
+    """A promise for each range, from the last checkpoint; None: keep those of the live store."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledJob:
-    """A job as the ledger has it: what the live store starts from, or is brought up to date with."""
+    """A job as the ledger has it: the live store starts from that, or is brought up to date with it."""
 
     name: str
     pipeline: Pipeline
@@ -68,7 +68,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """How many of a stage's ranges are what."""
+    """Counts of a stage's ranges, by condition."""
 
     total: int
     reported: int
@@ -88,6 +88,6 @@ class JobView:
     generation: int
     layout_version: int
     revision: int
-    """The newest of the ledger's revisions that readers are shown."""
+    """The newest of the ledger's revisions that is visible to readers."""
     stages: Mapping[str, StageView]
-    """Only to be read: it may be the store's own."""
+    """Read-only: it may be the store's own."""

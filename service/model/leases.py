@@ -1,4 +1,4 @@
-"""What is asked and answered about leases."""
+"""Requests for leases, and their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LostReason = Literal["expired", "superseded", "released", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A wish for ranges of a stage."""
+    """A claim for ranges of a stage."""
 
     ranges: Sequence[str] | None
     """None: all of them."""
@@ -25,7 +25,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A range that was not granted, and to whom it belongs, unless the stage has no such range."""
+    """A range that was not granted, with its holder, unless the stage has no such range."""
 
     range: str
     reason: Literal["held", "unknown"]
@@ -46,7 +46,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A lease that goes on."""
+    """A renewed lease."""
 
     token: str
     expires_in_ms: int
@@ -55,7 +55,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class LostLease:
-    """A lease that does not."""
+    """A lease that was not renewed."""
 
     token: str
     reason: LostReason

@@ -1,4 +1,4 @@
-"""How far a job is, in the numbers that only rise."""
+"""The position of a job in a store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a job is in a store, to be held against where it is in the other."""
+    """The numbers of a job that only rise, to compare one store with the other."""
 
     incarnation: int
     generation: int
@@ -16,7 +16,7 @@ class Position:
     last_run: int
 
     def is_behind(self, other: Position) -> bool:
-        """Whether the other has something to tell. Of incarnations, each store knows for itself.
+        """Whether the other store has something newer. Incarnations are compared separately.
 
         >>> here = Position(1, generation=2, layout_version=1, revision=7, last_run=3)
         >>> here.is_behind(Position(1, 2, 1, 8, 3)), here.is_behind(Position(1, 1, 9, 7, 3))

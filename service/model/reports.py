@@ -1,4 +1,4 @@
-"""What is reported and committed, and what becomes of it."""
+"""Reports and commits, and their results."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from service.model.jobs import StageView
 from service.model.leases import LostReason
 
 Column = Sequence[int] | npt.NDArray[np.int64]
-"""Integers, a great many of them as an array: the report path must not touch each one for itself."""
+"""Integers. Many of them are an array, so that no loop over single ones is needed on the hot path."""
 
 
 RangeOrder = Literal["range", "promise"]
 
 
 class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a range's last report said beside its promise, kept for people to see.
+    """What a range's last report carries beside its promise, kept for display.
 
-    The stores keep it as one value and never look into it: another member needs nothing of them.
+    The stores keep it as one value and never look into it, so a new member needs no change to them.
     """
 
     holds: dict[str, int] = msgspec.field(default_factory=dict[str, int])
@@ -38,26 +38,26 @@ NOTHING_NOTED = RangeNote()
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says, folded by the rules of `service.frontier.promises`."""
+    """A worker's report, turned into promises by the rules of `service.frontier.promises`."""
 
     token: str
     ranges: Sequence[str]
-    """No range twice. The columns below go with it."""
+    """No range twice. The columns below are in the same order."""
     promises: Column
     """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
     idle: Sequence[bool] | None = None
-    """None: nobody is."""
-    notes: Sequence[RangeNote | None] | None = None
-    """None: there are none."""
+    """None: none of them is."""
+    holds: Sequence[Holds | None] | None = None
+    """None: none of them has any."""
     epoch: int | None = None
     observed_input: int | None = None
-    """The input watermark that the worker says it has observed; checked against the published one."""
+    """The input watermark that the worker has observed; checked against the published one."""
     capped_at_commit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What became of a report."""
+    """The result of a report."""
 
     accepted: int
     behind: Sequence[str]
@@ -65,29 +65,31 @@ class Reported:
     expires_in_ms: int
     view: StageView
     advances: bool
-    """The stage's agreement is ahead of what is published: somebody must publish it."""
+    """The stage's agreement is ahead of what is published, so it has to be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCommit:
-    """The input watermark that an epoch ran with; None: said in the reports, or there is none."""
+    """The input watermark that an epoch ran with; None: it is in the reports, or there is none."""
 
     observed_input: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The word that an epoch is done."""
+    """The commit of an epoch."""
 
     run: int
-    """0: of no run."""
+    """0: no run."""
     epoch: int
     stages: Mapping[str, StageCommit]
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How many ranges of each stage were applied, and of which stages the ledger has yet to hear."""
+    """How many ranges of each stage were applied, and for which stages the ledger has yet to record
+    it.
+    """
 
     applied: Mapping[str, int]
     unrecorded: Sequence[str]
@@ -97,7 +99,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class RangeView:
-    """One range, for people: who holds it, and what holds it back."""
+    """One range, for display: its holder, and its holds."""
 
     name: str
     promise: int

@@ -76,7 +76,7 @@ def ledger(two: Sequence[SqlLedger]) -> SqlLedger:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_TRANSACTION_S", PATIENCE_S)
+    monkeypatch.setattr(database, "_TRANSACTION_TIMEOUT_S", PATIENCE_S)
 
 
 def layout(job: str) -> NewLayout:

@@ -90,7 +90,7 @@ async def test_metrics(job: Api, gauge: InProcess):
         ("request", "410"): 1,
         ("report",): 2,
         ("lease", "granted"): 1,
-        ("lease", "denied"): 1,
+        ("range", "denied"): 1,
         ("lease", "expired"): 1,
     }.items():
         assert total(after, *words) - total(before, *words) >= least, words

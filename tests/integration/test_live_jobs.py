@@ -50,10 +50,10 @@ async def aggregator(tmp_path: Path) -> AsyncIterator[Aggregator]:
 
 
 async def test_a_state_that_is_lost_after_a_release_is_restored(aggregator: Aggregator) -> None:
-    await aggregator.define("j", SPEC, Precondition())
+    await aggregator.definitions.define("j", SPEC, Precondition())
     grant = await aggregator.claim("j", "s", Claim(None, "x", 60_000, Rank()))
     assert await aggregator.release("j", [grant.token]) == 1
     again = await aggregator.claim("j", "s", Claim(None, "y", 60_000, Rank()))
     reported, _ = await aggregator.report("j", "s", Report(again.token, ["a", "b"], [5, 7]))
     assert reported.accepted == 2
-    assert (await aggregator.stage("j", "s")).view.watermark.output == 5
+    assert (await aggregator.reader.stage("j", "s")).view.watermark.output == 5

@@ -42,7 +42,7 @@ def batcher(store: Store) -> Batcher[int, int]:
 
 
 async def ask(batcher: Batcher[int, int], *weights: int) -> list[asyncio.Task[int]]:
-    asking = [asyncio.create_task(batcher.ask(weight)) for weight in weights]
+    asking = [asyncio.create_task(batcher.submit(weight)) for weight in weights]
     for _ in range(3):
         await asyncio.sleep(0)
     return asking
@@ -61,19 +61,19 @@ async def test_what_is_light_shares_the_next_call(batcher: Batcher[int, int], st
 
 
 async def test_what_is_heavy_has_a_call_of_its_own(batcher: Batcher[int, int], store: Store):
-    half = batching._WORTH_A_CALL // 2
+    half = batching._OWN_CALL_WEIGHT // 2
     asking = await ask(batcher, 1)
     asking += await ask(batcher, half)
     assert store.calls == [[1]]
     asking += await ask(batcher, half)
     assert store.calls == [[1], [half, half]]
-    asking += await ask(batcher, batching._WORTH_A_CALL)
+    asking += await ask(batcher, batching._OWN_CALL_WEIGHT)
     assert len(store.calls) == 2, "no more than two at once"
     for _ in range(3):
         for gate in store.gates:
             gate.set()
         await asyncio.sleep(0)
-    assert await asyncio.gather(*asking) == [1, half, half, batching._WORTH_A_CALL]
+    assert await asyncio.gather(*asking) == [1, half, half, batching._OWN_CALL_WEIGHT]
 
 
 async def test_nobody_is_forgotten_whose_call_ends_as_he_asks(
@@ -81,7 +81,7 @@ async def test_nobody_is_forgotten_whose_call_ends_as_he_asks(
 ):
     async def again(times: int) -> None:
         for _ in range(times):
-            await batcher.ask(1)
+            await batcher.submit(1)
 
     asking = [asyncio.create_task(again(20)) for _ in range(3)]
     while not all(task.done() for task in asking):
@@ -106,11 +106,11 @@ async def test_each_who_asked_is_told_of_a_failure(batcher: Batcher[int, int], s
 async def test_too_many_are_told_to_come_again(
     batcher: Batcher[int, int], store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(batching, "_QUEUE", 2)
+    monkeypatch.setattr(batching, "_MAX_QUEUE", 2)
     asking = await ask(batcher, 1)
     asking += await ask(batcher, 1, 1)
-    with pytest.raises(UnavailableError, match="come again"):
-        await batcher.ask(1)
+    with pytest.raises(UnavailableError, match="retry later"):
+        await batcher.submit(1)
     for _ in range(5):
         for gate in store.gates:
             gate.set()

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from service.api.bodies import HealthBody
 from service.api.endpoints import Call, Endpoints
 from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
+from service.api.responses import HealthBody
 from service.api.routing import DirectRoute, hot_routes, mount
 from service.errors import UnavailableError, UnknownJobError
 
@@ -37,7 +37,7 @@ def test_the_request_alone_is_taken() -> None:
 
 
 def test_another_parameter_is_refused() -> None:
-    with pytest.raises(TypeError, match="/things: a direct route takes the request alone"):
+    with pytest.raises(TypeError, match="/things: a direct route takes only the request"):
         router().get("/things")(with_parameter)
 
 

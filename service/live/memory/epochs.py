@@ -1,4 +1,4 @@
-"""Epochs in memory: what waits for its commit, and the commit."""
+"""Epochs in memory: reports that wait for a commit, and the commit."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def wait(
     fence: int,
     indices: Column,
 ) -> list[int]:
-    """Let what was said wait for the epoch; return the indices of what is behind already."""
+    """Let a report wait for its epoch; return the indices of the ranges that are behind already."""
     waiting = state.waiting.setdefault(epoch, {})
     behind: list[int] = []
     idle = report.idle or repeat(False)
-    said_by = zip(as_list(indices), as_list(report.promises), idle, strict=False)
-    for index, promise, is_idle in said_by:
-        said = Waiting(promise, report.capped_at_commit, is_idle, fence)
+    reported = zip(as_list(indices), as_list(report.promises), idle, strict=False)
+    for index, promise, is_idle in reported:
+        new = Waiting(promise, report.capped_at_commit, is_idle, fence)
         earlier = waiting.get(index)
-        waiting[index] = said if earlier is None else join_attempts(earlier, said)
+        waiting[index] = new if earlier is None else join_attempts(earlier, new)
         if is_behind(table.promise(index), promise):
             behind.append(index)
     return behind
@@ -79,7 +79,7 @@ def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: Stag
     check_observed(name, state, observed)
     waiting = state.waiting.get(commit.epoch, {})
     if any(
-        lacks_cap(observed, capped_at_commit=each.capped_at_commit) for each in waiting.values()
+        lacks_cap(observed, capped_at_commit=report.capped_at_commit) for report in waiting.values()
     ):
         raise refusals.uncapped(name, commit.epoch)
     return True
@@ -88,26 +88,26 @@ def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: Stag
 def apply_epoch(
     job: LiveJob, state: LiveStage, epoch: int, observed_input: int | None, now_ms: int
 ) -> int:
-    """Let what waits for this epoch count; return of how many ranges that was."""
+    """Apply what waits for this epoch; return how many ranges that was."""
     waiting = state.waiting.get(epoch, {})
-    # Reports of earlier epochs that were never committed go too: they promise less than these.
-    state.waiting = {number: said for number, said in state.waiting.items() if number > epoch}
+    # Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
+    state.waiting = {number: reports for number, reports in state.waiting.items() if number > epoch}
     table = state.table
     if table is None or not waiting:
         return 0
-    promises = [promise_at_commit(said.promise, observed_input) for said in waiting.values()]
+    promises = [promise_at_commit(report.promise, observed_input) for report in waiting.values()]
     idle = [
-        said.idle and _stays_idle(job, said, table.owned_by(index), now_ms)
-        for index, said in waiting.items()
+        report.idle and _stays_idle(job, report, table.owned_by(index), now_ms)
+        for index, report in waiting.items()
     ]
-    table.say(list(waiting), promises, idle)
+    table.apply(list(waiting), promises, idle)
     return len(waiting)
 
 
-def _stays_idle(job: LiveJob, said: Waiting, owner: int, now_ms: int) -> bool:
-    lease = job.by_fence.get(said.fence)
+def _stays_idle(job: LiveJob, report: Waiting, owner: int, now_ms: int) -> bool:
+    lease = job.by_fence.get(report.fence)
     return idle_at_commit(
-        idle=said.idle,
-        same_lease=owner == said.fence,
+        idle=report.idle,
+        same_lease=owner == report.fence,
         is_current=lease is not None and lease.lost(now_ms) is None,
     )

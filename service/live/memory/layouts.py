@@ -1,4 +1,4 @@
-"""Installing a job in memory, and carrying its ranges over from one layout to the next."""
+"""Installing a job in memory, and moving its ranges to the next layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fresh(job: InstalledJob) -> LiveJob:
 
 
 def reset(old: LiveJob, job: InstalledJob) -> LiveJob:
-    """Begin a job's next generation. Tokens of the one before are known to be over; fences go on."""
+    """Begin a job's next generation. Its ended tokens stay known, and fences go on rising."""
     for name in old.stages:
         end_on(old, name)
     new = fresh(job)
@@ -47,7 +47,7 @@ def reset(old: LiveJob, job: InstalledJob) -> LiveJob:
 
 
 def change(old: LiveJob, job: InstalledJob) -> LiveJob:
-    """Bring a job to its next layout: what stays keeps its promises and its leases."""
+    """Move a job to its next layout: ranges that stay keep their promises and leases."""
     new = replace(
         old,
         pipeline=job.pipeline,
@@ -60,7 +60,7 @@ def change(old: LiveJob, job: InstalledJob) -> LiveJob:
     for name, installed in job.stages.items():
         before = old.stages.get(name)
         layout = job.pipeline.stages[name].layout
-        if before is None or not _same_kind(before.table, layout):
+        if before is None or not _same_layout_type(before.table, layout):
             stage = _fresh_stage(job.pipeline.stages[name], installed)
             end_on(new, name)
         else:
@@ -92,7 +92,7 @@ def _carried(
     return stage
 
 
-def _same_kind(table: RangeTable | None, layout: Layout | None) -> bool:
+def _same_layout_type(table: RangeTable | None, layout: Layout | None) -> bool:
     return type(None if table is None else table.layout) is type(layout)
 
 
@@ -112,14 +112,14 @@ def _fresh_stage(stage: Stage, installed: InstalledStage) -> LiveStage:
 def _renumbered(
     waiting: Mapping[int, Mapping[int, Waiting]], old: RangeTable, new: RangeTable
 ) -> dict[int, dict[int, Waiting]]:
-    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
+    """Keep the waiting reports of ranges that stay; others are void with their leases."""
     return {
         epoch: {
-            new.index[name]: what
-            for index, what in said.items()
+            new.index[name]: report
+            for index, report in reports.items()
             if (name := old.name(index)) in new.index
         }
-        for epoch, said in waiting.items()
+        for epoch, reports in waiting.items()
     }
 
 

@@ -1,6 +1,6 @@
 """Leases in memory: granting, renewing and ending them.
 
-A function here is part of one atomic step: the store calls it without giving way in between.
+The functions are parts of atomic steps: the store calls them without an `await` in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOTHING: Int64s = np.zeros(0, dtype=np.int64)
 
 
 def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Grant:
-    """Grant what is free, run out, the same holder's or outranked. See `LiveStore.claim`."""
+    """See `LiveStore.claim`."""
     state, table = job.table(stage)
     check_run(stage, state, claim.rank.run)
     wanted, unknown = _wanted(table, claim.ranges)
@@ -72,8 +72,8 @@ def _lease(
         held=len(granted),
     )
     losers, taken = np.unique(table.owner[granted], return_counts=True)
-    # The old leases are fenced here, in the same step that grants the new one: no report can
-    # fall between the two.
+    # The old leases are fenced here, in the same step that grants the new one: no report can come
+    # between the two.
     table.own(granted, lease.fence)
     for fence, count in zip(losers.tolist(), taken.tolist(), strict=True):
         if fence != NOBODY:
@@ -89,7 +89,7 @@ def _lease(
 def renew(
     job: LiveJob, tokens: Sequence[str], now_ms: int
 ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-    """Put off the deadline of those that are current. See `LiveStore.renew`."""
+    """See `LiveStore.renew`."""
     renewed: list[Renewal] = []
     lost: list[LostLease] = []
     for token in tokens:
@@ -106,7 +106,7 @@ def renew(
 
 
 def release(job: LiveJob, tokens: Sequence[str], now_ms: int) -> int:
-    """End those that are current; return how many. See `LiveStore.release`."""
+    """See `LiveStore.release`."""
     leases = [lease for token in dict.fromkeys(tokens) if (lease := job.leases.get(token))]
     current = [lease for lease in leases if lease.lost(now_ms) is None]
     for lease in current:
@@ -122,16 +122,16 @@ def end(job: LiveJob, lease: Lease, reason: LostReason) -> None:
 
 
 def end_on(job: LiveJob, stage: str) -> None:
-    """Void the leases on a stage whose ranges are gone."""
+    """End the leases on a stage whose ranges were removed."""
     for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
         forget(job, lease, "superseded")
 
 
 def forget(job: LiveJob, lease: Lease, reason: LostReason) -> None:
-    """Let go of a lease that owns nothing any more; its reason is remembered for a while."""
+    """Remove a lease that owns no range any more; its reason stays known for a while."""
     lease.ended = reason
     lease.members = NOTHING
-    lease.looked = None
+    lease.last_lookup = None
     del job.by_fence[lease.fence]
     job.ended.append(lease.token)
     if len(job.ended) > REMEMBERED:
@@ -139,7 +139,7 @@ def forget(job: LiveJob, lease: Lease, reason: LostReason) -> None:
 
 
 def open_run(job: LiveJob, stage: str, run: int) -> None:
-    """Give a stage to a run; leases and waiting reports of older ones are void."""
+    """Give a stage to a run. The leases and waiting reports of older runs are void."""
     state = job.stage(stage)
     if not opens_run(run, state.run):
         return
@@ -151,7 +151,7 @@ def open_run(job: LiveJob, stage: str, run: int) -> None:
 
 
 def current_lease(job: LiveJob, stage: str, state: LiveStage, token: str, now_ms: int) -> Lease:
-    """Find a lease that still counts. Raises `LeaseLostError`, `StaleRunError`."""
+    """Return a lease that is current. Raises `LeaseLostError`, `StaleRunError`."""
     lease = job.leases.get(token)
     if lease is None or lease.stage != stage:
         raise refusals.unknown_lease(stage)
@@ -185,21 +185,21 @@ def _yields(lease: Lease, claim: Claim, now_ms: int) -> bool:
 
 
 class Deadlines:
-    """When which lease runs out, and what has, until somebody asks."""
+    """The deadlines of all leases, and the counts of those that have expired."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, str]] = []
-        """(deadline, fence, job), one entry a lease. A renewal leaves it where it is: it is looked at
-        again when it comes up."""
+        """(deadline, fence, job), one entry a lease. A renewal does not change it: the new deadline is
+        read when the entry comes up."""
         self._expired: dict[str, dict[str, int]] = {}
 
     def note(self, job: LiveJob) -> None:
-        """Note the lease that was granted last."""
+        """Add the lease that was granted last."""
         lease = job.by_fence[job.fence]
         heapq.heappush(self._heap, (lease.deadline_ms, lease.fence, job.name))
 
     def expire(self, jobs: Mapping[str, LiveJob], now_ms: int) -> None:
-        """End what has run out."""
+        """End the leases that have run out."""
         while self._heap and not is_current(self._heap[0][0], now_ms):
             _, fence, name = heapq.heappop(self._heap)
             job = jobs.get(name)
@@ -214,6 +214,6 @@ class Deadlines:
             counts[lease.stage] = counts.get(lease.stage, 0) + 1
 
     def take_expired(self) -> Mapping[str, Mapping[str, int]]:
-        """Return how many have run out since the last time, by job and stage."""
+        """Return how many have expired since the last call, by job and stage."""
         expired, self._expired = self._expired, {}
         return expired

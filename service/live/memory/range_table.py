@@ -23,10 +23,10 @@ from service.model.checkpoints import CHUNK
 from service.model.reports import NOTHING_NOTED, Column, RangeNote, RangeView
 
 BULK = 64
-"""From so many ranges on, passes over arrays are cheaper than a loop over single ones."""
+"""From this many ranges on, array operations are cheaper than a loop."""
 
 NOBODY = 0
-"""In `owner`: no lease."""
+"""In `owner`: no lease is on the range."""
 
 
 def as_list(column: Column) -> Sequence[int]:
@@ -35,8 +35,8 @@ def as_list(column: Column) -> Sequence[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """Ranges that were looked up in a table."""
+class RangeLookup:
+    """The ranges of a report, looked up by name."""
 
     table: RangeTable
     names: Sequence[str]
@@ -44,7 +44,7 @@ class Looked:
 
 
 class RangeTable:
-    """Promises, idleness, owners and holds of a stage's ranges, by their index in the layout."""
+    """Promises, idleness, owners and holds of a stage's ranges, by index in the layout."""
 
     __slots__ = (
         "_changed",
@@ -80,9 +80,10 @@ class RangeTable:
         """The fence of the lease on each range, or `NOBODY`."""
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
         self.notes: dict[int, RangeNote] = {}
-        """Of those ranges that have any, the latest ones: for display, the arithmetic has promises."""
+        """The latest notes of the ranges that have any. Only for display: promises already include
+        their holds."""
         self._changed: dict[int, int] = {}
-        """Chunks with a promise that changed since the last checkpoint, with the stamp of it."""
+        """Chunks with a promise that changed since the last checkpoint, with the stamp of the change."""
         self._stamp = 0
         self.leased = 0
         self._promise_view = self._promise.data
@@ -94,7 +95,7 @@ class RangeTable:
         return len(self._promise)
 
     def name(self, index: int) -> str:
-        """Name the range at `index`."""
+        """Return the name of the range at `index`."""
         layout = self.layout
         if isinstance(layout, KeyLayout):
             return range_id(layout.bounds[index], layout.bounds[index + 1])
@@ -111,7 +112,7 @@ class RangeTable:
 
     @property
     def promises(self) -> Int64s:
-        """The promise of each range; not to be written."""
+        """The promise of each range: read-only."""
         return self._promise
 
     def owned_by(self, index: int) -> int:
@@ -119,14 +120,16 @@ class RangeTable:
         return self._owner_view[index]
 
     def owned(self, fence: int, among: Int64s) -> Int64s:
-        """Those of the indices `among` that this lease is still on."""
+        """Return those of the indices `among` that this lease is still on."""
         return among[self.owner[among] == fence]
 
-    def covered(self, fence: int, names: Sequence[str], last: Looked | None) -> Looked | None:
-        """Look ranges up that this lease is on; None: there is one that it is not on.
+    def covered(
+        self, fence: int, names: Sequence[str], last: RangeLookup | None
+    ) -> RangeLookup | None:
+        """Look up ranges that this lease is on; None: it is not on all of them.
 
-        `last` is what was looked up for the lease before: a worker mostly reports for the same ranges
-        in the same order, and to see that it does is cheaper than to look them up.
+        `last` is the lease's previous lookup: a worker mostly reports for the same ranges in the same
+        order, and to compare the names is cheaper than to look them up again.
         """
         if last is not None and last.table is self and last.names == names:
             indices = last.indices
@@ -137,27 +140,27 @@ class RangeTable:
                 return None
             if len(indices) >= BULK:
                 indices = np.array(indices, dtype=np.int64)
-            last = Looked(self, names, indices)
+            last = RangeLookup(self, names, indices)
         owner = self._owner_view
         if isinstance(indices, np.ndarray):
             return last if bool((self.owner[indices] == fence).all()) else None
         return last if all(owner[i] == fence for i in indices) else None
 
     def is_on(self, fence: int, name: str) -> bool:
-        """Tell whether this lease is on a range of this name."""
+        """Whether this lease is on the range of this name."""
         index = self.index.get(name)
         return index is not None and self._owner_view[index] == fence
 
-    def say(
+    def apply(
         self,
         indices: Column,
         promises: Column,
         idle: Sequence[bool] | None = None,
     ) -> list[int]:
-        """Take a word from each of these ranges, no range twice.
+        """Apply what these ranges report, no range twice.
 
-        A promise joins the earlier ones of its range; idleness is as said last. Returns the indices
-        of those whose earlier promise was the greater: they are behind, and change nothing.
+        A promise joins the earlier ones of its range; idleness is as reported last. Returns the indices
+        of those whose earlier promise was greater: they are behind, and change nothing.
         """
         if len(promises) < BULK:
             return [
@@ -165,16 +168,16 @@ class RangeTable:
                 for i, promise, is_idle in zip(
                     indices, promises, idle or repeat(False), strict=False
                 )
-                if self._say(i, promise, is_idle)
+                if self._apply_one(i, promise, is_idle)
             ]
         at = np.asarray(indices, dtype=np.int64)
-        said = np.asarray(promises, dtype=np.int64)
+        reported = np.asarray(promises, dtype=np.int64)
         if idle is None and not self.idle:
-            return self._raise_many(at, said)
+            return self._raise_many(at, reported)
         is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
-        return self._say_many(at, said, is_idle)
+        return self._apply_many(at, reported, is_idle)
 
-    def _say(self, index: int, promise: int, idle: bool) -> bool:
+    def _apply_one(self, index: int, promise: int, idle: bool) -> bool:
         earlier = self._promise_view[index]
         was_idle = self._idle_view[index]
         now, is_idle = join_report(earlier, promise, idle=idle)
@@ -191,16 +194,16 @@ class RangeTable:
         self._tree.put(index, weight(now, idle=is_idle))
         return is_behind(earlier, promise)
 
-    def _raise_many(self, at: Int64s, said: Int64s) -> list[int]:
-        """Join promises where nobody is idle, before or after: nothing else can have changed."""
+    def _raise_many(self, at: Int64s, reported: Int64s) -> list[int]:
+        """Join promises where no range is idle, before or after: nothing else can change."""
         earlier = self._promise[at]
-        now = join_promises(earlier, said)
+        now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
             self._promise[at] = now
             self._note_raised(at, raised, earlier, now)
             self._tree.put_many(at, now)
-        return self._behind(at, said, earlier)
+        return self._behind(at, reported, earlier)
 
     def _note_raised(self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s) -> None:
         chunks = {0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist())
@@ -211,14 +214,14 @@ class RangeTable:
         if self.promised < len(self):
             self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
 
-    def _behind(self, at: Int64s, said: Int64s, earlier: Int64s) -> list[int]:
-        behind = are_behind(earlier, said)
+    def _behind(self, at: Int64s, reported: Int64s, earlier: Int64s) -> list[int]:
+        behind = are_behind(earlier, reported)
         return at[behind].tolist() if behind.any() else []
 
-    def _say_many(self, at: Int64s, said: Int64s, idle: Bools) -> list[int]:
+    def _apply_many(self, at: Int64s, reported: Int64s, idle: Bools) -> list[int]:
         earlier = self._promise[at]
         was_idle = self._idle[at]
-        now = join_promises(earlier, said)
+        now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
             self._promise[at] = now
@@ -230,10 +233,10 @@ class RangeTable:
         moved = raised | (idle != was_idle)
         if moved.any():
             self._tree.put_many(at[moved], weights(now, idle)[moved])
-        return self._behind(at, said, earlier)
+        return self._behind(at, reported, earlier)
 
     def own(self, indices: Int64s, fence: int) -> None:
-        """Put a lease on ranges, or take it off with `NOBODY`. Their idleness lapses (`join_report`)."""
+        """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))
         self.leased += (len(indices) if fence != NOBODY else 0) - before
         self.owner[indices] = fence
@@ -241,10 +244,10 @@ class RangeTable:
             lapsed = indices[self._idle[indices]]
             if len(lapsed):
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
-                self._say_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
+                self._apply_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
 
     def note(self, indices: Column, notes: Sequence[RangeNote | None] | None, at_ms: int) -> None:
-        """Remember when these ranges reported last, and what they noted."""
+        """Keep when these ranges reported last, and their notes."""
         self.reported_at_ms[indices] = at_ms
         if notes is None and not self.notes:
             return
@@ -259,9 +262,10 @@ class RangeTable:
                 self.notes.pop(index, None)
 
     def carried_over(self, layout: Layout) -> RangeTable:
-        """Make the table of the stage's next layout; ranges that stay keep everything."""
+        """Return the table of the stage's next layout. Ranges that stay keep their state."""
         table = RangeTable(layout, inherit(self.layout, self._promise.tolist(), layout))
-        # Stamps go on: a chunk of the layout before is told apart by its layout, not by its stamp.
+        # Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the
+        # stamp.
         table._stamp = self._stamp + 1
         table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
         stays = [(self.index[name], new) for name, new in table.index.items() if name in self.index]
@@ -276,33 +280,33 @@ class RangeTable:
         return table
 
     def _recount(self) -> None:
-        """Work the running figures out from the columns."""
+        """Compute the counts and the tree from the columns."""
         self.final = int(np.count_nonzero(self._promise == MAX))
         self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
         """How many are idle and not final."""
         self.promised = int(np.count_nonzero(self._promise != MIN))
-        """How many have ever promised: the others are holes, unless they are idle."""
+        """How many have ever promised. The others hold the watermark back, unless they are idle."""
         self._tree = Tournament(weights(self._promise, self._idle))
 
     def chunk(self, number: int) -> bytes:
-        """Pack the promises of one chunk as a checkpoint keeps them."""
+        """Pack the promises of one chunk for a checkpoint."""
         return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
 
     def unsaved(self) -> Sequence[tuple[int, int]]:
-        """Return the chunks that changed since they were saved, with the stamp of the last change."""
+        """Return the unsaved chunks, each with the stamp of its last change."""
         return list(self._changed.items())
 
     def saved(self, number: int, stamp: int) -> None:
-        """Hear that a chunk is saved as it was at that stamp; it may have changed since."""
+        """Note that a chunk is saved as of that stamp; it may have changed since."""
         if self._changed.get(number) == stamp:
             del self._changed[number]
 
     def lowest_first(self) -> Iterator[int]:
-        """Return the indices, those that hold the stage back most first."""
+        """Yield the indices, those that hold the stage back most first."""
         return (index for index, _ in self._tree.ascending())
 
     def view(self, index: int, holder: str | None, expires_in_ms: int | None) -> RangeView:
-        """Show one range."""
+        """Return the view of one range."""
         owner = self._owner_view[index]
         return RangeView(
             name=self.name(index),

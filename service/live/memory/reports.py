@@ -1,4 +1,4 @@
-"""A report in memory."""
+"""Applying a report in memory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from service.model.reports import Column, Report, Reported
 
 
 def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -> Reported:
-    """Apply a report, or let it wait for its epoch. See `LiveStore.report`."""
+    """See `LiveStore.report`."""
     state, table = job.table(stage)
     lease = current_lease(job, stage, state, report.token, now_ms)
     check_arrival(stage, state, report.epoch)
     check_observed(stage, state, report.observed_input)
     rejected: list[tuple[str, LostReason]] = []
-    looked = table.covered(lease.fence, report.ranges, lease.looked)
-    if looked is None:
+    lookup = table.covered(lease.fence, report.ranges, lease.last_lookup)
+    if lookup is None:
         report, rejected = _partly(report, lease, table)
         indices: Column = [table.index[name] for name in report.ranges]
     else:
-        lease.looked = looked
-        indices = looked.indices
+        lease.last_lookup = lookup
+        indices = lookup.indices
     lease.deadline_ms = now_ms + lease.ttl_ms
     table.note(indices, report.notes, wall_ms)
     if report.epoch is None:
-        behind = table.say(indices, report.promises, report.idle)
+        behind = table.apply(indices, report.promises, report.idle)
     else:
         behind = wait(state, table, report, report.epoch, lease.fence, indices)
     return Reported(
@@ -48,7 +48,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
 def _partly(
     report: Report, lease: Lease, table: RangeTable
 ) -> tuple[Report, list[tuple[str, LostReason]]]:
-    """Cut a report down to what its lease is still on; say why not, of the rest."""
+    """Reduce a report to the ranges that its lease is still on; return it and the rejected ranges."""
     kept = [k for k, name in enumerate(report.ranges) if table.is_on(lease.fence, name)]
     members = set(lease.members.tolist())
     rejected: list[tuple[str, LostReason]] = [

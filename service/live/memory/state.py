@@ -1,4 +1,4 @@
-"""What the store in memory keeps of a job."""
+"""The state of a job in memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from service.frontier.epochs import Waiting
 from service.frontier.graph import Pipeline
 from service.frontier.leases import Rank, is_current
 from service.live import refusals
-from service.live.memory.range_table import Looked, RangeTable
+from service.live.memory.range_table import RangeLookup, RangeTable
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease, or what is remembered of one that has ended."""
+    """A lease, or the record of one that has ended."""
 
     token: str
     fence: int
@@ -27,25 +27,25 @@ class Lease:
     ttl_ms: int
     deadline_ms: int
     members: Int64s
-    """What it was granted; it may have been taken over since, so ask the table who owns it."""
+    """The ranges it was granted. Some may have been taken over: the table knows the owners."""
     held: int
     ended: LostReason | None = None
-    looked: Looked | None = None
+    last_lookup: RangeLookup | None = None
 
     def lost(self, now_ms: int) -> LostReason | None:
-        """Why it is no longer current, or None."""
+        """Return why it is no longer current, or None."""
         if self.ended is None and not is_current(self.deadline_ms, now_ms):
             return "expired"
         return self.ended
 
     def left_ms(self, now_ms: int) -> int:
-        """How long it still stands."""
+        """How long it remains current."""
         return max(0, self.deadline_ms - now_ms)
 
 
 @dataclass(slots=True, eq=False)
 class LiveStage:
-    """A stage: its ranges, what waits for its epochs, and what is published."""
+    """A stage: its ranges, the reports that wait for its epochs, and its published view."""
 
     table: RangeTable | None
     """None: a passthrough."""
@@ -75,7 +75,7 @@ class LiveJob:
     stages: dict[str, LiveStage]
     views: dict[str, StageView]
     leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    """By token, those that have ended not long ago among them."""
+    """By token, including those that ended recently."""
     by_fence: dict[int, Lease] = field(default_factory=dict[int, Lease])
     ended: deque[str] = field(default_factory=deque[str])
 

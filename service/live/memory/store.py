@@ -1,7 +1,7 @@
-"""The live store of one process: plain memory, and as real as the other.
+"""The live store of one process, in memory.
 
-Atomic because it runs in one thread and no method gives way (no `await`) between its first look and
-its last write.
+Each step is atomic because it runs in one thread, without an `await` between its first read and its last
+write.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryLiveStore:
         self._watches.wake_job(job.name)
 
     def _catch_up(self, job: LiveJob, installed: InstalledJob) -> None:
-        """Take over what is newer in the ledger: somebody recorded it and then could not say it here."""
+        """Take over what is newer in the ledger: it was recorded there, but not published here."""
         for name, stage in installed.stages.items():
             leases.open_run(job, name, stage.progress.run)
         job.last_run = max(job.last_run, installed.last_run)
@@ -98,7 +98,7 @@ class MemoryLiveStore:
         """See the port."""
         return [views.job_view(job) for job in self._jobs.values()]
 
-    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - never out of date
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - here it is never out of date
         """See the port."""
         return self._job(job).pipeline
 
@@ -144,7 +144,7 @@ class MemoryLiveStore:
 
     async def expire(
         self,
-        job: str | None = None,  # noqa: ARG002 - to ask all of them costs nothing here
+        job: str | None = None,  # noqa: ARG002 - expiring all jobs is cheap here
     ) -> Mapping[str, Mapping[str, int]]:
         """See the port."""
         self._expire()
@@ -277,7 +277,7 @@ class MemoryLiveStore:
         """See the port."""
         return self._watches.watch(job, stage)
 
-    def let_go(self) -> None:
+    def wake_readers(self) -> None:
         """See the port."""
         self._watches.wake_all()
 

@@ -10,10 +10,10 @@ import numpy as np
 from service.frontier.columns import Int64s
 
 _BULK = 64
-"""From so many changes on, one pass over arrays is cheaper than a walk for each of them."""
+"""From this many changes on, array operations are cheaper than a walk for each change."""
 
 _DENSE = 8
-"""If more than one weight in so many changes, replaying every match is cheaper still."""
+"""If more than one weight in this many changes, rebuilding the tree is cheaper still."""
 
 
 class Tournament:
@@ -37,7 +37,7 @@ class Tournament:
         self._leaves = 1 << (self._count - 1).bit_length()
         self._nodes = np.full(2 * self._leaves, np.iinfo(np.int64).max, dtype=np.int64)
         self._nodes[self._leaves : self._leaves + self._count] = weights
-        self._replay()
+        self._rebuild()
         # A memoryview reads and writes single numbers in a third of the array's time.
         self._view = self._nodes.data
 
@@ -70,7 +70,7 @@ class Tournament:
         at = indices + self._leaves
         nodes[at] = weights
         if len(indices) * _DENSE >= self._leaves:
-            self._replay()
+            self._rebuild()
             return
         while len(at) and at[0] > 1:
             at = at >> 1
@@ -81,7 +81,7 @@ class Tournament:
             at = at[moved]
             nodes[at] = winners[moved]
 
-    def _replay(self) -> None:
+    def _rebuild(self) -> None:
         level = self._leaves
         while level > 1:
             below = self._nodes[level : 2 * level]

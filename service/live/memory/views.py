@@ -1,4 +1,4 @@
-"""What readers are shown of a job in memory."""
+"""The views of a job in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.model.reports import RangeView
 
 
 def job_view(job: LiveJob) -> JobView:
-    """Show a job."""
+    """Return the view of a job."""
     return JobView(
         job.name,
         job.pipeline,
@@ -26,12 +26,12 @@ def job_view(job: LiveJob) -> JobView:
 
 
 def head(job: LiveJob) -> Position:
-    """Show where a job is."""
+    """Return the position of a job."""
     return Position(job.incarnation, job.generation, job.layout_version, job.revision, job.last_run)
 
 
 def unsaved(job: LiveJob) -> list[PromiseChunk]:
-    """Show the promises that changed since they were saved."""
+    """Return the promises that changed since they were saved."""
     return [
         PromiseChunk(
             job=job.name,
@@ -57,7 +57,7 @@ def census(table: RangeTable | None) -> Census:
 
 
 def range_view(job: LiveJob, table: RangeTable, index: int, now_ms: int) -> RangeView:
-    """Show a range, and who holds it."""
+    """Return the view of a range, with its lease."""
     lease = job.by_fence.get(table.owned_by(index))
     if lease is None or lease.lost(now_ms) is not None:
         return replace(table.view(index, None, None), fence=None)

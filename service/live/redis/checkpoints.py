@@ -1,4 +1,4 @@
-"""Promises on Redis, as checkpoints keep them."""
+"""Promises on Redis: reading them, and saving them in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.packing import pack
-from service.live.redis.schema import Plan
-from service.live.redis.steps import FrozenError, MovedError, Steps
+from service.live.redis.schema import JobLayout
+from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import PromiseChunk
 
 _CHUNKS_AT_ONCE = 64
@@ -23,62 +23,64 @@ _CHUNKS_AT_ONCE = 64
 async def promises(steps: Steps, job: str, stage: str) -> Sequence[int]:
     """See the port."""
 
-    async def use(plan: Plan) -> Sequence[int]:
-        found = plan.pipeline.stages.get(stage)
+    async def read(job_layout: JobLayout) -> Sequence[int]:
+        found = job_layout.pipeline.stages.get(stage)
         if found is None:
             raise refusals.unknown_stage(job, stage)
         if found.layout is None:
             return []
         chunks = [(stage, number) for number in schema.chunks_of(found.layout)]
-        saved = await _chunks(steps, plan, chunks)
+        saved = await _chunks(steps, job_layout, chunks)
         return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").tolist()
 
-    return await steps.by_plan(job, use)
+    return await steps.with_layout(job, read)
 
 
 async def unsaved(steps: Steps, job: str | None = None) -> Sequence[PromiseChunk]:
     """See the port."""
     if job is not None:
-        return await steps.by_plan(job, partial(_unsaved, steps))
+        return await steps.with_layout(job, partial(_unsaved, steps))
     found: list[PromiseChunk] = []
     for name in await steps.names():
         with contextlib.suppress(StateLostError, UnavailableError):
-            found += await steps.by_plan(name, partial(_unsaved, steps))
+            found += await steps.with_layout(name, partial(_unsaved, steps))
     return found
 
 
-async def _unsaved(steps: Steps, plan: Plan) -> Sequence[PromiseChunk]:
-    _, fields = await steps.step(plan, "unsaved", (), [])
+async def _unsaved(steps: Steps, job_layout: JobLayout) -> Sequence[PromiseChunk]:
+    _, fields = await steps.step(job_layout, "unsaved", (), [])
     chunks: list[tuple[str, int]] = []
     for name in (fields or ())[::2]:
         stage, _, number = name.rpartition(":")
-        if stage in plan.pipeline.stages:
+        if stage in job_layout.pipeline.stages:
             chunks.append((stage, int(number)))
-    return await _chunks(steps, plan, sorted(chunks))
+    return await _chunks(steps, job_layout, sorted(chunks))
 
 
 async def _chunks(
-    steps: Steps, plan: Plan, chunks: Sequence[tuple[str, int]]
+    steps: Steps, job_layout: JobLayout, chunks: Sequence[tuple[str, int]]
 ) -> Sequence[PromiseChunk]:
     found: list[PromiseChunk] = []
     for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
         part = chunks[start : start + _CHUNKS_AT_ONCE]
         stages = list(dict.fromkeys(stage for stage, _ in part))
-        asked = [[stages.index(stage) + 1, number] for stage, number in part]
-        raw = await steps.run(plan.job, "unsaved", plan.keys(stages), plan.at, pack(asked))
-        # One answer for the heads, then the columns as they are.
-        answers: list[bytes] = raw
-        head, columns = answers[0], answers[1:]
-        _, heads, incarnation = steps.read_reply(plan, head)
+        wanted = [[stages.index(stage) + 1, number] for stage, number in part]
+        raw = await steps.run(
+            job_layout.job, "unsaved", job_layout.keys(stages), job_layout.id, pack(wanted)
+        )
+        # The first reply has the heads of the chunks; after it come their columns, unpacked.
+        replies: list[bytes] = raw
+        _, heads, incarnation = steps.read_reply(job_layout, replies[0])
+        columns = replies[1:]
         for (stage, number), (stamp, idle, since), column in zip(part, heads, columns, strict=True):
             weights = np.frombuffer(column, dtype="<f8")
             promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})
             found.append(
                 PromiseChunk(
-                    job=plan.job,
+                    job=job_layout.job,
                     stage=stage,
                     incarnation=int(incarnation),
-                    generation=plan.generation,
+                    generation=job_layout.generation,
                     layout_since=int(since),
                     chunk=number,
                     stamp=int(stamp or 0),
@@ -95,8 +97,8 @@ async def mark_saved(steps: Steps, chunks: Sequence[PromiseChunk]) -> None:
         by_job.setdefault(chunk.job, []).append(chunk)
     for job, saved in by_job.items():
         args = [[f"{c.stage}:{c.chunk}", str(c.stamp)] for c in saved]
-        # If the layout or the incarnation is another by now, so is what is dirty.
-        with contextlib.suppress(StateLostError, MovedError, FrozenError):
-            plan = await steps.plan(job)
-            if plan.generation == saved[0].generation:
-                await steps.step(plan, "mark_saved", (), [str(saved[0].incarnation), args])
+        # If the layout or the incarnation has changed, the dirty chunks are others, too.
+        with contextlib.suppress(StateLostError, LayoutChangedError, FrozenError):
+            job_layout = await steps.layout(job)
+            if job_layout.generation == saved[0].generation:
+                await steps.step(job_layout, "mark_saved", (), [str(saved[0].incarnation), args])

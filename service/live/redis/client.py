@@ -1,9 +1,8 @@
-"""How the live store speaks to Redis: one server, Sentinel or Cluster; scripts, retries and errors.
+"""The client for Redis: one server, Sentinel or Cluster; scripts, retries and errors.
 
-Every connection asks the server behind it for its run id before anything else, and each step names the
-server that it believes to speak to. A server that was started again, or another one that took over, has
-another run id: then the state there may lack what was last written, whatever it kept, and the step finds
-out in the same atomic script that would have relied on it.
+Each connection first asks its server for the run id, and each step passes that on. A server that was
+restarted, or another one that took over, has another run id: whatever state it has kept may lack the
+last writes. The step notices in the same atomic script that would have relied on that state.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ from service.live.redis.packing import Key
 from service.live.redis.scripts import script
 
 _CONNECTIONS = 32
-"""To one server. Reports and reads are batched, so even a busy process needs but a few."""
+"""To one server. Reports and reads are batched, so even a busy process needs only a few."""
 
 _CONNECT_TIMEOUT_S = 1.0
 _TIMEOUT_S = 3.0
 _POOL_TIMEOUT_S = 3.0
 
 _REFUSALS = ("OOM ", "MISCONF ", "NOREPLICAS ", "READONLY ", "LOADING ", "MASTERDOWN ", "BUSY ")
-"""Answers of a server that is there, but in no state to take a write."""
+"""Errors of a server that is up, but cannot take a write now."""
 
 Hint = tuple[str, bytes] | None
-"""A channel and what was said on it; None: something may have been missed."""
+"""A channel and a message on it; None: messages may have been missed."""
 
 
 class Server:
-    """Stands, in the arguments of a step, for the server that the connection leads to."""
+    """In the arguments of a step: a placeholder for the run id of the server it is sent to."""
 
 
 SERVER = Server()
 
 
 class _Encoder:
-    """Each connection has an encoder of its own, which is told of the server behind it."""
+    """Encodes arguments. Each connection has its own, which knows the run id of its server."""
 
     def __init__(self, encoding: str, encoding_errors: str, decode_responses: bool) -> None:
         self.encoding = encoding
@@ -84,22 +83,22 @@ class _Connection(Protocol):
     async def read_response(self) -> bytes | str | dict[str, object]: ...
 
 
-async def _introduce(connection: _Connection) -> None:
+async def _ask_run_id(connection: _Connection) -> None:
     await connection.on_connect()
     await connection.send_command("INFO", "server", check_health=False)
     answer = await connection.read_response()
     if not isinstance(answer, bytes):
-        raise RedisConnectionError("INFO was answered with something else")
+        raise RedisConnectionError("the server gave an unexpected reply to INFO")
     for line in answer.splitlines():
         name, _, value = line.partition(b":")
         if name == b"run_id":
             connection.encoder.server = value.strip()
             return
-    raise RedisConnectionError("the server does not tell its run id")
+    raise RedisConnectionError("the server does not report its run id")
 
 
 class RedisClient:
-    """Runs steps on a server, whatever kind of deployment it belongs to."""
+    """Runs steps and commands, on any deployment."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -112,16 +111,16 @@ class RedisClient:
         pool: Any = getattr(client, "connection_pool", None)
         manager: Any = getattr(pool, "sentinel_manager", None)
         self._sentinels: Sequence[Any] = () if manager is None else manager.sentinels
-        # Takes any argument that the connection's own encoder knows, `SERVER` among them.
+        # Any argument that `_Encoder` knows, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
     async def step(
         self, name: str, keys: Sequence[Key], *args: bytes | str, repeatable: bool = True
-    ) -> Any:  # noqa: ANN401 - what a script answers
-        """Run a step as one atomic script; return what it answers.
+    ) -> Any:  # noqa: ANN401 - a script's reply
+        """Run a step as one atomic script; return its reply.
 
-        Raises `UnavailableError`. A connection that broke is tried once more, since it may have been
-        broken long ago, unless the step must not be taken twice.
+        Raises `UnavailableError`. A broken connection is retried once, since it may have broken long
+        ago, unless the step must not be run twice.
         """
         tries = 2 if repeatable else 1
         while True:
@@ -129,10 +128,10 @@ class RedisClient:
             try:
                 return await self._evaluate(name, keys, args)
             except RedisTimeoutError as error:
-                raise _away(error) from error
+                raise _unavailable(error) from error
             except (RedisConnectionError, OSError) as error:
                 if not tries:
-                    raise _away(error) from error
+                    raise _unavailable(error) from error
 
     async def _evaluate(self, name: str, keys: Sequence[Key], args: Sequence[bytes | str]) -> Any:  # noqa: ANN401
         source, digest = script(name)
@@ -141,38 +140,38 @@ class RedisClient:
             try:
                 return await self._execute("EVALSHA", digest, *rest)
             except NoScriptError:
-                # Redis forgets scripts when it restarts. EVAL teaches it this one again.
+                # Redis forgets scripts when it restarts. EVAL loads this one again.
                 return await self._execute("EVAL", source, *rest)
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
-                raise _away(error) from error
+                raise _unavailable(error) from error
             raise
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
         except RuntimeError as error:
             raise _broken(error) from error
 
-    async def command(self, *words: bytes | str | int) -> Any:  # noqa: ANN401 - what Redis answers
+    async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
         """Run a plain command. Raises `UnavailableError`."""
         try:
-            return await self._execute(*words)
+            return await self._execute(*parts)
         except RuntimeError as error:
-            raise _away(_broken(error)) from error
+            raise _unavailable(_broken(error)) from error
         except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
-                raise _away(error) from error
+                raise _unavailable(error) from error
             raise
 
     async def ping(self, key: Key) -> None:
-        """Return if the server that has `key` answers."""
+        """Return if the server with this key answers. Raises `UnavailableError`."""
         await self.command("EXISTS", key)
 
     async def hints(self, pattern: str) -> AsyncGenerator[Hint]:
-        """Yield what is published on channels, as (channel, message); None: some may have been missed.
+        """Yield the messages on matching channels; None: some may have been missed.
 
-        Ends with an error when the connection does; then listen again.
+        Raises `UnavailableError` when the connection is lost; then listen again.
         """
         client: Any = await self._hint_source()
         pubsub = client.pubsub()
@@ -180,29 +179,29 @@ class RedisClient:
             await pubsub.psubscribe(pattern)
             yield None
             while True:
-                # Asked for in between, so that a connection that leads nowhere is noticed.
+                # A ping when nothing comes, so that a dead connection is noticed.
                 message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5.0)
                 if message is None:
                     await pubsub.ping()
                 elif message["type"] == "pmessage":
                     yield message["channel"].decode(), message["data"]
         except RuntimeError as error:
-            raise _away(_broken(error)) from error
+            raise _unavailable(_broken(error)) from error
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         finally:
             await pubsub.aclose()
             if client is not self._client:
                 await client.aclose()
 
     async def _hint_source(self) -> Redis:
-        """Choose a server to listen to: on a cluster what is published reaches every node."""
+        """Choose a server to listen to: in a cluster, messages reach every node."""
         if isinstance(self._client, Redis):
             return self._client
         try:
             await self._client.initialize()
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         node = self._client.get_random_node()
         options = {
             name: value
@@ -219,21 +218,18 @@ class RedisClient:
 
 
 def _broken(error: RuntimeError) -> RedisConnectionError:
-    """Read what uvloop says of a connection that breaks in the very moment of a write.
-
-    Raises the error itself if it is another one.
-    """
+    """Translate uvloop's error for a connection that breaks during a write; raise any other."""
     if "closed" not in str(error):
         raise error
     return RedisConnectionError(str(error))
 
 
-def _away(error: BaseException) -> UnavailableError:
+def _unavailable(error: BaseException) -> UnavailableError:
     return UnavailableError(f"the live store does not answer: {error or type(error).__name__}")
 
 
 def _hidden(url: str) -> str:
-    """Show a URL without its password."""
+    """Return a URL with its password hidden."""
     parts = urlsplit(url)
     if parts.password is None:
         return url
@@ -242,13 +238,13 @@ def _hidden(url: str) -> str:
 
 def _client(url: str) -> Redis | RedisCluster:
     parts = urlsplit(url)
-    scheme, _, kind = parts.scheme.partition("+")
-    if scheme not in ("redis", "rediss") or kind not in ("", "sentinel", "cluster"):
+    scheme, _, deployment = parts.scheme.partition("+")
+    if scheme not in ("redis", "rediss") or deployment not in ("", "sentinel", "cluster"):
         raise ValueError(
             "use redis://host:6379/0, rediss://…, redis+sentinel://host:26379,…/name/0 or"
             " redis+cluster://host:6379,…"
         )
-    match kind:
+    match deployment:
         case "sentinel":
             return _sentinel(parts, tls=scheme == "rediss")
         case "cluster":
@@ -261,7 +257,7 @@ def _client(url: str) -> Redis | RedisCluster:
             try:
                 pool.make_connection()
             except TypeError as error:
-                raise ValueError(f"an option in it is not known: {error}") from error
+                raise ValueError(f"unknown option: {error}") from error
             return Redis.from_pool(pool)
 
 
@@ -270,9 +266,9 @@ def _options() -> dict[str, Any]:
         "socket_connect_timeout": _CONNECT_TIMEOUT_S,
         "socket_timeout": _TIMEOUT_S,
         "socket_keepalive": True,
-        # Tried again by `RedisClient.step`, which knows what may be.
+        # `RedisClient.step` retries: it knows which steps may be.
         "retry": Retry(NoBackoff(), 0),
-        "redis_connect_func": _introduce,
+        "redis_connect_func": _ask_run_id,
         "encoder_class": _Encoder,
         "client_name": "tidegauge",
     }
@@ -284,7 +280,7 @@ def _hosts(parts: SplitResult, port: int) -> list[tuple[str, int]]:
     for host in hosts:
         name, _, number = host.rpartition(":") if ":" in host else (host, "", str(port))
         if not name or not number.isdecimal():
-            raise ValueError(f"{host!r} is no host:port")
+            raise ValueError(f"{host!r} is not host:port")
         found.append((name.strip("[]"), int(number)))
     return found
 
@@ -317,12 +313,12 @@ def _sentinel(parts: SplitResult, *, tls: bool) -> Redis:
 def _cluster(parts: SplitResult, *, tls: bool) -> RedisCluster:
     nodes = [ClusterNode(host, port) for host, port in _hosts(parts, 6_379)]
     options = _options()
-    witness = {name: options.pop(name) for name in ("redis_connect_func", "encoder_class")}
+    ours = {name: options.pop(name) for name in ("redis_connect_func", "encoder_class")}
     client = RedisCluster(
         startup_nodes=nodes, max_connections=_CONNECTIONS, ssl=tls, **options, **_login(parts)
     )
-    # It takes these two for each of its nodes, but not as options of its own.
-    client.connection_kwargs.update(witness)
+    # RedisCluster takes these two for its nodes, but not as options of its own.
+    client.connection_kwargs.update(ours)
     for node in client.startup_nodes:
-        node.connection_kwargs.update(witness)
+        node.connection_kwargs.update(ours)
     return client

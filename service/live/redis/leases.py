@@ -13,28 +13,32 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.schema import Plan
-from service.live.redis.steps import Steps, layout_of, reply
+from service.live.redis.schema import JobLayout
+from service.live.redis.steps import Steps, reply, stage_layout
 from service.model.leases import Claim, Denied, Grant, LostLease, Renewal
 
-_LOOK_AGAIN_MS = 500
-"""How long a job's next deadline, as heard last, is relied upon: others may have granted since."""
+_RECHECK_MS = 500
+"""How long a job's next expiry is relied on: another replica may have granted a lease since."""
 
-_EXPIRED_AT_ONCE = 256
-"""Leases that one step ends."""
+_MAX_EXPIRED = 256
+"""Leases that one step ends at most, as in `expire.lua`."""
 
 
 async def claim(steps: Steps, job: str, stage: str, wanted: Claim, token: str) -> Grant:
     """See the port."""
-    return await steps.by_plan(job, lambda plan: _claim(steps, plan, stage, wanted, token))
+    return await steps.with_layout(
+        job, lambda job_layout: _claim(steps, job_layout, stage, wanted, token)
+    )
 
 
-async def _claim(steps: Steps, plan: Plan, stage: str, claim: Claim, token: str) -> Grant:
-    layout = layout_of(plan, stage)
+async def _claim(
+    steps: Steps, job_layout: JobLayout, stage: str, claim: Claim, token: str
+) -> Grant:
+    layout = stage_layout(job_layout, stage)
     if claim.ranges is None:
         runs, unknown = [0, len(layout)], []
     else:
-        index = plan.index(stage)
+        index = job_layout.index(stage)
         distinct = dict.fromkeys(claim.ranges)
         unknown = [name for name in distinct if name not in index]
         known = sorted(index[name] for name in distinct if name in index)
@@ -42,121 +46,129 @@ async def _claim(steps: Steps, plan: Plan, stage: str, claim: Claim, token: str)
     rank = "".join(
         schema.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
     )
-    word, *rest = await steps.step(
-        plan,
+    code, *rest = await steps.step(
+        job_layout,
         "claim",
         (stage,),
         [runs, claim.holder, claim.ttl_ms, rank, str(claim.rank.run), token],
     )
-    if word == "stale-run":
+    if code == "stale-run":
         raise refusals.stale_run(stage, int(rest[0]), claim.rank.run)
     denied = [Denied(name, "unknown") for name in unknown]
     for holder, left_ms, held in rest[-1] or ():
-        denied += [Denied(name, "held", holder, int(left_ms)) for name in plan.names(stage, held)]
-    if word == "conflict":
+        denied += [
+            Denied(name, "held", holder, int(left_ms)) for name in job_layout.names(stage, held)
+        ]
+    if code == "conflict":
         raise refusals.none_granted(stage, denied)
     fence, granted, _ = rest
-    return Grant(token, int(fence), claim.ttl_ms, plan.names(stage, granted), denied)
+    return Grant(token, int(fence), claim.ttl_ms, job_layout.names(stage, granted), denied)
 
 
-async def _stages_of(steps: Steps, plan: Plan, tokens: Sequence[str]) -> dict[str, str]:
-    """Look up which stage each token is for. What it is worth is judged by the step that follows."""
+async def _stages_by_token(
+    steps: Steps, job_layout: JobLayout, tokens: Sequence[str]
+) -> dict[str, str]:
+    """Look up the stage of each token. Whether it is current is checked by the step that follows."""
     if not tokens:
         return {}
     records = await steps.client.command(
-        "HMGET", plan.job_keys[2], *(f"t{token}" for token in tokens)
+        "HMGET", job_layout.job_keys[2], *(f"t{token}" for token in tokens)
     )
     stages: dict[str, str] = {}
     for token, record in zip(tokens, records, strict=True):
         if record is not None:
             stages[token] = reply.decode(record.removeprefix(b"x"))[1]
-    return {t: s for t, s in stages.items() if s in plan.pipeline.stages}
+    return {t: s for t, s in stages.items() if s in job_layout.pipeline.stages}
 
 
 async def renew(
     steps: Steps, job: str, tokens: Sequence[str]
 ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
     """See the port."""
-    return await steps.by_plan(job, lambda plan: _renew(steps, plan, tokens))
+    return await steps.with_layout(job, lambda job_layout: _renew(steps, job_layout, tokens))
 
 
 async def _renew(
-    steps: Steps, plan: Plan, tokens: Sequence[str]
+    steps: Steps, job_layout: JobLayout, tokens: Sequence[str]
 ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-    of = await _stages_of(steps, plan, tokens)
-    stages = list(dict.fromkeys(of.values()))
-    asked = [[token, stages.index(of[token]) + 1 if token in of else 0] for token in tokens]
-    _, results = await steps.step(plan, "renew", stages, asked)
+    stage_of = await _stages_by_token(steps, job_layout, tokens)
+    stages = list(dict.fromkeys(stage_of.values()))
+    entries = [
+        [token, stages.index(stage_of[token]) + 1 if token in stage_of else 0] for token in tokens
+    ]
+    _, results = await steps.step(job_layout, "renew", stages, entries)
     renewed: list[Renewal] = []
     lost: list[LostLease] = []
-    for token, (word, *rest) in zip(tokens, schema.read_list(results), strict=True):
-        if word == "ok":
+    for token, (code, *rest) in zip(tokens, schema.read_list(results), strict=True):
+        if code == "ok":
             ttl_ms, stage, runs = rest
-            renewed.append(Renewal(token, int(ttl_ms), plan.names(stage, runs or ())))
+            renewed.append(Renewal(token, int(ttl_ms), job_layout.names(stage, runs or ())))
         else:
-            lost.append(LostLease(token, word))
+            lost.append(LostLease(token, code))
     return renewed, lost
 
 
 async def release(steps: Steps, job: str, tokens: Sequence[str]) -> int:
     """See the port."""
-    return await steps.by_plan(job, lambda plan: _release(steps, plan, list(dict.fromkeys(tokens))))
+    return await steps.with_layout(
+        job, lambda job_layout: _release(steps, job_layout, list(dict.fromkeys(tokens)))
+    )
 
 
-async def _release(steps: Steps, plan: Plan, tokens: Sequence[str]) -> int:
-    of = await _stages_of(steps, plan, tokens)
-    stages = list(dict.fromkeys(of.values()))
-    asked = [[token, stages.index(stage) + 1] for token, stage in of.items()]
-    _, ended = await steps.step(plan, "release", stages, asked)
+async def _release(steps: Steps, job_layout: JobLayout, tokens: Sequence[str]) -> int:
+    stage_of = await _stages_by_token(steps, job_layout, tokens)
+    stages = list(dict.fromkeys(stage_of.values()))
+    entries = [[token, stages.index(stage) + 1] for token, stage in stage_of.items()]
+    _, ended = await steps.step(job_layout, "release", stages, entries)
     return int(ended)
 
 
 async def open_run(steps: Steps, job: str, stages: Sequence[str], run: int) -> None:
     """See the port."""
 
-    async def use(plan: Plan) -> None:
-        known = [name for name in dict.fromkeys(stages) if name in plan.pipeline.stages]
-        await steps.step(plan, "open_run", known, str(run))
+    async def open_in(job_layout: JobLayout) -> None:
+        known = [name for name in dict.fromkeys(stages) if name in job_layout.pipeline.stages]
+        await steps.step(job_layout, "open_run", known, str(run))
 
-    await steps.by_plan(job, use)
+    await steps.with_layout(job, open_in)
 
 
 async def expire(steps: Steps, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
     """See the port."""
     now_ms = steps.clock.steady_ms()
     if job is not None:
-        found = steps.jobs.get(job)
-        due = None if found is None else found.due
-        due_jobs = [job] if due is not None and due.is_over(now_ms) else []
+        found = steps.caches.get(job)
+        expiry = None if found is None else found.next_expiry
+        expired_jobs = [job] if expiry is not None and expiry.is_over(now_ms) else []
     else:
-        due_jobs = [
+        expired_jobs = [
             name
             for name in await steps.names()
-            if (due := steps.known(name).due) is None
-            or due.is_over(now_ms)
-            or due.heard_at_ms + _LOOK_AGAIN_MS <= now_ms
+            if (expiry := steps.cache(name).next_expiry) is None
+            or expiry.is_over(now_ms)
+            or expiry.updated_at_ms + _RECHECK_MS <= now_ms
         ]
-    for name in due_jobs:
-        # One job's node that is away must not hold up the others.
+    for name in expired_jobs:
+        # One node that does not answer must not hold up the jobs on others.
         with contextlib.suppress(StateLostError, UnavailableError):
-            await steps.by_plan(name, partial(expire_job, steps))
-    told: dict[str, Mapping[str, int]] = {}
-    for name in list(steps.jobs) if job is None else [job]:
-        found = steps.jobs.get(name)
-        if found is not None and found.ended:
-            told[name], found.ended = found.ended, Counter()
-    return told
+            await steps.with_layout(name, partial(expire_job, steps))
+    expired: dict[str, Mapping[str, int]] = {}
+    for name in list(steps.caches) if job is None else [job]:
+        found = steps.caches.get(name)
+        if found is not None and found.expired:
+            expired[name], found.expired = found.expired, Counter()
+    return expired
 
 
-async def expire_job(steps: Steps, plan: Plan) -> None:
-    """End what has run out in one job, and note it."""
-    ended = steps.known(plan.job).ended
+async def expire_job(steps: Steps, job_layout: JobLayout) -> None:
+    """End the leases of one job that have run out, and count them for `expire`."""
+    expired = steps.cache(job_layout.job).expired
     stages: list[str] = []
     while True:
-        _, counts, others = await steps.step(plan, "expire", stages, stages)
+        _, counts, others = await steps.step(job_layout, "expire", stages, stages)
         found = {name: int(count) for name, count in schema.read_list(counts)}
-        ended.update(found)
-        stages = [name for name in schema.read_list(others) if name in plan.pipeline.stages]
-        if not stages and sum(found.values()) < _EXPIRED_AT_ONCE:
+        expired.update(found)
+        stages = [name for name in schema.read_list(others) if name in job_layout.pipeline.stages]
+        if not stages and sum(found.values()) < _MAX_EXPIRED:
             return
         stages = stages or list(found)

@@ -1,4 +1,4 @@
-"""Arguments of a step, as the scripts unpack them."""
+"""Packing the arguments of a step for the scripts."""
 
 from __future__ import annotations
 

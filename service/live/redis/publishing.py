@@ -1,4 +1,4 @@
-"""Showing readers what the ledger has taken, on Redis."""
+"""Publishing to readers on Redis what the ledger has recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def publish(
     views: Mapping[str, StageView],
     epochs: Mapping[str, int],
 ) -> None:
-    """Show what is newer than what is shown. See `LiveStore.publish`."""
+    """See the port."""
     keys = schema.job_keys(job)
     for name in epochs:
         keys += schema.stage_keys(job, name)

@@ -1,4 +1,4 @@
-"""What readers, and the publisher, are shown of a job on Redis."""
+"""Reading a job from Redis, for readers and for the publisher."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.leases import expire_job
 from service.live.redis.packing import pack
-from service.live.redis.schema import Plan
-from service.live.redis.steps import Read, Steps, reply
+from service.live.redis.schema import JobLayout
+from service.live.redis.steps import Snapshot, Steps, reply
 from service.model.jobs import Census, JobView, StageView
 from service.model.positions import Position
 from service.model.reports import NOTHING_NOTED, RangeNote, RangeOrder, RangeView
 
 
-class _DueError(Exception):
-    """Leases have run out, and must be ended first."""
+class _ExpiredError(Exception):
+    """Leases have run out and must be ended before the agreements are read."""
 
 
 async def head(steps: Steps, job: str) -> Position | None:
     """See the port."""
     raw = await steps.run(job, "head", schema.job_keys(job), "", pack([]))
-    _, word, *fields = reply.decode(raw)
-    return Position(*(int(value) for value in fields)) if word == "ok" else None
+    _, code, *fields = reply.decode(raw)
+    return Position(*(int(value) for value in fields)) if code == "ok" else None
 
 
 async def heads(steps: Steps) -> Mapping[str, Position]:
     """See the port."""
-    every = await steps.names()
-    found = await asyncio.gather(*(head(steps, name) for name in every))
-    return {name: where for name, where in zip(every, found, strict=True) if where is not None}
+    names = await steps.names()
+    found = await asyncio.gather(*(head(steps, name) for name in names))
+    return {name: at for name, at in zip(names, found, strict=True) if at is not None}
 
 
 async def jobs(steps: Steps) -> Sequence[JobView]:
@@ -59,60 +59,62 @@ async def jobs(steps: Steps) -> Sequence[JobView]:
 
 async def pipeline(steps: Steps, job: str, stage: str | None = None) -> Pipeline:
     """See the port."""
-    pipeline = await steps.by_plan(job, _pipeline_of)
+    pipeline = await steps.with_layout(job, _pipeline_of)
     if stage is not None and stage not in pipeline.stages:
-        steps.known(job).plan = None
-        pipeline = await steps.by_plan(job, _pipeline_of)
+        steps.cache(job).layout = None
+        pipeline = await steps.with_layout(job, _pipeline_of)
     return pipeline
 
 
 async def job_view(steps: Steps, job: str) -> JobView:
     """See the port."""
-    return (await _batcher(steps, job).ask("")).view
+    return (await _batcher(steps, job).submit("")).view
 
 
 async def snapshot(steps: Steps, job: str) -> tuple[JobView, Mapping[str, Census]]:
     """See the port."""
-    read = await _batcher(steps, job).ask(None)
-    return read.view, read.censuses
+    found = await _batcher(steps, job).submit(None)
+    return found.view, found.censuses
 
 
 async def stage(steps: Steps, job: str, stage: str) -> tuple[JobView, StageView, Census]:
     """See the port."""
-    read = await _batcher(steps, job).ask(stage)
-    if stage not in read.view.stages:
+    found = await _batcher(steps, job).submit(stage)
+    if stage not in found.view.stages:
         raise refusals.unknown_stage(job, stage)
-    return read.view, read.view.stages[stage], read.censuses[stage]
+    return found.view, found.view.stages[stage], found.censuses[stage]
 
 
 async def _read_all(
-    steps: Steps, job: str, asked: Sequence[str | None]
-) -> Sequence[Read | Exception]:
-    """Read a job once for all who asked before the call began: each sees what was there then."""
+    steps: Steps, job: str, wanted: Sequence[str | None]
+) -> Sequence[Snapshot | Exception]:
+    """Read a job once for several requests: a stage each, None for all stages, "" for none.
 
-    async def use(plan: Plan) -> Read:
-        stages = plan.pipeline.stages
-        wanted = list(stages) if None in asked else [n for n in set(asked) if n in stages]
-        word = await _read(steps, plan, [name for name in wanted if name], agreements=False)
-        return Read(word[0], word[1])
+    All of them were made before the call began, so its result is new enough for each.
+    """
 
-    read = await steps.by_plan(job, use)
-    return [read] * len(asked)
+    async def read(job_layout: JobLayout) -> Snapshot:
+        known = job_layout.pipeline.stages
+        stages = list(known) if None in wanted else [n for n in set(wanted) if n and n in known]
+        view, censuses, _ = await _read(steps, job_layout, stages, agreements=False)
+        return Snapshot(view, censuses)
+
+    return [await steps.with_layout(job, read)] * len(wanted)
 
 
 async def _read(
-    steps: Steps, plan: Plan, stages: Sequence[str], *, agreements: bool
+    steps: Steps, job_layout: JobLayout, stages: Sequence[str], *, agreements: bool
 ) -> tuple[JobView, Mapping[str, Census], Sequence[float]]:
-    word, *rest = await steps.step(plan, "read", stages, [list(stages), agreements])
-    if word == "due":
-        raise _DueError
+    code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
+    if code == "due":
+        raise _ExpiredError
     incarnation, revision, views, censuses, lows = rest
     view = JobView(
-        plan.job,
-        plan.pipeline,
+        job_layout.job,
+        job_layout.pipeline,
         int(incarnation),
-        plan.generation,
-        plan.layout_version,
+        job_layout.generation,
+        job_layout.layout_version,
         int(revision),
         {name: schema.read_view(fields) for name, fields in views},
     )
@@ -128,39 +130,41 @@ async def agreements(
 ) -> tuple[JobView, Mapping[str, Agreement]]:
     """See the port."""
 
-    async def use(plan: Plan) -> tuple[JobView, Mapping[str, Agreement]]:
-        reach = plan.pipeline.reach(touched & plan.pipeline.stages.keys())
-        stages = [n for n in reach if plan.pipeline.stages[n].layout is not None]
+    async def read(job_layout: JobLayout) -> tuple[JobView, Mapping[str, Agreement]]:
+        reach = job_layout.pipeline.reach(touched & job_layout.pipeline.stages.keys())
+        stages = [n for n in reach if job_layout.pipeline.stages[n].layout is not None]
         while True:
             try:
-                view, _, lows = await _read(steps, plan, stages, agreements=True)
-            except _DueError:
-                await expire_job(steps, plan)
+                view, _, lows = await _read(steps, job_layout, stages, agreements=True)
+            except _ExpiredError:
+                await expire_job(steps, job_layout)
                 continue
             return view, {n: _agreed(low) for n, low in zip(stages, lows, strict=True)}
 
-    return await steps.by_plan(job, use)
+    return await steps.with_layout(job, read)
 
 
 async def ranges(
     steps: Steps, job: str, stage: str, *, limit: int, order: RangeOrder
 ) -> Sequence[RangeView]:
     """See the port."""
-    return await steps.by_plan(job, lambda plan: _ranges(steps, plan, stage, limit, order))
+    return await steps.with_layout(
+        job, lambda job_layout: _ranges(steps, job_layout, stage, limit, order)
+    )
 
 
 async def _ranges(
-    steps: Steps, plan: Plan, stage: str, limit: int, order: RangeOrder
+    steps: Steps, job_layout: JobLayout, stage: str, limit: int, order: RangeOrder
 ) -> Sequence[RangeView]:
-    found = plan.pipeline.stages.get(stage)
+    found = job_layout.pipeline.stages.get(stage)
     if found is None:
-        raise refusals.unknown_stage(plan.job, stage)
+        raise refusals.unknown_stage(job_layout.job, stage)
     if found.layout is None:
         return []
     if order == "range":
         indices = list(range(min(limit, len(found.layout))))
     else:
-        raw = await steps.client.command("GET", schema.stage_keys(plan.job, stage)[1])
+        raw = await steps.client.command("GET", schema.stage_keys(job_layout.job, stage)[1])
         weights = np.frombuffer(raw or b"", dtype="<f8")
         # Idle ranges are not waited for: they come with the final ones.
         weights = np.where(weights == schema.IDLE, float(MAX), weights)
@@ -168,20 +172,20 @@ async def _ranges(
     views: list[RangeView] = []
     for start in range(0, len(indices), 1_000):
         part = indices[start : start + 1_000]
-        _, results = await steps.step(plan, "ranges", (stage,), part)
+        _, results = await steps.step(job_layout, "ranges", (stage,), part)
         views += [
-            _range_view(plan.name(stage, index), result)
+            _range_view(job_layout.name(stage, index), result)
             for index, result in zip(part, schema.read_list(results), strict=True)
         ]
     return views
 
 
-async def _pipeline_of(plan: Plan) -> Pipeline:
-    return plan.pipeline
+async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
+    return job_layout.pipeline
 
 
 def _agreed(lowest: float) -> Agreement:
-    """Draw the conclusion from the least weight, as `rules.lua` has it."""
+    """Return the agreement for the least weight, as `agreement` in `shared/stages.lua` does."""
     is_idle = lowest == schema.IDLE
     return agree(MAX if is_idle else schema.as_time(lowest), int(is_idle))
 
@@ -201,8 +205,8 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
     )
 
 
-def _batcher(steps: Steps, job: str) -> Batcher[str | None, Read]:
-    known = steps.known(job)
-    if known.reads is None:
-        known.reads = Batcher(lambda asked: _read_all(steps, job, asked), lambda _: 1, 1)
-    return known.reads
+def _batcher(steps: Steps, job: str) -> Batcher[str | None, Snapshot]:
+    cached = steps.cache(job)
+    if cached.reads is None:
+        cached.reads = Batcher(lambda wanted: _read_all(steps, job, wanted), lambda _: 1, 1)
+    return cached.reads

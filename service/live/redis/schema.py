@@ -1,4 +1,4 @@
-"""How a job is laid out in Redis: keys, ranges as columns, and what a replica remembers of it."""
+"""How a job is stored in Redis: keys, columns over ranges, and the layout that a replica remembers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPAN = 16
 """Blocks that one pass over a report reads and writes together."""
 
 IDLE = float(2**62)
-"""The weight of a range that is idle and not final: it counts for more than any active one, and for less
-than the final ones, so the least weight of all says everything that an agreement needs."""
+"""The weight of a range that is idle and not final: above any active one and below the final ones, so
+that the least weight of all is enough to know the agreement."""
 
 JOBS: Key = "tidegauge:jobs"
 """The set of the jobs' names. A hint only: the ledger knows them."""
@@ -42,35 +42,35 @@ _VIEW = struct.Struct("<dd?ddd")
 _EPOCH_DIGITS = 20
 
 
-def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of what a script answered
-    """Read a list: an empty one is packed as a map, in Lua they are the same."""
+def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of a reply
+    """Read a list: Lua packs an empty one as a map, since to Lua they are the same."""
     return list(value) if value else []
 
 
 def channel(job: str) -> str:
-    """Name the channel on which a job's changes are told."""
+    """Return the channel on which a job's changes are published."""
     return f"tidegauge:changes:{job}"
 
 
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
 _STAGE_KEYS = ("state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle")
-"""In the order in which the scripts get them. The first of each has no suffix to its name."""
+"""In the order in which the scripts get them. The first of each has no suffix."""
 
 
 def job_keys(job: str) -> list[Key]:
-    """Name the keys of a job beside those of its stages; all of one hash tag."""
+    """Return the keys of a job without those of its stages; all have one hash tag."""
     base = f"tidegauge:{{{job}}}"
     return [base, *(f"{base}:{name}" for name in _JOB_KEYS[1:])]
 
 
 def stage_keys(job: str, stage: str) -> list[Key]:
-    """Name the keys of a stage."""
+    """Return the keys of a stage."""
     base = f"tidegauge:{{{job}}}:stage:{stage}"
     return [base, *(f"{base}:{name}" for name in _STAGE_KEYS[1:])]
 
 
 def lua_header() -> str:
-    """Write down for the scripts what stands here: the order of the keys, the formats and the limits."""
+    """Return the part of each script that is defined here: order of keys, formats and limits."""
     of_job = ", ".join(f"KEYS[{place}]" for place in range(1, len(_JOB_KEYS) + 1))
     of_stage = ", ".join(
         f"{name} = KEYS[base + {place}]" for place, name in enumerate(_STAGE_KEYS, 1)
@@ -98,22 +98,22 @@ def lua_header() -> str:
 
 
 def number_text(number: int) -> str:
-    """Write an epoch, or a part of a rank, so that text compares as numbers do, however large."""
+    """Write an epoch, or a part of a rank, as text that compares as the numbers do, however large."""
     return f"{number:0{_EPOCH_DIGITS}d}"
 
 
 def epoch_text(epoch: int | None) -> str:
-    """Write an epoch; there is none before the empty text."""
+    """Write an epoch; no epoch is the empty text, which is less than any other."""
     return "" if epoch is None else number_text(epoch)
 
 
 def as_time(value: float) -> int:
-    """Read a time as Redis has it, where the end of time is the next double after it."""
+    """Read a time from a double. MAX is not exactly one: it is stored as the next greater one, 2^63."""
     return MAX if value >= MAX else int(value)
 
 
 def pack_view(view: StageView) -> msgspec.Raw:
-    """Pack a view. Each of its times is exactly a double, or an end of time."""
+    """Pack a view as doubles, which hold each instant, and both ends of time, exactly."""
     w = view.watermark
     return blob(
         _VIEW.pack(w.input, w.output, w.idle, view.version, view.revision, view.updated_at_ms)
@@ -121,7 +121,7 @@ def pack_view(view: StageView) -> msgspec.Raw:
 
 
 def read_view(fields: Sequence[float]) -> StageView:
-    """Read a view as a script answers it."""
+    """Read a view from a reply."""
     input_, output, idle, version, revision, updated_at = fields
     return StageView(
         StageWatermark(as_time(input_), as_time(output), bool(idle)),
@@ -164,7 +164,7 @@ def chunks_of(layout: Layout) -> range:
 class _Stage(msgspec.Struct, array_like=True):
     inputs: tuple[str, ...]
     ranges: int | None = None
-    """A key space that is tiled evenly, which most are: two numbers less than a million."""
+    """Of a key space tiled evenly, as most are: one number instead of up to a million bounds."""
     bounds: tuple[int, ...] | None = None
     shards: tuple[str, ...] | None = None
 
@@ -173,7 +173,7 @@ _pipeline = msgspec.msgpack.Decoder(dict[str, _Stage])
 
 
 def pack_pipeline(pipeline: Pipeline) -> bytes:
-    """Pack a pipeline, for the replicas that did not define it."""
+    """Pack a pipeline, for the other replicas."""
     return msgspec.msgpack.encode(
         {name: _stage(stage.inputs, stage.layout) for name, stage in pipeline.stages.items()}
     )
@@ -206,17 +206,17 @@ def read_pipeline(packed: bytes) -> Pipeline:
     return Pipeline(stages)
 
 
-def position(generation: int, layout_version: int) -> str:
-    """Name the layout that a job is at; every step names it, and is refused at another."""
+def layout_id(generation: int, layout_version: int) -> str:
+    """Identify a layout of a job. Each step passes it, and is refused if the job has another one."""
     return f"{generation}-{layout_version}"
 
 
 Runs = Sequence[int]
-"""Ranges by index: start, count, start, count …"""
+"""Indices of ranges, compressed: start, count, start, count …"""
 
 
 def runs_of(indices: npt.NDArray[np.int64]) -> list[int]:
-    """Write sorted indices as runs."""
+    """Compress sorted indices to runs."""
     if not len(indices):
         return []
     breaks = np.flatnonzero(np.diff(indices) != 1) + 1
@@ -226,20 +226,20 @@ def runs_of(indices: npt.NDArray[np.int64]) -> list[int]:
 
 
 def indices_of(runs: Runs) -> Iterable[int]:
-    """Read runs back."""
+    """Return the indices in runs."""
     for start, count in zip(runs[::2], runs[1::2], strict=True):
         yield from range(start, start + count)
 
 
 def spans_of(indices: npt.NDArray[np.int64]) -> list[list[Any]]:
-    """Cut sorted indices into spans of neighbouring blocks, as `report.lua` reads them."""
+    """Split sorted indices into spans of adjacent blocks, as `report.lua` reads them."""
     if len(indices) == 1:
         block, place = divmod(int(indices[0]), BLOCK)
         return [[block, 1, place + 1, place + 1]]
     blocks = indices // BLOCK
     spans: list[list[Any]] = []
     start = 0
-    # A new span where a block is skipped; and never more than SPAN of them.
+    # A new span begins where a block is skipped, and after SPAN blocks.
     breaks = [*(np.flatnonzero(np.diff(blocks) > 1) + 1).tolist(), len(indices)]
     for end in breaks:
         while start < end:
@@ -257,21 +257,22 @@ def spans_of(indices: npt.NDArray[np.int64]) -> list[list[Any]]:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a replica remembers of a job: true of one layout of one generation, for ever."""
+class JobLayout:
+    """A job's layout as a replica remembers it: one version in one generation, so it never changes."""
 
     job: str
-    at: str
+    id: str
+    """See `layout_id`."""
     generation: int
     layout_version: int
     pipeline: Pipeline
-    looked: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """What was looked up for the last report under a lease. See `spans`."""
+    lookups: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """The ranges of the last report under each lease. See `spans.resolve`."""
     _indices: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
     @cached_property
     def job_keys(self) -> list[Key]:
-        """The keys of the job beside those of its stages."""
+        """The keys of the job without those of its stages."""
         return job_keys(self.job)
 
     @cached_property
@@ -279,7 +280,7 @@ class Plan:
         return {}
 
     def keys(self, stages: Iterable[str] = ()) -> list[Key]:
-        """Name the keys of a step about these stages."""
+        """Return the keys of a step on these stages."""
         keys = list(self.job_keys)
         for stage in stages:
             found = self._stage_keys.get(stage)
@@ -289,7 +290,7 @@ class Plan:
         return keys
 
     def index(self, stage: str) -> Mapping[str, int]:
-        """Tell where each of the stage's ranges stands in the order. Made when first asked for."""
+        """Return the index of each of the stage's ranges, by name. Made on first use."""
         found = self._indices.get(stage)
         if found is None:
             layout = self.pipeline.stages[stage].layout
@@ -298,7 +299,7 @@ class Plan:
         return found
 
     def name(self, stage: str, index: int) -> str:
-        """Name the range at `index`."""
+        """Return the name of the range at `index`."""
         layout = self.pipeline.stages[stage].layout
         match layout:
             case KeyLayout(bounds):
@@ -309,7 +310,7 @@ class Plan:
                 raise IndexError(f"stage {stage!r} has no ranges")
 
     def names(self, stage: str, runs: Runs) -> list[str]:
-        """Name the ranges of runs."""
+        """Return the names of the ranges in runs."""
         layout = self.pipeline.stages[stage].layout
         if isinstance(layout, ShardLayout):
             return [
@@ -321,7 +322,7 @@ class Plan:
 
 
 def idle_weights(promises: Floats, idle: Mapping[int, float]) -> Floats:
-    """Write promises as weights, given those that are idle."""
+    """Turn promises into weights, given the idle ranges."""
     weights = promises.copy()
     for index in idle:
         if promises[index] < float(MAX):
@@ -330,7 +331,7 @@ def idle_weights(promises: Floats, idle: Mapping[int, float]) -> Floats:
 
 
 def promises_of(weights: Floats, idle: Mapping[int, float]) -> npt.NDArray[np.int64]:
-    """Read promises from weights, given what those that are idle have promised."""
+    """Turn weights into promises, given the promises of the idle ranges."""
     column = weights.copy()
     for index, promise in idle.items():
         column[index] = promise

@@ -1,4 +1,4 @@
-"""The scripts: each step is one, put together from what all of them share."""
+"""The scripts: one for each step, assembled from the files in `lua/`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from service.live.redis.schema import lua_header
 
 LUA = Path(__file__).parent / "lua"
 _SHARED = ("base", "stages", "ranges", "leases", "epochs", "runs", "views")
-"""What each step begins with, in this order: each file uses what stands before it."""
+"""What every script begins with, in this order: each file uses those before it."""
 
 
 @cache
 def script(step: str) -> tuple[str, str]:
-    """Return the source of a step and its digest."""
+    """Return the source of a step's script and its digest."""
     parts = ("rules", *(f"shared/{name}" for name in _SHARED), step)
     source = lua_header() + "".join((LUA / f"{part}.lua").read_text() for part in parts)
     return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Reports on their way into a script and back: names become indices, and indices names."""
+"""Reports as arguments of the script, and its results: names become indices, and indices names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from service.live import refusals
 from service.live.redis import schema
 from service.live.redis.packing import blob
-from service.live.redis.schema import Plan
+from service.live.redis.schema import JobLayout
 from service.model.leases import LostReason
 from service.model.reports import Column, RangeNote, Report, Reported
 
@@ -21,59 +21,59 @@ T = TypeVar("T")
 
 
 _BULK = 64
-"""From so many ranges on, what was looked up is worth remembering."""
+"""From this many ranges on, a lookup is worth keeping for the next report."""
 
-_REMEMBERED = 256
-"""Leases whose last report is remembered."""
+_MAX_LOOKUPS = 256
+"""Leases whose last lookup is kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """Ranges that were looked up in a plan."""
+class RangeLookup:
+    """The ranges of a report, looked up by name."""
 
     names: Sequence[str]
     order: npt.NDArray[np.int64] | None
-    """How they were sorted; None: they were in order."""
+    """The permutation that sorts them; None: they were sorted."""
     count: int
-    """Of those that the layout has."""
+    """How many of them the layout has."""
     spans: Sequence[Sequence[Any]]
     unknown: Sequence[str]
     """Names that the layout does not have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A report, with the indices of its ranges worked out."""
+class ResolvedReport:
+    """A report whose ranges have been looked up."""
 
     stage: str
-    said: Report
-    looked: Looked
+    report: Report
+    lookup: RangeLookup
 
 
-def asked_of(plan: Plan, stage: str, report: Report) -> Asked:
-    """Look the ranges of a report up.
+def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport:
+    """Look up the ranges of a report.
 
-    A worker mostly reports for the same ranges in the same order, and to see that it does is cheaper
-    than to look them up.
+    A worker mostly reports for the same ranges in the same order, and to compare the names with those of
+    its last report is cheaper than to look them up again.
     """
     names = report.ranges
     if len(names) < _BULK:
-        return Asked(stage, report, _look_up(plan, stage, names))
-    remembered: dict[Any, Any] = plan.looked
-    last: Looked | None = remembered.get((stage, report.token))
+        return ResolvedReport(stage, report, _look_up(job_layout, stage, names))
+    lookups = job_layout.lookups
+    last: RangeLookup | None = lookups.get((stage, report.token))
     if last is None or last.names != names:
-        last = remembered[stage, report.token] = _look_up(plan, stage, names)
-        if len(remembered) > _REMEMBERED:
-            del remembered[next(iter(remembered))]
-    return Asked(stage, report, last)
+        last = lookups[stage, report.token] = _look_up(job_layout, stage, names)
+        if len(lookups) > _MAX_LOOKUPS:
+            del lookups[next(iter(lookups))]
+    return ResolvedReport(stage, report, last)
 
 
-def _look_up(plan: Plan, stage: str, names: Sequence[str]) -> Looked:
-    index = plan.index(stage)
+def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLookup:
+    index = job_layout.index(stage)
     places = [index.get(name, -1) for name in names]
     at = np.array(places, dtype=np.int64)
     if len(at) == 1 and places[0] >= 0:
-        return Looked(names, None, 1, schema.spans_of(at), ())
+        return RangeLookup(names, None, 1, schema.spans_of(at), ())
     unknown = [name for name, i in zip(names, places, strict=True) if i < 0]
     order: npt.NDArray[np.int64] | None = None
     if unknown or bool((np.diff(at) <= 0).any()):
@@ -81,23 +81,23 @@ def _look_up(plan: Plan, stage: str, names: Sequence[str]) -> Looked:
         order = order[at[order] >= 0]
         at = at[order]
     spans = schema.spans_of(at) if len(at) else []
-    return Looked(names, order, len(at), spans, unknown)
+    return RangeLookup(names, order, len(at), spans, unknown)
 
 
-def report_args(stage: int, asked: Asked) -> list[Any]:
-    """Write a report as `report.lua` reads it."""
-    said, order, spans = asked.said, asked.looked.order, asked.looked.spans
-    promises = schema.as_column(_sorted(said.promises, order))
+def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
+    """Return a report as `report.lua` reads it."""
+    report, order, spans = resolved.report, resolved.lookup.order, resolved.lookup.spans
+    promises = schema.as_column(_sorted(report.promises, order))
     return [
         stage,
-        said.token,
-        False if said.epoch is None else schema.epoch_text(said.epoch),
-        False if said.observed_input is None else float(said.observed_input),
-        said.capped_at_commit,
+        report.token,
+        False if report.epoch is None else schema.epoch_text(report.epoch),
+        False if report.observed_input is None else float(report.observed_input),
+        report.capped_at_commit,
         spans,
         _by_span(spans, promises.astype("<f8").tobytes()),
-        False if said.idle is None else _picked(said.idle, order),
-        False if said.notes is None else [_note(note) for note in _picked(said.notes, order)],
+        False if report.idle is None else _picked(report.idle, order),
+        False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
     ]
 
 
@@ -124,30 +124,30 @@ def _note(note: RangeNote | None) -> msgspec.Raw | bool:
     return blob(msgspec.json.encode(note)) if note else False
 
 
-def reported_of(
-    plan: Plan, asked: Asked, result: Sequence[Any], *, ahead: bool
+def read_result(
+    job_layout: JobLayout, resolved: ResolvedReport, result: Sequence[Any], *, ahead: bool
 ) -> Reported | Exception:
-    """Read what became of a report. `ahead`: its stage agrees on more than is published."""
+    """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published."""
     match result:
         case ["ok", accepted, behind, rejected, ttl_ms, view, counts]:
             return Reported(
                 accepted=int(accepted),
-                behind=[plan.name(asked.stage, index) for index in behind or ()],
-                rejected=_rejected(plan, asked, rejected or ()),
+                behind=[job_layout.name(resolved.stage, index) for index in behind or ()],
+                rejected=_rejected(job_layout, resolved, rejected or ()),
                 expires_in_ms=int(ttl_ms),
                 view=schema.read_view(view),
                 advances=ahead and bool(counts),
             )
         case _:
-            return _refusal(plan, asked, result)
+            return _refusal(job_layout, resolved, result)
 
 
-def _refusal(plan: Plan, asked: Asked, result: Sequence[Any]) -> Exception:
-    stage, said = asked.stage, asked.said
+def _refusal(job_layout: JobLayout, resolved: ResolvedReport, result: Sequence[Any]) -> Exception:
+    stage, report = resolved.stage, resolved.report
     refusal: Exception
     match result:
         case ["none", rejected]:
-            refusal = refusals.none_covered(stage, _rejected(plan, asked, rejected or ()))
+            refusal = refusals.none_covered(stage, _rejected(job_layout, resolved, rejected or ()))
         case ["lease-lost", "unknown"]:
             refusal = refusals.unknown_lease(stage)
         case ["lease-lost", reason]:
@@ -155,10 +155,10 @@ def _refusal(plan: Plan, asked: Asked, result: Sequence[Any]) -> Exception:
         case ["stale-run", ours, theirs]:
             refusal = refusals.stale_run(stage, int(ours), int(theirs))
         case ["stale-epoch", last]:
-            refusal = refusals.stale_epoch(stage, said.epoch or 0, int(last))
+            refusal = refusals.stale_epoch(stage, report.epoch or 0, int(last))
         case ["input-ahead", view]:
             published = schema.read_view(view).watermark.input
-            refusal = refusals.input_ahead(stage, said.observed_input or 0, published)
+            refusal = refusals.input_ahead(stage, report.observed_input or 0, published)
         case ["epochs-waiting", count]:
             refusal = refusals.epochs_waiting(stage, int(count))
         case _:
@@ -167,12 +167,12 @@ def _refusal(plan: Plan, asked: Asked, result: Sequence[Any]) -> Exception:
 
 
 def _rejected(
-    plan: Plan, asked: Asked, rejected: Iterable[Sequence[Any]]
+    job_layout: JobLayout, resolved: ResolvedReport, rejected: Iterable[Sequence[Any]]
 ) -> list[tuple[str, LostReason]]:
-    """Put what was rejected in the order of the report."""
-    reasons: dict[str, LostReason] = dict.fromkeys(asked.looked.unknown, "unknown")
+    """Return the rejected ranges in the order of the report."""
+    reasons: dict[str, LostReason] = dict.fromkeys(resolved.lookup.unknown, "unknown")
     for index, reason in rejected:
-        reasons[plan.name(asked.stage, index)] = reason
+        reasons[job_layout.name(resolved.stage, index)] = reason
     if not reasons:
         return []
-    return [(name, reasons[name]) for name in asked.said.ranges if name in reasons]
+    return [(name, reasons[name]) for name in resolved.report.ranges if name in reasons]

@@ -1,4 +1,4 @@
-"""A job's state in Redis as a whole: how it starts, and how its ranges move to another layout."""
+"""A job's whole state in Redis: how it starts, and how its ranges move to another layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.frontier.timestamps import MAX
 from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.packing import blob, pack
-from service.live.redis.schema import Plan
+from service.live.redis.schema import JobLayout
 from service.model.jobs import InstalledJob, InstalledStage
 
 _reply = msgspec.msgpack.Decoder()
@@ -22,20 +22,21 @@ _reply = msgspec.msgpack.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The head of a job's state, whoever wrote it."""
+    """The head of a job's state, trustworthy or not."""
 
     incarnation: int | None
     """None: there is no state at all."""
-    at: str
+    layout_id: str
+    """With a `!` in front while the layout is being changed."""
     generation: int
     layout_version: int
     stage_names: Sequence[str]
     identity: str
-    """Changes whenever somebody begins the state afresh or changes its layout."""
+    """Changes whenever the state is begun afresh or its layout changes."""
 
     @classmethod
     def read(cls, fields: Sequence[bytes | None]) -> Meta:
-        """Read what HMGET answers for `META_FIELDS`."""
+        """Read the reply to HMGET for `META_FIELDS`."""
         server, incarnation, at, generation, layout_version, stages = fields
         return cls(
             None if incarnation is None else int(incarnation),
@@ -47,7 +48,7 @@ class Meta:
         )
 
     @property
-    def position(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int]:
         """Orders the layouts of a job."""
         return self.generation, self.layout_version
 
@@ -56,21 +57,21 @@ META_FIELDS = ("server", "incarnation", "at", "generation", "layout_version", "s
 
 
 def flat(fields: Mapping[Any, Any]) -> list[Any]:
-    """Write fields as HSET takes them, in the arguments of a step."""
+    """Flatten fields into arguments of HSET."""
     return [
         blob(each) if isinstance(each, bytes) else each for pair in fields.items() for each in pair
     ]
 
 
 def pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
-    """Read what HGETALL answers, by either protocol."""
+    """Read the reply to HGETALL, in either protocol."""
     if isinstance(reply, Mapping):
         return dict(reply)
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
-    """Make the fields, the weights and the tree of a stage that starts from the ledger."""
+    """Return the fields, the weights and the tree of a stage that starts from the ledger."""
     stage, installed = job.pipeline.stages[name], job.stages[name]
     epoch = schema.epoch_text(installed.progress.epoch)
     fields: dict[str, Any] = {
@@ -93,12 +94,12 @@ def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
 def counts_of(
     weights: schema.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
 ) -> dict[str, Any]:
-    """Count a stage's ranges. `weights` are as the scripts have them, where an idle one has its own."""
-    unheard = sum(promise == schema.NOTHING for promise in idle.values())
+    """Count a stage's ranges, given their weights and the promises of the idle ones."""
+    without_promise = sum(promise == schema.NOTHING for promise in idle.values())
     return {
         "n": len(weights),
         "since": installed.layout_since,
-        "promised": int(np.count_nonzero(weights != schema.NOTHING)) - unheard,
+        "promised": int(np.count_nonzero(weights != schema.NOTHING)) - without_promise,
         "idle": len(idle),
         "final": int(np.count_nonzero(weights == float(MAX))),
         "leased": leased,
@@ -107,7 +108,7 @@ def counts_of(
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """A stage as it stands in Redis while its job is frozen."""
+    """A stage's state, read from Redis while its job is frozen."""
 
     fields: Mapping[bytes, bytes]
     weights: schema.Floats
@@ -119,7 +120,7 @@ class Dumped:
 
 
 def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
-    """Read which stage each lease is on."""
+    """Return the stage of each lease, by fence."""
     fields = pairs(reply)
     return {
         int(name[1:]): _reply.decode(fields[b"t" + token])[1]
@@ -129,14 +130,14 @@ def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str
 
 
 class LayoutChange:
-    """The next layout of a job, worked out from the one that stands."""
+    """The next layout of a job, prepared from its current one."""
 
-    def __init__(self, job: InstalledJob, old: Plan) -> None:
+    def __init__(self, job: InstalledJob, old: JobLayout) -> None:
         self._job = job
         self._old = old
         before, after = old.pipeline.stages, job.pipeline.stages
         self.carried: list[str] = []
-        """Stages whose ranges change, but not their kind."""
+        """Stages whose ranges change, but which stay keyed, or a source."""
         self._fresh: list[str] = []
         for name, stage in after.items():
             if name not in before or type(before[name].layout) is not type(stage.layout):
@@ -148,7 +149,7 @@ class LayoutChange:
     def make(
         self, dumped: Mapping[str, Dumped], leases: Mapping[int, str]
     ) -> tuple[list[str], list[Any], list[bytes]]:
-        """Return the keys, the arguments and the columns of the step that puts it in place."""
+        """Return the keys, the arguments and the columns of the step that installs it."""
         job = self._job
         keys = schema.job_keys(job.name)
         entries: list[Any] = []
@@ -178,7 +179,7 @@ class LayoutChange:
             keys += schema.stage_keys(job.name, name)
         meta = {
             "layout_version": job.layout_version,
-            "at": schema.position(job.generation, job.layout_version),
+            "at": schema.layout_id(job.generation, job.layout_version),
             "pipeline": schema.pack_pipeline(job.pipeline),
             "stages": msgspec.json.encode(list(job.stages)).decode(),
         }
@@ -192,16 +193,16 @@ class LayoutChange:
         )
         if before is None or after is None:
             raise StateLostError(self._job.name)
-        were = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
+        was_idle = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
         promises = schema.as_column(
-            inherit(before, schema.promises_of(old.weights, were).tolist(), after)
+            inherit(before, schema.promises_of(old.weights, was_idle).tolist(), after)
         )
         index = {one: i for i, one in enumerate(before.names)}
         stays = {index[one]: i for i, one in enumerate(after.names) if one in index}
         source, target = list(stays), list(stays.values())
         owners, moments = np.zeros(len(after)), np.zeros(len(after))
         owners[target], moments[target] = old.owners[source], old.moments[source]
-        idle = {stays[i]: promise for i, promise in were.items() if i in stays}
+        idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
         weights = schema.idle_weights(promises, idle)
         leased = int(np.count_nonzero(owners))
         fields: dict[str, Any] = {
@@ -229,7 +230,7 @@ class LayoutChange:
 
 
 def _renumbered(waiting: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
-    """Keep what waits for ranges that stay; what changed ranges have said is void with their leases."""
+    """Keep the waiting reports of ranges that stay; others are void with their leases."""
     blocks: dict[str, dict[int, list[Any]]] = {}
     for name, packed in waiting.items():
         epoch, colon, _ = name.decode().partition(":")

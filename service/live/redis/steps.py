@@ -1,6 +1,7 @@
-"""Steps on Redis: by which layout they are made, and what their answers come to.
+"""Running steps on Redis: the job layout they are sent with, and how their replies are read.
 
-A step about a layout that is not the job's any more is refused by the script and made again.
+A script refuses a step that was prepared for a layout that the job no longer has; it is then prepared
+afresh and retried.
 """
 
 from __future__ import annotations
@@ -23,37 +24,37 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.client import RedisClient
 from service.live.redis.packing import pack
-from service.live.redis.schema import Plan
-from service.live.redis.spans import Asked
+from service.live.redis.schema import JobLayout
+from service.live.redis.spans import ResolvedReport
 from service.model.jobs import Census, JobView
 from service.model.reports import Reported
 
 T = TypeVar("T")
 
-_FROZEN_PATIENCE_S = 3.0
-"""How long a step waits for a layout change; then whoever was at it is taken for dead."""
+_FROZEN_TIMEOUT_S = 3.0
+"""How long a step waits for a layout change; after that, the replica changing it is taken for dead."""
 
 _FROZEN_POLL_S = 0.01
 
 reply = msgspec.msgpack.Decoder()
-"""Reads what a script answers."""
+"""Reads a script's reply."""
 
 
 class FrozenError(Exception):
     """The job's layout is being changed."""
 
 
-class MovedError(Exception):
-    """The job's layout is another by now."""
+class LayoutChangedError(Exception):
+    """The job has another layout by now."""
 
 
 @dataclass(slots=True)
-class Due:
-    """When the next lease of a job runs out, as heard last, on this process's clock."""
+class NextExpiry:
+    """When the next lease of a job runs out, as of the last reply, on this process's clock."""
 
     at_ms: int | None
     """None: there was no lease."""
-    heard_at_ms: int
+    updated_at_ms: int
 
     def is_over(self, now_ms: int) -> bool:
         """Whether it has run out by now."""
@@ -61,61 +62,63 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What one call has read of a job, for all who asked."""
+class Snapshot:
+    """What one call has read of a job, for every request that shared it."""
 
     view: JobView
     censuses: Mapping[str, Census]
 
 
 @dataclass(slots=True)
-class Known:
-    """What this process has at hand for a job."""
+class JobCache:
+    """What this process remembers of a job between steps."""
 
-    plan: Plan | None = None
-    due: Due | None = None
-    ended: Counter[str] = field(default_factory=Counter[str])
-    """Leases, by stage, that were found to be over and that `expire` has not told of yet."""
-    reports: Batcher[tuple[Plan, Asked], Reported] | None = None
-    """Those that arrive together share a call."""
-    reads: Batcher[str | None, Read] | None = None
+    layout: JobLayout | None = None
+    next_expiry: NextExpiry | None = None
+    expired: Counter[str] = field(default_factory=Counter[str])
+    """Leases that were ended, by stage, and that `expire` has not returned yet."""
+    reports: Batcher[tuple[JobLayout, ResolvedReport], Reported] | None = None
+    """Reports that arrive together share a call."""
+    reads: Batcher[str | None, Snapshot] | None = None
 
 
 class Steps:
-    """Makes steps, and remembers of each job what the next one needs."""
+    """Runs steps, and remembers what the next one of each job needs."""
 
     def __init__(self, client: RedisClient, clock: Clock) -> None:
         self.client = client
         self.clock = clock
-        self.jobs: dict[str, Known] = {}
+        self.caches: dict[str, JobCache] = {}
 
-    def known(self, job: str) -> Known:
-        """Say what is at hand for a job."""
-        return self.jobs.setdefault(job, Known())
+    def cache(self, job: str) -> JobCache:
+        """Return what is remembered of a job."""
+        return self.caches.setdefault(job, JobCache())
 
     async def names(self) -> list[str]:
-        """Name every job that may be there."""
+        """Return the names of all jobs that may have a state here."""
         return sorted(name.decode() for name in await self.client.command("SMEMBERS", schema.JOBS))
 
     async def step(
         self,
-        plan: Plan,
+        job_layout: JobLayout,
         name: str,
         stages: Iterable[str],
         args: object,
         *,
-        at: str | None = None,
+        layout_id: str | None = None,
     ) -> list[Any]:
-        """Run a step; return what it answers after its `ok`, or with the word that it has instead.
+        """Run a step; return its reply: a code (`ok`, or the reason for a refusal) and its values.
 
-        Raises `StateLostError`, `FrozenError`, and `MovedError` if the layout is another by now.
+        Raises `StateLostError`, `FrozenError`, `LayoutChangedError`.
         """
-        raw = await self.run(plan.job, name, plan.keys(stages), at or plan.at, pack(args))
-        return self.read_reply(plan, raw)
+        raw = await self.run(
+            job_layout.job, name, job_layout.keys(stages), layout_id or job_layout.id, pack(args)
+        )
+        return self.read_reply(job_layout, raw)
 
     async def run(
         self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
-    ) -> Any:  # noqa: ANN401 - what a script answers
+    ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a script with these keys. Raises `StateLostError`, `UnavailableError`."""
         try:
             return await self.client.step(name, keys, *args, repeatable=repeatable)
@@ -124,63 +127,66 @@ class Steps:
                 raise StateLostError(job) from error
             raise
 
-    def read_reply(self, plan: Plan, raw: bytes) -> list[Any]:
-        """Read what a step answered. Raises as `step` does."""
-        due_in, word, *rest = reply.decode(raw)
-        if word == "lost":
-            raise StateLostError(plan.job)
-        if word == "at":
-            self.known(plan.job).plan = None
-            if str(rest[0]).startswith("!"):
+    def read_reply(self, job_layout: JobLayout, raw: bytes) -> list[Any]:
+        """Read a step's reply. Raises as `step` does."""
+        next_expiry_in, code, *values = reply.decode(raw)
+        if code == "lost":
+            raise StateLostError(job_layout.job)
+        if code == "at":
+            self.cache(job_layout.job).layout = None
+            if str(values[0]).startswith("!"):
                 raise FrozenError
-            raise MovedError
+            raise LayoutChangedError
         now_ms = self.clock.steady_ms()
-        self.known(plan.job).due = Due(None if due_in < 0 else now_ms + int(due_in), now_ms)
-        return [word, *rest]
+        at_ms = None if next_expiry_in < 0 else now_ms + int(next_expiry_in)
+        self.cache(job_layout.job).next_expiry = NextExpiry(at_ms, now_ms)
+        return [code, *values]
 
-    async def by_plan(self, job: str, use: Callable[[Plan], Awaitable[T]]) -> T:
-        """Do something by the job's plan; if the layout is another by now, by the next one."""
+    async def with_layout(self, job: str, step: Callable[[JobLayout], Awaitable[T]]) -> T:
+        """Run a step with the job's layout; retry with the new one if that has changed."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _FROZEN_PATIENCE_S
+        deadline = loop.time() + _FROZEN_TIMEOUT_S
         while True:
             try:
-                return await use(await self.plan(job))
-            except MovedError:
+                return await step(await self.layout(job))
+            except LayoutChangedError:
                 continue
             except FrozenError:
-                if loop.time() > until:
-                    # Who froze it is gone. The ledger has the layout that it was about to install.
+                if loop.time() > deadline:
+                    # The replica that froze it is gone. The ledger has the layout it was installing.
                     raise StateLostError(job) from None
                 await asyncio.sleep(_FROZEN_POLL_S)
 
-    async def plan(self, job: str) -> Plan:
-        """Say by which layout a job is known to be. Raises `StateLostError`, `FrozenError`."""
-        found = self.known(job)
-        if found.plan is None:
-            found.plan = await self._load_plan(job)
-        return found.plan
+    async def layout(self, job: str) -> JobLayout:
+        """Return a job's layout as last known. Raises `StateLostError`, `FrozenError`."""
+        cached = self.cache(job)
+        if cached.layout is None:
+            cached.layout = await self._load_layout(job)
+        return cached.layout
 
-    async def _load_plan(self, job: str) -> Plan:
-        at, generation, version, packed = await self.client.command(
+    async def _load_layout(self, job: str) -> JobLayout:
+        layout_id, generation, version, packed = await self.client.command(
             "HMGET", schema.job_keys(job)[0], "at", "generation", "layout_version", "pipeline"
         )
-        if at is None or packed is None:
+        if layout_id is None or packed is None:
             self.forget(job)
             raise StateLostError(job)
-        if at.startswith(b"!"):
+        if layout_id.startswith(b"!"):
             raise FrozenError
-        return Plan(job, at.decode(), int(generation), int(version), schema.read_pipeline(packed))
+        return JobLayout(
+            job, layout_id.decode(), int(generation), int(version), schema.read_pipeline(packed)
+        )
 
     def forget(self, job: str) -> None:
-        """Let go of what is at hand for a job that may not exist: anybody may ask for any name."""
-        self.jobs.pop(job, None)
+        """Drop the cache of a job that may not exist: clients may request any name."""
+        self.caches.pop(job, None)
 
 
-def layout_of(plan: Plan, stage: str) -> Layout:
-    """Find the ranges of a stage. Raises `UnknownStageError`, `InvalidRequestError`."""
-    found = plan.pipeline.stages.get(stage)
+def stage_layout(job_layout: JobLayout, stage: str) -> Layout:
+    """Return the ranges of a stage. Raises `UnknownStageError`, `InvalidRequestError`."""
+    found = job_layout.pipeline.stages.get(stage)
     if found is None:
-        raise refusals.unknown_stage(plan.job, stage)
+        raise refusals.unknown_stage(job_layout.job, stage)
     if found.layout is None:
         raise refusals.no_ranges(stage)
     return found.layout

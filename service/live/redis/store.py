@@ -1,8 +1,7 @@
-"""The live store on Redis: any number of processes see one state, and each step is one script.
+"""The live store on Redis: any number of processes share one state, and each step is one script.
 
-What the state looks like and what each step does to it stands in `lua/`. Here, names become indices and
-back, steps that arrive together share a call, and what the scripts find out becomes an answer or an
-error.
+The scripts in `lua/` define the state and the steps. The modules here translate names to indices and
+back, batch steps that arrive together, and turn the scripts' replies into results and errors.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from service.model.reports import Commit, Committed, RangeOrder, RangeView, Repo
 
 log = logging.getLogger(__name__)
 
-_LISTEN_AGAIN_S = 0.2
+_LISTEN_RETRY_S = 0.2
 
 
 class RedisLiveStore:
@@ -192,36 +191,36 @@ class RedisLiveStore:
         """See the port."""
         return self._watches.watch(job, stage)
 
-    def let_go(self) -> None:
+    def wake_readers(self) -> None:
         """See the port."""
         self._watches.wake_all()
 
     async def _listen(self) -> None:
-        """Hear what other processes publish. It is a hint, no more: whoever is woken reads again."""
+        """Listen to what other processes publish. A message is only a hint: who is woken reads again."""
         while True:
             try:
                 async with contextlib.aclosing(self._hints()) as hints:
                     async for hint in hints:
-                        self._heed(hint)
+                        self._handle(hint)
             except UnavailableError as error:
-                log.warning("not listening to other replicas: %s", error.detail)
+                log.warning("cannot listen to other replicas, retrying: %s", error.detail)
             except Exception:
-                log.exception("listening failed, and goes on")
-            await asyncio.sleep(_LISTEN_AGAIN_S)
+                log.exception("listening to other replicas failed; retrying")
+            await asyncio.sleep(_LISTEN_RETRY_S)
 
     def _hints(self) -> AsyncGenerator[Hint]:
         return self._client.hints(schema.CHANNELS)
 
-    def _heed(self, hint: Hint) -> None:
+    def _handle(self, hint: Hint) -> None:
         if hint is None:
-            # Nobody knows what was said while nobody listened.
-            self.let_go()
+            # Messages may have been missed while nobody listened.
+            self.wake_readers()
             return
         name, message = hint
         job = name.removeprefix(schema.channel(""))
         stages = reply.decode(message)
         if stages:
             self._watches.wake(job, stages)
-        elif job in self._steps.jobs:
-            self._steps.jobs[job].plan = None
+        elif job in self._steps.caches:
+            self._steps.caches[job].layout = None
             self._watches.wake_job(job)

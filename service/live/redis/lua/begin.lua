@@ -1,17 +1,17 @@
--- Starts a state over: {channel, what is there now (as `meta` showed it), keep leases known, meta fields,
+-- Starts a state afresh: {channel, the expected head (`Meta.identity`), keep leases known, meta fields,
 -- {{state fields, view name, view}, …}}; ARGV[4 …]: weights and tree of each stage.
 -- KEYS after those of the stages: keys of stages that go.
 
 local channel, expected, supersede, meta, stages = unpack(cmsgpack.unpack(ARGV[3]))
 local found = call('HMGET', META, 'server', 'incarnation', 'at')
 if (found[1] or '') .. '|' .. (found[2] or '') .. '|' .. (found[3] or '') ~= expected then
-  return answer('changed')
+  return reply('changed')
 end
 if supersede then
-  -- To start over within an incarnation takes a state that can be trusted.
-  if found[1] ~= ARGV[1] then return answer('lost') end
-  for _, f in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
-    local lease = lease_at(tonumber(f))
+  -- Within an incarnation, only a trustworthy state may be started afresh.
+  if found[1] ~= ARGV[1] then return reply('lost') end
+  for _, fence in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
+    local lease = lease_at(tonumber(fence))
     if lease then forget(lease, 'superseded') end
   end
 else
@@ -28,10 +28,10 @@ for k, entry in ipairs(stages) do
   if #weights > 0 then
     call('SET', st.keys.weights, weights)
     call('SET', st.keys.tree, ARGV[3 + 2 * k])
-    -- Grown in one step; the bytes are zero: nobody's, and never reported.
+    -- Extended with zeros: owned by nobody, and never reported.
     call('SETRANGE', st.keys.owners, #weights - 1, '\0')
     call('SETRANGE', st.keys.moments, #weights - 1, '\0')
   end
 end
 call('PUBLISH', channel, cmsgpack.pack({}))
-return answer('ok')
+return reply('ok')

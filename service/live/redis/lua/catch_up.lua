@@ -1,16 +1,16 @@
 -- Takes over what is newer in the ledger: {channel, revision, last run, {{stage, run, view}, …}}.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local channel, revision, last_run, stages = unpack(cmsgpack.unpack(ARGV[3]))
 local changed = {}
 for k, entry in ipairs(stages) do
   open_run(stage(k), entry[2])
-  if show(entry[1], entry[3]) then changed[#changed + 1] = entry[1] end
+  if publish_view(entry[1], entry[3]) then changed[#changed + 1] = entry[1] end
 end
-show_revision(revision)
+publish_revision(revision)
 if tonumber(call('HGET', META, 'last_run')) < tonumber(last_run) then
   call('HSET', META, 'last_run', last_run)
 end
 if #changed > 0 then call('PUBLISH', channel, cmsgpack.pack(changed)) end
-return answer('ok')
+return reply('ok')

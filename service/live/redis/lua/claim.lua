@@ -1,10 +1,10 @@
 -- A claim: {runs of wanted ranges, holder, ttl, rank, run, token}.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local runs, holder, ttl, rank, run, token = unpack(cmsgpack.unpack(ARGV[3]))
 local st = load(stage(1))
-if not is_of_run(run, st.run) then return answer('stale-run', st.run) end
+if not is_of_run(run, st.run) then return reply('stale-run', st.run) end
 
 -- By owner (eight bytes): its lease if it keeps its ranges, false if it yields.
 local keepers = {[NOBODY] = false}
@@ -43,14 +43,14 @@ each_owner(st, runs, function(start, raw, count)
   if raw == string.rep(first, count) then return decide(first, start, count) end
   for i = 0, count - 1 do decide(string.sub(raw, 8 * i + 1, 8 * i + 8), start + i, 1) end
 end)
-if total == 0 then return answer('conflict', order) end
+if total == 0 then return reply('conflict', order) end
 
 local fence = call('HINCRBY', META, 'fence', 1)
-local f, owner = text(fence), struct.pack('<d', fence)
--- The old leases are fenced here, in the same step that grants the new one: no report can fall between
+local fence_text, owner = text(fence), struct.pack('<d', fence)
+-- The old leases are fenced here, in the same step that grants the new one: no report can come between
 -- the two.
-own(st, granted, owner)
-lapse_where(st, owner)
+set_owner(st, granted, owner)
+end_idleness(st, owner)
 if freed > 0 then call('HINCRBY', st.keys.state, 'leased', freed) end
 for loser, count in pairs(taken) do
   local lost = (struct.unpack('<d', loser))
@@ -62,9 +62,9 @@ end
 call(
   'HSET', LEASES,
   't' .. token, cmsgpack.pack({fence, st.name, holder, rank, ttl, tonumber(run)}),
-  'f' .. f, token,
-  'm' .. f, cmsgpack.pack(granted),
-  'n' .. f, total
+  'f' .. fence_text, token,
+  'm' .. fence_text, cmsgpack.pack(granted),
+  'n' .. fence_text, total
 )
-call('ZADD', DEADLINES, NOW + ttl, f)
-return answer('ok', f, granted, order)
+call('ZADD', DEADLINES, NOW + ttl, fence_text)
+return reply('ok', fence_text, granted, order)

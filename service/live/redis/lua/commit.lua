@@ -1,26 +1,26 @@
 -- A commit: {run, epoch, {observed input or false, by stage}}. For all stages or for none.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local run, epoch, observed = unpack(cmsgpack.unpack(ARGV[3]))
 local stages, fresh = {}, {}
 for k = 1, #observed do
   local st = load(stage(k))
   stages[k] = st
-  if not is_of_run(run, st.run) then return answer('stale-run', k, st.run) end
+  if not is_of_run(run, st.run) then return reply('stale-run', k, st.run) end
   local admitted = admission(epoch, st.epoch)
-  if admitted == 'stale' then return answer('stale-epoch', k, st.epoch) end
+  if admitted == 'stale' then return reply('stale-epoch', k, st.epoch) end
   if admitted == 'fresh' then
     local published = view(st)
     if not may_observe(observed[k], published.input) then
-      return answer('input-ahead', k, published.all)
+      return reply('input-ahead', k, published.all)
     end
     local blocks = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
     local waiting = {}
     for b, block in ipairs(blocks) do
       waiting[b] = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch .. ':' .. block) or cmsgpack.pack({}))
       for _, entry in ipairs(waiting[b]) do
-        if lacks_cap(observed[k], entry[3]) then return answer('uncapped', k) end
+        if lacks_cap(observed[k], entry[3]) then return reply('uncapped', k) end
       end
     end
     fresh[k] = {blocks, waiting}
@@ -34,29 +34,29 @@ for k, st in ipairs(stages) do
   if fresh[k] then
     local blocks, waiting = fresh[k][1], fresh[k][2]
     for b, block in ipairs(blocks) do
-      local at, said, idle = {}, {}, {}
+      local at, promises, idle = {}, {}, {}
       local any_idle = false
       for i, entry in ipairs(waiting[b]) do
         local index, promise = entry[1], entry[2]
         at[i] = index - BLOCK * block + 1
-        said[i] = promise_at_commit(promise, observed[k])
+        promises[i] = promise_at_commit(promise, observed[k])
         idle[i] = false
         if entry[4] then
           local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
           local lease = lease_at(entry[5])
-          local stands = lease ~= nil and not lease.reason
-          idle[i] = idle_at_commit(true, owner == struct.pack('<d', entry[5]), stands)
+          local is_current_lease = lease ~= nil and not lease.reason
+          idle[i] = idle_at_commit(true, owner == struct.pack('<d', entry[5]), is_current_lease)
         end
         any_idle = any_idle or idle[i]
       end
-      say(st, block, 1, at, said, any_idle and idle or nil, {})
-      applied[k] = applied[k] + #said
+      apply(st, block, 1, at, promises, any_idle and idle or nil, {})
+      applied[k] = applied[k] + #promises
     end
-    settle(st)
-    -- Reports of earlier epochs that were never committed go too: they promise less than these.
+    write_totals(st)
+    -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
     call('HSET', st.keys.state, 'epoch', epoch)
   end
   if call('HGET', st.keys.state, 'recorded') ~= epoch then unrecorded[#unrecorded + 1] = k end
 end
-return answer('ok', call('HGET', META, 'incarnation'), applied, unrecorded)
+return reply('ok', call('HGET', META, 'incarnation'), applied, unrecorded)

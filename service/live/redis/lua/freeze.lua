@@ -1,6 +1,6 @@
--- Stops every step on the job until its next layout is in: {incarnation}. What is dumped then stays so.
+-- Stops every step on the job until its next layout is in: {incarnation}. What is read after that cannot change.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 call('HSET', META, 'at', '!' .. ARGV[2])
-return answer('ok')
+return reply('ok')

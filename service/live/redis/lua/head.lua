@@ -1,5 +1,5 @@
--- Where the job is, if its state can be trusted.
+-- The job's position, if its state can be trusted.
 
 local head = call('HMGET', META, 'server', 'incarnation', 'generation', 'layout_version', 'revision', 'last_run')
 if head[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
-return answer('ok', unpack(head, 2, 6))
+return reply('ok', unpack(head, 2, 6))

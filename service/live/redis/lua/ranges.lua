@@ -1,7 +1,7 @@
--- Shows single ranges: {indices}.
+-- Returns single ranges: {indices}.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local st = load(stage(1))
 local leases, results = {}, {}
 for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
@@ -26,4 +26,4 @@ for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
     lease,
   }
 end
-return answer('ok', results)
+return reply('ok', results)

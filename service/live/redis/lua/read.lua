@@ -1,9 +1,9 @@
--- What is published of the job, and how the ranges of these stages are: {names, agreements too}.
+-- The job's published views, and the censuses of these stages: {names, whether to read agreements, too}.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local names, agreements = unpack(cmsgpack.unpack(ARGV[3]))
-if agreements and call('ZCOUNT', DEADLINES, '-inf', NOW) > 0 then return answer('due') end
+if agreements and call('ZCOUNT', DEADLINES, '-inf', NOW) > 0 then return reply('due') end
 local censuses, lows = {}, {}
 for k = 1, #names do
   local st = stage(k)
@@ -15,5 +15,5 @@ for k = 1, #names do
 end
 local meta = call('HMGET', META, 'incarnation', 'revision')
 local raw, views = call('HGETALL', VIEWS), {}
-for i = 1, #raw, 2 do views[#views + 1] = {raw[i], shown(raw[i + 1])} end
-return answer('ok', meta[1], meta[2], views, censuses, lows)
+for i = 1, #raw, 2 do views[#views + 1] = {raw[i], unpack_view(raw[i + 1])} end
+return reply('ok', meta[1], meta[2], views, censuses, lows)

@@ -1,10 +1,10 @@
--- Puts the next layout of a frozen job in place: {channel, meta fields, removed stage names,
+-- Installs the next layout of a frozen job: {channel, meta fields, removed stage names,
 -- {{fields of state, idle, notes and waiting, view name, view}, …}, {{fence, runs, held}, …},
 -- {dirty fields}}; ARGV[4 …]: weights, tree, owners and moments of each stage. Leases without runs end.
 -- KEYS after those of the stages: keys of stages that go.
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local channel, meta, removed, stages, leases, dirty = unpack(cmsgpack.unpack(ARGV[3]))
 
 local function fill(key, fields)
@@ -21,7 +21,7 @@ for k, entry in ipairs(stages) do
   fill(st.keys.idle, entry[2])
   fill(st.keys.notes, entry[3])
   fill(st.keys.waiting, entry[4])
-  if not show(entry[5], entry[6]) then call('HSETNX', VIEWS, entry[5], entry[6]) end
+  if not publish_view(entry[5], entry[6]) then call('HSETNX', VIEWS, entry[5], entry[6]) end
   local base = 4 * k
   if #ARGV[base] > 0 then
     call('SET', st.keys.weights, ARGV[base])
@@ -35,12 +35,12 @@ for _, entry in ipairs(leases) do
   if lease and entry[3] == 0 then
     forget(lease, lease.reason or 'superseded')
   elseif lease then
-    local f = text(entry[1])
-    call('HSET', LEASES, 'm' .. f, cmsgpack.pack(entry[2]), 'n' .. f, entry[3])
+    local fence = text(entry[1])
+    call('HSET', LEASES, 'm' .. fence, cmsgpack.pack(entry[2]), 'n' .. fence, entry[3])
   end
 end
 local stamp = call('HINCRBY', META, 'stamp', 1)
 for _, field in ipairs(dirty) do call('HSET', DIRTY, field, stamp) end
 call('HSET', META, unpack(meta))
 call('PUBLISH', channel, cmsgpack.pack({}))
-return answer('ok')
+return reply('ok')

@@ -1,4 +1,4 @@
--- Forgets the job if it is of no later generation: {channel, generation, what is there now}.
+-- Removes the job unless it has a later generation: {channel, generation, the expected head}.
 
 local channel, generation, expected = unpack(cmsgpack.unpack(ARGV[3]))
 local found = call('HMGET', META, 'server', 'incarnation', 'at', 'generation')

@@ -1,8 +1,8 @@
--- Reports, a batch of them: {{stage, token, epoch, observed, capped, spans, said, idle, notes}, …}.
+-- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes}, …}.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
--- {first block, blocks, positions}; `said` has the promises of each span.
+-- {first block, blocks, positions}; `promises` has the promises of each span.
 
--- The positions of a span as `say` takes them, and how many they are.
+-- The positions of a span as `apply` takes them, and their number.
 local function positions(span)
   if span[4] then return span[3] - 1, span[4] - span[3] + 1 end
   return span[3], #span[3]
@@ -84,23 +84,23 @@ local function note(st, span, count, keep, notes, offset)
   end
 end
 
--- Lets what was said wait for the epoch; the smallest promise of several attempts counts.
-local function wait(st, epoch, capped, span, said, idle, fence, behind)
+-- Lets a report wait for its epoch; of several attempts, the smallest promise counts.
+local function wait(st, epoch, capped, span, promises, idle, fence, behind)
   local at = positions(span)
   local start = BLOCK * span[1]
   local count = math.min(BLOCK * span[2], st.n - start)
   local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
   local by_block = {}
-  for k = 1, #said do
-    if said[k] then
+  for k = 1, #promises do
+    if promises[k] then
       local index = start + position(at, k) - 1
-      if is_behind(promise_of(st, index, weights[position(at, k)]), said[k]) then
+      if is_behind(promise_of(st, index, weights[position(at, k)]), promises[k]) then
         behind[#behind + 1] = index
       end
       local block = math.floor(index / BLOCK)
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
-      entry[#entry + 1] = {index, said[k], capped, idle and idle[k] or false, fence}
+      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence}
     end
   end
   local registered = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
@@ -130,9 +130,9 @@ local function wait(st, epoch, capped, span, said, idle, fence, behind)
   call('HSET', st.keys.waiting, epoch, cmsgpack.pack(registered))
 end
 
-local function report(st, r)
+local function apply_report(st, report)
   load(st)
-  local token, epoch, observed = r[2], r[3], r[4]
+  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes = unpack(report)
   local lease = lease_of(token)
   if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
   if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
@@ -143,19 +143,18 @@ local function report(st, r)
   if not may_observe(observed, published.input) then return {'input-ahead', published.all} end
 
   local mine = struct.pack('<d', lease.fence)
-  local spans = r[6]
   local keeps, counts, accepted, rejected = {}, {}, 0, {}
-  local had
+  local granted
   for n, span in ipairs(spans) do
     local at, count = positions(span)
     local keep, total = kept(st, span, mine)
     keeps[n], counts[n], accepted = keep, count, accepted + total
     if keep then
-      had = had or members(lease.fence)
+      granted = granted or members(lease.fence)
       for k = 1, count do
         if not keep[k] then
           local index = BLOCK * span[1] + position(at, k) - 1
-          rejected[#rejected + 1] = {index, among(had, index) and 'superseded' or 'unknown'}
+          rejected[#rejected + 1] = {index, among(granted, index) and 'superseded' or 'unknown'}
         end
       end
     end
@@ -176,16 +175,16 @@ local function report(st, r)
   end
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]
-    local said, idle = doubles(r[7][n]), r[8] and {} or nil
+    local promises, idle = doubles(packed_promises[n]), idle_flags and {} or nil
     for k = 1, count do
-      if keep and not keep[k] then said[k] = false end
-      if idle then idle[k] = r[8][offset + k] end
+      if keep and not keep[k] then promises[k] = false end
+      if idle then idle[k] = idle_flags[offset + k] end
     end
-    note(st, span, count, keep, r[9], offset)
+    note(st, span, count, keep, notes, offset)
     if epoch then
-      wait(st, epoch, r[5], span, said, idle, lease.fence, behind)
+      wait(st, epoch, capped, span, promises, idle, lease.fence, behind)
     else
-      say(st, span[1], span[2], (positions(span)), said, idle, behind)
+      apply(st, span[1], span[2], (positions(span)), promises, idle, behind)
     end
     offset = offset + count
   end
@@ -193,19 +192,19 @@ local function report(st, r)
   return {'ok', accepted, behind, rejected, lease.ttl, published.all, not epoch}
 end
 
-local answered = unfit()
-if answered then return answered end
+local refused = check_state()
+if refused then return refused end
 local stages, results = {}, {}
-for n, r in ipairs(cmsgpack.unpack(ARGV[3])) do
-  local k = r[1]
+for n, report in ipairs(cmsgpack.unpack(ARGV[3])) do
+  local k = report[1]
   stages[k] = stages[k] or stage(k)
-  results[n] = report(stages[k], r)
+  results[n] = apply_report(stages[k], report)
 end
--- Once for all of them: together they cost the tree little more than one.
+-- Once for the whole batch: for the tree, it costs little more than a single report.
 local ahead = {}
 for k, st in pairs(stages) do
-  if st.n then settle(st) end
+  if st.n then write_totals(st) end
   local published = st.published
   ahead[k] = published and is_ahead(agreement(st), published.output, published.idle, st.source) or false
 end
-return answer('ok', results, ahead)
+return reply('ok', results, ahead)

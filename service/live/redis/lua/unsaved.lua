@@ -1,12 +1,12 @@
--- Promises that changed: {{stage number, chunk}, …} of which to show the weights; answers with what is
--- dirty if none is asked for.
+-- Promises that changed since they were saved: {{stage number, chunk}, …}, the chunks to return; if there are
+-- none, the names of the dirty chunks are returned.
 
-local answered = unfit()
-if answered then return answered end
-local asked = cmsgpack.unpack(ARGV[3])
-if #asked == 0 then return answer('ok', call('HGETALL', DIRTY)) end
+local refused = check_state()
+if refused then return refused end
+local wanted = cmsgpack.unpack(ARGV[3])
+if #wanted == 0 then return reply('ok', call('HGETALL', DIRTY)) end
 local heads, raws = {}, {}
-for n, entry in ipairs(asked) do
+for n, entry in ipairs(wanted) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
   local raw = call('GETRANGE', st.keys.weights, 8 * first, 8 * (first + CHUNK) - 1)
@@ -25,4 +25,4 @@ for n, entry in ipairs(asked) do
   heads[n] = {stamp, idle, call('HGET', st.keys.state, 'since')}
   raws[n] = raw
 end
-return {answer('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}
+return {reply('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}

@@ -1,18 +1,18 @@
--- What all steps share. Each is one script: what `schema.py` says of the layout, the rules, the files of this
+-- What all steps share. Each script consists of the header from `schema.py`, the rules, the files of this
 -- folder, and the step.
 --
--- A script is isolated, but what it has written stays when it fails: every step checks first and writes
--- last. Times and promises are doubles throughout, packed as such: each instant of the years 0001 to
--- 9999 is one exactly, and so are the two ends of time and every fence.
+-- A script is isolated, but not rolled back when it fails: so every step checks first and writes last.
+-- Times and promises are doubles, and packed as such: a double holds each instant of the years 0001 to
+-- 9999 exactly, and so the two ends of time and every fence.
 --
 -- KEYS: those of the job, then those of each stage that the step is about.
--- ARGV: the server that the caller believes to speak to, the layout it believes the job to have, and
--- the arguments of the step (MessagePack).
+-- ARGV: the run id of the server that the caller is connected to, the layout that it believes the job has,
+-- and the arguments of the step (MessagePack).
 
 local call = redis.call
 local NOBODY = struct.pack('<d', 0)
 
--- Read once: on some servers the time goes on within a script.
+-- Read once: on some servers, time advances within a script.
 local time = call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -26,7 +26,7 @@ local function format(count)
   return found
 end
 
--- Unpacks doubles. (struct.unpack gives the position after the last one, too.)
+-- Unpacks doubles. (struct.unpack returns the position after the last one, too.)
 local function doubles(raw)
   local count = #raw / 8
   if count == 0 then return {}, 0 end
@@ -45,27 +45,27 @@ end
 
 -- ---- the job
 
--- A part of the state is missing: the server threw it away on its own (an eviction policy), or somebody
--- did. The rest goes too, so that whoever looks next begins afresh.
+-- Part of the state is missing: the server evicted it, or somebody deleted it. The rest is dropped, too, so
+-- that the next step finds no state, and the job is restored.
 local function lost()
   call('DEL', META)
   error('LOST')
 end
 
--- In how many milliseconds the next lease runs out, so that the caller knows when to look.
-local function due_in()
+-- In how many milliseconds the next lease runs out (-1: there is none), so that the caller can expire it.
+local function next_expiry_in()
   local first = call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
   return first[2] and math.max(0, tonumber(first[2]) - NOW) or -1
 end
 
-local function answer(...)
-  return cmsgpack.pack({due_in(), ...})
+local function reply(...)
+  return cmsgpack.pack({next_expiry_in(), ...})
 end
 
--- Nil, if the job's state is as the caller believes; else what to answer.
--- A state that another server process wrote may have lost what was written after it: a restart or a
--- failover, whatever it kept, is a loss.
-local function unfit()
+-- Returns nil if the job's state is as the caller believes, else the reply that refuses the step.
+-- A state that was written under another run id may lack later writes: a restart or a failover counts as a
+-- loss, whatever was kept.
+local function check_state()
   local meta = call('HMGET', META, 'server', 'at')
   if meta[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
   if meta[2] ~= ARGV[2] then return cmsgpack.pack({-1, 'at', meta[2]}) end

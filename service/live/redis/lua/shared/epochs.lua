@@ -1,4 +1,4 @@
--- What waits for the commit of its epoch.
+-- Reports that wait for the commit of their epoch.
 
 local function waiting_epochs(st)
   local raw = call('HGET', st.keys.state, 'waiting')

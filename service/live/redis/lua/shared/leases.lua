@@ -1,6 +1,6 @@
 -- Leases: their records, and who owns which ranges.
 
--- A token's record: nil if unknown; with `reason` if it is over.
+-- Returns the lease of a token: nil if unknown; with `reason` if it is over.
 local function lease_of(token)
   local raw = call('HGET', LEASES, 't' .. token)
   if not raw then return nil end
@@ -23,29 +23,29 @@ local function lease_at(fence)
   return lease
 end
 
--- Forgets a lease that owns nothing any more; its reason is remembered for a while.
+-- Removes a lease that owns no range any more; its reason stays known for a while.
 local function forget(lease, reason)
-  local f = text(lease.fence)
+  local fence = text(lease.fence)
   call('HSET', LEASES, 't' .. lease.token, 'x' .. cmsgpack.pack({reason, lease.stage, lease.run}))
-  call('HDEL', LEASES, 'f' .. f, 'm' .. f, 'n' .. f)
-  call('ZREM', DEADLINES, f)
+  call('HDEL', LEASES, 'f' .. fence, 'm' .. fence, 'n' .. fence)
+  call('ZREM', DEADLINES, fence)
   if call('RPUSH', ENDED, lease.token) > REMEMBERED then
     call('HDEL', LEASES, 't' .. call('LPOP', ENDED))
   end
 end
 
-local STEP = 4096
+local MAX_PIECE = 4096
 
--- Calls `use(start, raw)` for the owners of the ranges in `runs` (start, count, start, count …), a piece at
+-- Calls `handle(start, raw)` for the owners of the ranges in `runs` (start, count, start, count …), a piece at
 -- a time; `raw` holds eight bytes for each.
-local function each_owner(st, runs, use)
+local function each_owner(st, runs, handle)
   for r = 1, #runs, 2 do
     local start, left = runs[r], runs[r + 1]
     while left > 0 do
-      local count = math.min(left, STEP)
+      local count = math.min(left, MAX_PIECE)
       local raw = call('GETRANGE', st.keys.owners, 8 * start, 8 * (start + count) - 1)
       if #raw ~= 8 * count then lost() end
-      use(start, raw, count)
+      handle(start, raw, count)
       start, left = start + count, left - count
     end
   end
@@ -61,8 +61,8 @@ local function append(runs, start, count)
   end
 end
 
--- Those of `runs` that a lease is still on, and how many ranges they are.
-local function owned(st, fence, runs)
+-- Returns those of `runs` that a lease is still on, and how many ranges they are.
+local function still_owned(st, fence, runs)
   local mine, left, total = struct.pack('<d', fence), {}, 0
   each_owner(st, runs, function(start, raw, count)
     if raw == string.rep(mine, count) then
@@ -80,11 +80,11 @@ local function owned(st, fence, runs)
   return left, total
 end
 
-local function own(st, runs, owner)
+local function set_owner(st, runs, owner)
   for r = 1, #runs, 2 do
     local start, left = runs[r], runs[r + 1]
     while left > 0 do
-      local count = math.min(left, STEP)
+      local count = math.min(left, MAX_PIECE)
       call('SETRANGE', st.keys.owners, 8 * start, string.rep(owner, count))
       start, left = start + count, left - count
     end
@@ -96,11 +96,11 @@ local function members(fence)
   return raw and cmsgpack.unpack(raw) or {}
 end
 
--- Ends a lease: its ranges are free, and what was idle under it is waited for again.
-local function finish(st, lease, reason)
-  lapse_where(st, struct.pack('<d', lease.fence))
-  local runs, total = owned(st, lease.fence, members(lease.fence))
-  own(st, runs, NOBODY)
+-- Ends a lease: its ranges are free, and those that were idle under it are waited for again.
+local function end_lease(st, lease, reason)
+  end_idleness(st, struct.pack('<d', lease.fence))
+  local runs, total = still_owned(st, lease.fence, members(lease.fence))
+  set_owner(st, runs, NOBODY)
   if total > 0 then call('HINCRBY', st.keys.state, 'leased', -total) end
   forget(lease, reason)
 end

@@ -1,6 +1,6 @@
--- What ranges have said: joining reports, and what follows for the stage.
+-- Ranges: joining what they report, and the totals of their stage.
 
-local function note_changed(st, first, last)
+local function mark_dirty(st, first, last)
   if not st.stamp then st.stamp = call('HINCRBY', META, 'stamp', 1) end
   for chunk = math.floor(first / CHUNK), math.floor(last / CHUNK) do
     call('HSET', DIRTY, st.name .. ':' .. chunk, st.stamp)
@@ -14,10 +14,11 @@ local function promise_of(st, index, weight)
   return (struct.unpack('<d', raw))
 end
 
--- Takes one word where idleness is in play, before or after; returns promise and weight now.
-local function word(st, index, weight, said, idle)
+-- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
+-- its promise and weight now.
+local function apply_one(st, index, weight, reported, idle)
   local earlier = promise_of(st, index, weight)
-  local now, is_idle = join_report(earlier, said, idle)
+  local now, is_idle = join_report(earlier, reported, idle)
   local new = (is_idle and now ~= MAX) and IDLE or now
   if new == IDLE then
     call('HSET', st.keys.idle, index, struct.pack('<d', now))
@@ -29,11 +30,11 @@ local function word(st, index, weight, said, idle)
   return earlier, now, new
 end
 
--- Takes a word from ranges within the span of `blocks` blocks that begins with block `first`: `said[k]` from
--- the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on, in
--- any order; false: not said). A promise joins the earlier one; idleness is as said last. Appends to
--- `behind` the indices whose earlier promise was the greater.
-local function say(st, first, blocks, at, said, idle, behind)
+-- Applies what ranges report within the span of `blocks` blocks that begins with block `first`: `promises[k]`
+-- is of the range at position `at[k]` of the span, or `at + k` if `at` is a number (positions count from 1 on,
+-- in any order; false: nothing reported). A promise joins the earlier one; idleness is as reported last.
+-- Appends to `behind` the indices whose earlier promise was greater.
+local function apply(st, first, blocks, at, promises, idle, behind)
   local start = BLOCK * first
   local count = math.min(BLOCK * blocks, st.n - start)
   local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
@@ -42,10 +43,10 @@ local function say(st, first, blocks, at, said, idle, behind)
   -- First and last position with another weight now, and with another promise.
   local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
   if not idle and st.idle_before + st.idle == 0 then
-    -- Nobody is idle, before or after: weights are promises. The loop that runs for each range of each
-    -- report, so it does no more than it must: `join_report` and `is_behind`, written out.
-    for k = 1, #said do
-      local p = said[k]
+    -- No range is idle, before or after: weights are promises. This loop runs for every range of every
+    -- report, so `join_report` and `is_behind` are written out.
+    for k = 1, #promises do
+      local p = promises[k]
       if p then
         local i = offset and offset + k or at[k]
         local weight = weights[i]
@@ -62,11 +63,11 @@ local function say(st, first, blocks, at, said, idle, behind)
     end
     raised_low, raised_high = low, high
   else
-    for k = 1, #said do
-      local p = said[k]
+    for k = 1, #promises do
+      local p = promises[k]
       if p then
         local i = offset and offset + k or at[k]
-        local earlier, now, new = word(st, start + i - 1, weights[i], p, idle and idle[k])
+        local earlier, now, new = apply_one(st, start + i - 1, weights[i], p, idle and idle[k])
         if is_behind(earlier, p) then behind[#behind + 1] = start + i - 1 end
         if now ~= earlier then
           if earlier == MIN then st.promised = st.promised + 1 end
@@ -80,7 +81,7 @@ local function say(st, first, blocks, at, said, idle, behind)
       end
     end
   end
-  if raised_high > 0 then note_changed(st, start + raised_low - 1, start + raised_high - 1) end
+  if raised_high > 0 then mark_dirty(st, start + raised_low - 1, start + raised_high - 1) end
   if high == 0 then return end
   call('SETRANGE', st.keys.weights, 8 * (start + low - 1), packed(weights, low, high))
   for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
@@ -92,9 +93,9 @@ local function say(st, first, blocks, at, said, idle, behind)
   end
 end
 
--- Writes down what follows from the words that were said: tree and counts. To be called after the last.
-local function settle(st)
-  lift(st)
+-- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
+local function write_totals(st)
+  update_tree(st)
   for _, name in ipairs({'promised', 'idle', 'final'}) do
     if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
   end
@@ -102,17 +103,17 @@ local function settle(st)
   st.promised, st.idle, st.final = 0, 0, 0
 end
 
--- Lets the idleness lapse that was reported under a lease that is over. See `join_report`.
-local function lapse_where(st, owner)
+-- Ends the idleness that was reported under a lease that is over. See `join_report`.
+local function end_idleness(st, owner)
   load(st)
   if st.idle_before == 0 then return end
   for _, field in ipairs(call('HKEYS', st.keys.idle)) do
     local index = tonumber(field)
     if call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7) == owner then
       local block = math.floor(index / BLOCK)
-      say(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
+      apply(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
     end
   end
-  settle(st)
+  write_totals(st)
 end
 

@@ -5,10 +5,10 @@ local function open_run(st, run)
   if not opens_run(run, st.run) then return end
   call('HSET', st.keys.state, 'run', run)
   drop_waiting(st)
-  for _, f in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
-    local lease = lease_at(tonumber(f))
+  for _, fence in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
+    local lease = lease_at(tonumber(fence))
     if lease and lease.stage == st.name and is_fenced(lease.run, run) then
-      finish(st, lease, 'superseded')
+      end_lease(st, lease, 'superseded')
     end
   end
 end

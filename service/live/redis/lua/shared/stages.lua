@@ -19,8 +19,8 @@ local function load(st)
   return st
 end
 
--- A view as it is answered: input, output, idle, version, revision, updated at.
-local function shown(raw)
+-- Unpacks a view: input, output, idle, version, revision, updated at.
+local function unpack_view(raw)
   local view = {struct.unpack(VIEW, raw)}
   view[7] = nil
   return view
@@ -29,27 +29,27 @@ end
 local function view(st)
   local raw = call('HGET', VIEWS, st.name)
   if not raw then lost() end
-  local all = shown(raw)
+  local all = unpack_view(raw)
   return {all = all, input = all[1], output = all[2], idle = all[3] == 1}
 end
 
--- The least weight of the stage's ranges.
+-- Returns the least weight of the stage's ranges.
 local function lowest(st)
   local raw = call('GETRANGE', st.keys.tree, -8, -1)
   if #raw ~= 8 then lost() end
   return (struct.unpack('<d', raw))
 end
 
--- What the stage's ranges agree on: {watermark, idle}. An idle one stands still.
+-- Returns what the stage's ranges agree on: {watermark, idle}. If idle, the watermark stands still.
 local function agreement(st)
   local low = lowest(st)
   if low == IDLE then return {MIN, true} end
   return {low, false}
 end
 
--- Carries the new minima of blocks up the tree, level by level. Each node is the least of its 64 children;
--- level 1 stands over the weights themselves, the last level is one node.
-local function lift(st)
+-- Updates the tree with the new minima of blocks, level by level. Each node is the least of its 64 children;
+-- level 1 is computed from the weights, and the last level has one node.
+local function update_tree(st)
   local minima = st.minima
   local size, offset = math.ceil(st.n / BLOCK), 0
   while next(minima) do

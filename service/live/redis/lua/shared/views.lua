@@ -1,15 +1,15 @@
--- What readers are shown.
+-- The published views.
 
--- Shows a view unless a newer one is shown already.
-local function show(name, raw)
+-- Publishes a view unless a newer one is published already.
+local function publish_view(name, raw)
   local current = call('HGET', VIEWS, name)
   if not current then return false end
-  if shown(raw)[4] <= shown(current)[4] then return false end
+  if unpack_view(raw)[4] <= unpack_view(current)[4] then return false end
   call('HSET', VIEWS, name, raw)
   return true
 end
 
-local function show_revision(revision)
+local function publish_revision(revision)
   if tonumber(call('HGET', META, 'revision')) < tonumber(revision) then
     call('HSET', META, 'revision', revision)
   end

@@ -1,4 +1,4 @@
-"""The bodies of contract version 1. One type each, which decodes it, checks it and documents it."""
+"""The bodies of responses, contract version 1. One type each, which encodes and documents it."""
 
 from __future__ import annotations
 
@@ -7,132 +7,23 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct
 
 from service.aggregator import StageState
+from service.api.requests import Run
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
-from service.frontier.timestamps import MAX, to_wire
+from service.frontier.timestamps import to_wire
 from service.model.jobs import StageView, StoredJob
 from service.model.leases import Denied, Grant, LostReason
-from service.model.reports import RangeNote, RangeView
-from service.spec import MAX_RANGES, MAX_STAGES, Name, StageSpec, decode_spec
+from service.model.reports import RangeView
+from service.spec import StageSpec, decode_spec
 
-MAX_REPORTED = 10_000
-"""Ranges that one report may carry."""
-
-MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 10_000, 600_000
-
-Time = Annotated[
-    int,
-    Meta(
-        description="Milliseconds since the Unix epoch, UTC: an instant of the years 0001 to 9999, or"
-        f" {MAX} (the end of time)",
-        extra_json_schema={"examples": [1767225600000, MAX]},
-    ),
-]
 Watermark = Annotated[
     int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
 ]
 Count = Annotated[int, Meta(ge=0)]
-Number = Annotated[int, Meta(ge=0, le=2**53)]
-Run = Annotated[int, Meta(ge=1, le=2**53)]
-Token = Annotated[str, Meta(min_length=1, max_length=256)]
-Holder = Name
-HoldName = Annotated[str, Meta(min_length=1, max_length=128)]
-Holds = Annotated[
-    dict[HoldName, Time],
-    Meta(
-        max_length=100, description="Lower bounds that components of the range keep on its promise"
-    ),
-]
-
-
-# ---- requests
-
-
-class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """A program that begins to execute some stages."""
-
-    stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
-    holder: Holder
-
-
-class ClaimBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """A wish for ranges of a stage."""
-
-    ranges: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_RANGES)] | Literal["all"]
-    holder: Holder
-    ttl_ms: Annotated[int, Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = DEFAULT_TTL_MS
-    run: Run | None = None
-    epoch: Number | None = None
-    attempt: Number | None = None
-
-
-class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """Leases, by their tokens."""
-
-    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_REPORTED)]
-
-
-class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a source's shard says."""
-
-    watermark: Time | UnsetType | None = UNSET
-    holds: Holds = field(default_factory=dict[str, int])
-    idle: bool = False
-    final: bool = False
-
-
-class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a key range says: its holds; its promise is capped by the report's input_watermark."""
-
-    holds: Holds = field(default_factory=dict[str, int])
-
-
-class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report of a source that says nothing but a watermark for each shard."""
-
-    token: Token
-    ranges: dict[str, int]
-    epoch: Number | None = None
-    input_watermark: None = None
-
-
-class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report for shards of a source."""
-
-    token: Token
-    ranges: dict[str, Time | ShardReport | None]
-    epoch: Number | None = None
-    input_watermark: None = None
-
-
-class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report for key ranges."""
-
-    token: Token
-    ranges: dict[str, KeyRangeReport]
-    epoch: Number | None = None
-    input_watermark: Time | UnsetType | None = UNSET
-
-
-class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The input watermark that a keyed stage's epoch ran with."""
-
-    input_watermark: Time | UnsetType | None = UNSET
-
-
-class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The word that an epoch is done."""
-
-    epoch: Number
-    stages: Annotated[dict[Name, StageCommitBody], Meta(min_length=1, max_length=MAX_STAGES)]
-    run: Run | None = None
-
-
-# ---- answers
 
 
 class JobBody(Struct, frozen=True):
@@ -185,7 +76,7 @@ class GrantBody(Struct, frozen=True):
 
 
 class RenewalBody(Struct, frozen=True):
-    """A lease that goes on."""
+    """A renewed lease."""
 
     token: str
     expires_in_ms: Count
@@ -193,34 +84,34 @@ class RenewalBody(Struct, frozen=True):
 
 
 class LostBody(Struct, frozen=True):
-    """A lease that does not."""
+    """A lease that was lost."""
 
     token: str
     reason: LostReason
 
 
 class RenewedBody(Struct, frozen=True):
-    """What became of the leases."""
+    """The result of a renewal."""
 
     renewed: list[RenewalBody]
     lost: list[LostBody]
 
 
 class ReleasedBody(Struct, frozen=True):
-    """How many leases were current and have ended."""
+    """How many of the leases were current, and were released."""
 
     released: Count
 
 
 class RejectedBody(Struct, frozen=True):
-    """A range whose lease the token is not, or no longer."""
+    """A range that the token does not cover, or no longer."""
 
     range: str
     reason: LostReason
 
 
 class StageWatermarkBody(Struct, frozen=True):
-    """Where the reported stage is."""
+    """The watermarks of the reported stage."""
 
     input_watermark: Watermark
     output_watermark: Watermark
@@ -228,7 +119,7 @@ class StageWatermarkBody(Struct, frozen=True):
 
 
 class ReportedBody(Struct, frozen=True):
-    """What became of a report."""
+    """The result of a report."""
 
     accepted: Count
     behind: list[str]
@@ -248,7 +139,7 @@ class RangeCounts(Struct, frozen=True):
 
 
 class WatermarkBody(Struct, frozen=True):
-    """Where a stage is."""
+    """The watermarks of a stage."""
 
     job: str
     stage: str
@@ -262,14 +153,14 @@ class WatermarkBody(Struct, frozen=True):
 
 
 class CommittedBody(Struct, frozen=True):
-    """What became of an epoch: ranges applied, and where its stages are."""
+    """The result of a commit: ranges applied by stage, and the stages' watermarks."""
 
     applied: dict[str, Count]
     watermarks: dict[str, WatermarkBody]
 
 
 class SnapshotBody(Struct, frozen=True):
-    """Where every stage is, at one instant."""
+    """The watermarks of all stages, at one instant."""
 
     job: str
     generation: Count
@@ -277,7 +168,7 @@ class SnapshotBody(Struct, frozen=True):
 
 
 class RangeBody(Struct, frozen=True):
-    """One range: who holds it, and what it holds."""
+    """One range: its promise, its holds and its lease."""
 
     range: str
     start: Count | None
@@ -315,21 +206,18 @@ class HealthBody(Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
-REQUESTS = (
-    OpenRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody,
-)  # fmt: skip
-ANSWERS = (
+RESPONSES = (
     JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
     CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody,
 )  # fmt: skip
 
 
-# ---- from what the use cases return
+# ---- from the results of the use cases
 
 
 @lru_cache(maxsize=4_096)
 def iso(at_ms: int) -> str:
-    """Write an instant of the wall clock.
+    """Format an instant of the wall clock.
 
     >>> iso(1767225603120)
     '2026-01-01T00:00:03.120Z'
@@ -339,18 +227,18 @@ def iso(at_ms: int) -> str:
 
 
 def job_body(stored: StoredJob) -> JobBody:
-    """Show a pipeline as its author wrote it."""
+    """Return a pipeline as its author wrote it."""
     job = stored.installed
     return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
 
 
 def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:
-    """Show what was not granted."""
+    """Return the ranges that were not granted."""
     return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in denied]
 
 
 def grant_body(grant: Grant) -> GrantBody:
-    """Show a lease."""
+    """Return a lease."""
     return GrantBody(
         grant.token,
         grant.fence,
@@ -361,14 +249,14 @@ def grant_body(grant: Grant) -> GrantBody:
 
 
 def stage_watermark_body(view: StageView) -> StageWatermarkBody:
-    """Show where a stage is, in short."""
+    """Return the watermarks of a reported stage."""
     return StageWatermarkBody(
         to_wire(view.watermark.input), to_wire(view.watermark.output), view.version
     )
 
 
 def watermark_body(state: StageState) -> WatermarkBody:
-    """Show where a stage is."""
+    """Return the watermarks of a stage."""
     view, census = state.view, state.census
     return WatermarkBody(
         job=state.job.name,
@@ -384,7 +272,7 @@ def watermark_body(state: StageState) -> WatermarkBody:
 
 
 def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
-    """Show a range."""
+    """Return a range."""
     return RangeBody(
         range=view.name,
         start=None if bounds is None else bounds[0],
@@ -400,5 +288,5 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
 
 
 def is_keyed(layout: Layout | None) -> bool:
-    """Tell key ranges, which have bounds, from shards."""
+    """Whether the ranges are key ranges, which have bounds, and not shards."""
     return isinstance(layout, KeyLayout)

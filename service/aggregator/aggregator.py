@@ -1,0 +1,204 @@
+"""The façade of the use cases: runs, leases, reports and commits, and the parts that do the rest.
+
+What workers report is checked and joined in the live store, in one atomic step. The advances that follow
+go through the `Publisher`: first into the ledger, then to the readers. A response that contains an
+advance is sent only when the advance is visible.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+
+from service.aggregator.background import Background, Retention
+from service.aggregator.definitions import Definitions
+from service.aggregator.reader import Reader, StageState
+from service.clock import Clock
+from service.errors import (
+    LeaseConflictError,
+    ProblemError,
+    UnavailableError,
+    UnknownStageError,
+)
+from service.frontier.graph import Stage
+from service.last_seen import LastSeen
+from service.ledger.port import Ledger
+from service.live.port import LiveStore
+from service.live_jobs import LiveJobs
+from service.metrics import Metrics
+from service.model.jobs import StageView
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.reports import Commit, Report, Reported
+from service.publisher import Publisher
+from service.reconciler import Reconciler
+from service.tasks import Shutdown, run_to_completion
+
+log = logging.getLogger(__name__)
+
+
+class Aggregator:
+    """The service without HTTP. Start it with `open`, end it with `close`."""
+
+    def __init__(
+        self,
+        live: LiveStore,
+        ledger: Ledger,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        checkpoint_interval_ms: int,
+        retention: Retention,
+    ) -> None:
+        self._store = live
+        self._ledger = ledger
+        self._clock = clock
+        self._metrics = metrics
+        self._publisher = Publisher(live, ledger, clock, metrics)
+        self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
+        last_seen = LastSeen(ledger)
+        self._live = LiveJobs(live, self._reconciler, self._publisher, last_seen, metrics)
+        shutdown = Shutdown()
+        self.definitions = Definitions(live, self._live, ledger, self._publisher, clock)
+        self.reader = Reader(live, self._live, last_seen, shutdown)
+        self._background = Background(
+            live,
+            self._live,
+            ledger,
+            self._publisher,
+            self._reconciler,
+            clock,
+            shutdown,
+            checkpoint_interval_ms=checkpoint_interval_ms,
+            retention=retention,
+        )
+        self._resources = AsyncExitStack()
+
+    # ---- life cycle
+
+    async def open(self) -> None:
+        """Open the stores, and restore every job that the live store has lost.
+
+        If the live store does not answer, restoring is left to the background work.
+        """
+        self._resources.push_async_callback(self._ledger.close)
+        self._resources.push_async_callback(self._store.close)
+        try:
+            await self._ledger.open(exclusive=not self._store.shared)
+            await self._store.open()
+            try:
+                await self._reconciler.reconcile()
+                await self._publisher.round()
+            except UnavailableError as error:
+                log.warning("starting without the live store: %s", error.detail)
+        except BaseException:
+            await self._resources.aclose()
+            raise
+        self._background.start()
+
+    async def close(self) -> None:
+        """End the background work, publish and checkpoint once more, close the stores."""
+        self.reader.release()
+        try:
+            await self._background.stop()
+        except UnavailableError as error:
+            log.warning("ending without a last checkpoint: %s", error.detail)
+        finally:
+            await self._resources.aclose()
+
+    async def ready(self) -> None:
+        """Return if the stores answer; raise `UnavailableError` otherwise."""
+        await self._store.ping()
+        await self._ledger.ping()
+
+    def now_ms(self) -> int:
+        """Return the wall-clock time, for lag."""
+        return self._clock.wall_ms()
+
+    # ---- runs and leases
+
+    @run_to_completion
+    async def open_run(self, job: str, stages: Sequence[str]) -> int:
+        """Open a run for stages. Once this returns, their older runs are fenced."""
+        for stage in stages:
+            await self.find_stage(job, stage)
+        run = await self._ledger.open_run(job, stages)
+        await self._live.open_run(job, stages, run)
+        self._publisher.touch(job, stages)
+        return run
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """Claim ranges; see `LiveStore.claim`."""
+        try:
+            grant = await self._live.claim(job, stage, claim)
+        except LeaseConflictError as error:
+            self._metrics.denied_ranges.inc(len(error.denied))
+            raise
+        self._metrics.leases_granted.inc()
+        if grant.denied:
+            self._metrics.denied_ranges.inc(len(grant.denied))
+        self._publisher.touch(job, (stage,))
+        return grant
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """Renew leases; see `LiveStore.renew`."""
+        return await self._live.renew(job, tokens)
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """Release leases; see `LiveStore.release`."""
+        released = await self._live.release(job, tokens)
+        self._publisher.touch(job, (await self._live.pipeline(job)).stages)
+        return released
+
+    # ---- reports
+
+    async def find_stage(self, job: str, stage: str) -> Stage:
+        """Return a stage of the pipeline. Raises `UnknownJobError`, `UnknownStageError`."""
+        found = (await self._live.pipeline(job, stage)).stages.get(stage)
+        if found is None:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
+        return found
+
+    async def report(self, job: str, stage: str, report: Report) -> tuple[Reported, StageView]:
+        """Apply a report; return its result, and the stage's view after it."""
+        try:
+            reported = await self._live.report(job, stage, report)
+        except ProblemError as error:
+            self._metrics.count_refused_report(error.slug)
+            raise
+        self._metrics.count_report(reported, waiting=report.epoch is not None)
+        if not reported.advances:
+            return reported, reported.view
+        self._publisher.touch(job, (stage,))
+        published = None
+        with suppress(UnavailableError):
+            published = await self._live.flush(job)
+        if published is None:
+            return reported, reported.view
+        # As published by that round: a reader finds this view, or a newer one.
+        return reported, published.stages.get(stage, reported.view)
+
+    @run_to_completion
+    async def commit(
+        self, job: str, commit: Commit
+    ) -> tuple[Mapping[str, int], Mapping[str, StageState]]:
+        """Commit an epoch; return how many ranges were applied, and the stages' states after it.
+
+        Once this returns, the commit is durable. Raises `UnavailableError` if that takes too long: then
+        the commit may be retried.
+        """
+        committed = await self._live.commit(job, commit)
+        if committed.unrecorded:
+            self._publisher.touch_epochs(
+                job,
+                (committed.incarnation, committed.generation),
+                dict.fromkeys(committed.unrecorded, commit.epoch),
+            )
+        try:
+            await self._live.flush(job)
+        except UnavailableError:
+            error = UnavailableError("the ledger has not recorded the commit yet: retry")
+            raise error from None
+        return committed.applied, await self.reader.snapshot(job, commit.stages)

@@ -1,0 +1,134 @@
+"""The background work: expiring leases, comparing the stores, checkpoints, and thinning the history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from service.clock import Clock
+from service.errors import UnavailableError
+from service.ledger.port import Ledger
+from service.live.port import LiveStore
+from service.live_jobs import LiveJobs
+from service.publisher import Publisher
+from service.reconciler import Reconciler
+from service.tasks import Shutdown
+
+log = logging.getLogger(__name__)
+
+_EXPIRE_INTERVAL_S = 0.1
+"""How often expired leases are ended even if there are no requests: that ends idleness."""
+
+_HISTORY_INTERVAL_S = 600.0
+"""How often the history is thinned."""
+
+_RECONCILE_INTERVAL_S = 1.0
+"""How often the live store is compared with the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of the history of watermarks is kept, by age in milliseconds."""
+
+    fine_ms: int
+    keep_ms: int
+
+
+class Background:
+    """Runs the background work until `Shutdown`."""
+
+    def __init__(
+        self,
+        store: LiveStore,
+        live: LiveJobs,
+        ledger: Ledger,
+        publisher: Publisher,
+        reconciler: Reconciler,
+        clock: Clock,
+        shutdown: Shutdown,
+        *,
+        checkpoint_interval_ms: int,
+        retention: Retention,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._ledger = ledger
+        self._publisher = publisher
+        self._reconciler = reconciler
+        self._clock = clock
+        self._shutdown = shutdown
+        self._checkpoint_interval_ms = checkpoint_interval_ms
+        self._retention = retention
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the tasks."""
+        work = (
+            self._publisher.run,
+            self._expire_leases,
+            self._reconcile,
+            self._checkpoint,
+            self._thin_history,
+        )
+        for each in work:
+            self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
+
+    async def stop(self) -> None:
+        """Let the tasks end, then publish and checkpoint once more."""
+        # They are not cancelled: the outcome of a transaction that is cut off is unknown.
+        self._shutdown.begin()
+        self._publisher.stop()
+        await asyncio.gather(*self._tasks)
+        self._tasks.clear()
+        await self._publisher.round()
+        await self._save_promises()
+
+    async def _expire_leases(self) -> None:
+        while await self._shutdown.sleep(_EXPIRE_INTERVAL_S):
+            try:
+                self._live.note_expired(await self._store.expire())
+            except UnavailableError as error:
+                log.debug("cannot expire leases now, retrying: %s", error.detail)
+
+    async def _reconcile(self) -> None:
+        while await self._shutdown.sleep(_RECONCILE_INTERVAL_S):
+            try:
+                await self._reconciler.reconcile()
+            except UnavailableError as error:
+                log.warning("cannot compare the stores now, retrying: %s", error.detail)
+
+    async def _checkpoint(self) -> None:
+        while await self._shutdown.sleep(self._checkpoint_interval_ms / 1_000):
+            try:
+                await self._save_promises()
+            except UnavailableError as error:
+                log.warning("cannot save a checkpoint now, retrying: %s", error.detail)
+
+    async def _save_promises(self) -> None:
+        chunks = await self._store.unsaved()
+        if chunks:
+            await self._ledger.checkpoint(chunks)
+            await self._store.mark_saved(chunks)
+
+    async def _thin_history(self) -> None:
+        while await self._shutdown.sleep(_HISTORY_INTERVAL_S):
+            now_ms = self._clock.wall_ms()
+            try:
+                await self._ledger.thin_history(
+                    fine_until_ms=now_ms - self._retention.fine_ms,
+                    keep_until_ms=now_ms - self._retention.keep_ms,
+                )
+            except UnavailableError as error:
+                log.warning("cannot thin the history now, retrying: %s", error.detail)
+
+
+async def _keep_running(work: Callable[[], Awaitable[None]]) -> None:
+    """Run work until the service ends: unexpected errors are logged, and it is started again."""
+    while True:
+        try:
+            return await work()
+        except Exception:
+            log.exception("%s failed, restarting it", getattr(work, "__name__", work))
+            await asyncio.sleep(1)

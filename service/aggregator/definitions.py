@@ -1,0 +1,190 @@
+"""Pipelines: defining, replacing, resetting and deleting them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.clock import Clock
+from service.errors import (
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    UnavailableError,
+    UnknownJobError,
+)
+from service.frontier.graph import Pipeline
+from service.frontier.ranges import inherit
+from service.ledger.port import Ledger, NewLayout
+from service.live.port import LiveStore
+from service.live_jobs import LiveJobs
+from service.model.jobs import InstalledJob, JobView, StoredJob
+from service.publisher import Publisher
+from service.spec import PipelineSpec, encode_spec
+from service.tasks import run_to_completion
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """The condition of a request on what is stored: entity tags, `*` (anything), or None."""
+
+    matches: frozenset[str] | None = None
+    none_matches: frozenset[str] | None = None
+
+
+def layout_etag(job: StoredJob) -> str:
+    """Return the entity tag of a stored specification, which changes with it."""
+    return f"{job.installed.generation}-{job.installed.layout_version}"
+
+
+class Definitions:
+    """The jobs and their pipelines."""
+
+    def __init__(
+        self,
+        store: LiveStore,
+        live: LiveJobs,
+        ledger: Ledger,
+        publisher: Publisher,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._ledger = ledger
+        self._publisher = publisher
+        self._clock = clock
+        self._layout_changes = asyncio.Lock()
+
+    @run_to_completion
+    async def define(
+        self, job: str, spec: PipelineSpec, precondition: Precondition
+    ) -> tuple[StoredJob, bool]:
+        """Store a pipeline; return it, and whether the job is new.
+
+        Raises `InvalidPipelineSpecError`, and, where the stored one differs, `PreconditionRequiredError`
+        or `PreconditionFailedError`.
+        """
+        pipeline = spec.pipeline()
+        async with self._layout_changes:
+            stored = await self._stored(job)
+            if stored is None:
+                return await self._create(job, spec, pipeline, precondition), True
+            etag = layout_etag(stored)
+            _check_absent(precondition, etag)
+            if stored.installed.pipeline == pipeline:
+                return stored, False
+            _check_current(precondition, etag)
+            return await self._replace(stored, spec, pipeline), False
+
+    async def _stored(self, job: str) -> StoredJob | None:
+        try:
+            return await self._ledger.get(job)
+        except UnknownJobError:
+            return None
+
+    async def _create(
+        self, job: str, spec: PipelineSpec, pipeline: Pipeline, precondition: Precondition
+    ) -> StoredJob:
+        if precondition.matches is not None:
+            raise PreconditionFailedError(f"there is no job {job!r} yet: omit If-Match")
+        new = NewLayout(job, encode_spec(spec), tuple(pipeline.stages))
+        stored = await self._ledger.create(new, self._clock.wall_ms())
+        if stored is None:
+            raise PreconditionFailedError(f"job {job!r} was created by another request")
+        await self._store.begin(stored.installed)
+        return stored
+
+    async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
+        job, before = old.installed.name, old.installed.pipeline
+        # The replica that stored the old layout may have died before installing it. Promises are read,
+        # and ranges carried over, from one layout to the next, so none may be skipped.
+        await self._live.install(old.installed)
+        changed = [
+            name
+            for name, stage in pipeline.stages.items()
+            if name not in before.stages or before.stages[name].layout != stage.layout
+        ]
+        promises: dict[str, bytes] = {}
+        for name in changed:
+            old_ranges = before.stages[name].layout if name in before.stages else None
+            new_ranges = pipeline.stages[name].layout
+            if old_ranges is not None and new_ranges is not None:
+                current = await self._live.promises(job, name)
+                if len(current) != len(old_ranges):
+                    raise PreconditionFailedError(f"job {job!r} was changed by another request")
+                inherited = inherit(old_ranges, current, new_ranges)
+                promises[name] = np.array(inherited, dtype="<i8").tobytes()
+        stored = await self._ledger.replace(
+            NewLayout(job, encode_spec(spec), changed, promises),
+            old.installed.generation,
+            old.installed.layout_version,
+            self._clock.wall_ms(),
+        )
+        if stored is None:
+            raise PreconditionFailedError(
+                f"job {job!r} was changed by another request: get it again"
+            )
+        await self._install(stored)
+        return stored
+
+    async def _install(self, stored: StoredJob) -> None:
+        """Install in the live store a layout that is already in the ledger, before the response.
+
+        Since that commit the ledger records no advance that was computed for the older layout. One that
+        it recorded just before is in `stored`, so readers see it before the response and not after it.
+        """
+        job = stored.installed.name
+        await self._live.install(stored.installed)
+        self._publisher.touch(job, stored.installed.stages)
+        with suppress(UnavailableError):
+            await self._live.flush(job)
+
+    async def get(self, job: str) -> StoredJob:
+        """Return a stored pipeline. Raises `UnknownJobError`."""
+        return await self._ledger.get(job)
+
+    async def jobs(self) -> Sequence[JobView | InstalledJob]:
+        """Return every job. Its watermarks may be out of date: use `Reader.jobs` for those."""
+        try:
+            return await self._store.jobs()
+        except UnavailableError:
+            stored: list[InstalledJob] = []
+            for head in await self._ledger.heads():
+                # The job may have been deleted since.
+                with suppress(UnknownJobError):
+                    stored.append((await self._ledger.get(head.job)).installed)
+            return stored
+
+    @run_to_completion
+    async def delete(self, job: str) -> None:
+        """Delete a job, and wake its readers. Raises `UnknownJobError`."""
+        async with self._layout_changes:
+            generation = await self._ledger.delete(job, self._clock.wall_ms())
+            await self._store.remove(job, generation)
+
+    @run_to_completion
+    async def reset(self, job: str) -> StoredJob:
+        """Begin a job's next generation. Raises `UnknownJobError`."""
+        async with self._layout_changes:
+            stored = await self._ledger.reset(job, self._clock.wall_ms())
+            await self._install(stored)
+            return stored
+
+
+def _check_absent(precondition: Precondition, etag: str) -> None:
+    if precondition.none_matches is not None and (
+        "*" in precondition.none_matches or etag in precondition.none_matches
+    ):
+        raise PreconditionFailedError("the job already exists", etag=etag)
+
+
+def _check_current(precondition: Precondition, etag: str) -> None:
+    if precondition.matches is None:
+        raise PreconditionRequiredError(
+            f'the stored pipeline differs: send If-Match with its ETag "{etag}" to replace it'
+        )
+    if "*" not in precondition.matches and etag not in precondition.matches:
+        raise PreconditionFailedError(f'the stored pipeline is at ETag "{etag}" now', etag=etag)

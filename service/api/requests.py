@@ -1,0 +1,121 @@
+"""The bodies of requests, contract version 1. One type each, which decodes, checks and documents it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from service.frontier.timestamps import MAX
+from service.model.reports import RangeNote
+from service.spec import MAX_RANGES, MAX_STAGES, Name
+
+MAX_REPORTED = 10_000
+"""Ranges that one report may carry."""
+
+MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 10_000, 600_000
+
+Time = Annotated[
+    int,
+    Meta(
+        description="Milliseconds since the Unix epoch, UTC: an instant of the years 0001 to 9999, or"
+        f" {MAX} (the end of time)",
+        extra_json_schema={"examples": [1767225600000, MAX]},
+    ),
+]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+Run = Annotated[int, Meta(ge=1, le=2**53)]
+Token = Annotated[str, Meta(min_length=1, max_length=256)]
+Holder = Name
+HoldName = Annotated[str, Meta(min_length=1, max_length=128)]
+Holds = Annotated[
+    dict[HoldName, Time],
+    Meta(
+        max_length=100, description="Lower bounds that components of the range keep on its promise"
+    ),
+]
+
+
+class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """A program that starts to execute some stages."""
+
+    stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    holder: Holder
+
+
+class ClaimBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """A claim for ranges of a stage."""
+
+    ranges: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_RANGES)] | Literal["all"]
+    holder: Holder
+    ttl_ms: Annotated[int, Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = DEFAULT_TTL_MS
+    run: Run | None = None
+    epoch: Number | None = None
+    attempt: Number | None = None
+
+
+class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
+    """Leases, by their tokens."""
+
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_REPORTED)]
+
+
+class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What a source's shard reports."""
+
+    watermark: Time | UnsetType | None = UNSET
+    holds: Holds = field(default_factory=dict[str, int])
+    idle: bool = False
+    final: bool = False
+
+
+class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What a key range reports: holds. Its promise is capped by the report's input_watermark."""
+
+    holds: Holds = field(default_factory=dict[str, int])
+
+
+class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report of a source with nothing but a watermark for each shard."""
+
+    token: Token
+    ranges: dict[str, int]
+    epoch: Number | None = None
+    input_watermark: None = None
+
+
+class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report for shards of a source."""
+
+    token: Token
+    ranges: dict[str, Time | ShardReport | None]
+    epoch: Number | None = None
+    input_watermark: None = None
+
+
+class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report for key ranges."""
+
+    token: Token
+    ranges: dict[str, KeyRangeReport]
+    epoch: Number | None = None
+    input_watermark: Time | UnsetType | None = UNSET
+
+
+class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The input watermark that a keyed stage's epoch ran with."""
+
+    input_watermark: Time | UnsetType | None = UNSET
+
+
+class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """The commit of an epoch."""
+
+    epoch: Number
+    stages: Annotated[dict[Name, StageCommitBody], Meta(min_length=1, max_length=MAX_STAGES)]
+    run: Run | None = None
+
+
+REQUESTS = (
+    OpenRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody,
+)  # fmt: skip
