@@ -25,7 +25,7 @@ _LAST_US: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestTimes:
     """What a batch of rows shows: the newest event time (ms, rounded down) of each known shard."""
 
     by_shard_ms: dict[str, int]
@@ -35,14 +35,14 @@ class Newest:
     unknown_shard_rows: int = 0
 
 
-def newest(
+def newest_times(
     names: Array,
     times: Array,
     *,
     shards: Collection[str],
     late_before_ms: int | None,
     horizon_ms: int,
-) -> Newest:
+) -> NewestTimes:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
     `names` are the rows' shards, `times` their event times. Rows without an event time are passed
@@ -57,11 +57,11 @@ def newest(
     dated = [each for each in groups if each["time_count"]]
     known = {each["shard"]: each["time_max"] // 1_000 for each in dated if each["shard"] in shards}
     unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
-    late = 0 if late_before_ms is None else older(times_us, late_before_ms)[0]
-    return Newest(known, late, older(times_us, 0)[0], beyond, unknown)
+    late = 0 if late_before_ms is None else count_older_than(times_us, late_before_ms)[0]
+    return NewestTimes(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
 
 
-def older(times: Array, than_ms: int) -> tuple[int, int | None]:
+def count_older_than(times: Array, than_ms: int) -> tuple[int, int | None]:
     """Count the times before an instant, and return the oldest of all (ms, rounded down).
 
     `than_ms` may be the end of time.
@@ -83,7 +83,7 @@ def all_true(rows: Array) -> Array:
     return pa.repeat(pa.scalar(True), len(rows))
 
 
-def watch_one(
+def watch_column(
     frame: DataFrame, mark: str, watcher: Callable[[Iterable[Array]], Iterator[Array]], of: Column
 ) -> DataFrame:
     """Show one column of the rows to a watcher, which says of each row that it passes.
@@ -104,14 +104,14 @@ def watch_one(
     return shown.filter(seen).drop(_SHOWN)
 
 
-def watch_two(
+def watch_two_columns(
     frame: DataFrame,
     mark: str,
     watcher: Callable[[Iterable[tuple[Array, Array]]], Iterator[Array]],
     first: Column,
     second: Column,
 ) -> DataFrame:
-    """Show two columns of the rows to a watcher; see `watch_one`."""
+    """Show two columns of the rows to a watcher; see `watch_column`."""
 
     def watch(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         yield from watcher(batches)

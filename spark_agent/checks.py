@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_agent.operators import Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.operators import Promise, UnsoundPlanError, output_rows, promise_of
 from spark_agent.plan import RANGES_MARK, SOURCE_MARK, Control, Node, Stamp
 from spark_agent.spec import StageSpec, ancestors
 
-_BEHIND_REPORT: Final = frozenset(
+_ALLOWED_AFTER_REPORT: Final = frozenset(
     {
         "DataFrameDropColumns",
         "Filter",
@@ -29,7 +29,7 @@ _BEHIND_REPORT: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportCall:
     """A call of `report`: the column that is the rows' event time, and how late they may be (ms)."""
 
     stage: str
@@ -38,7 +38,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class QueryStages:
     """The stages that a query executes."""
 
     sources: tuple[str, ...]
@@ -48,7 +48,9 @@ class Passage:
     """Whether each batch takes all there is."""
 
 
-def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Report]) -> Passage:
+def check(
+    plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, ReportCall]
+) -> QueryStages:
     """Read which stages a query executes, and what they may promise. `reports` is by mark.
 
     Raises `UnsoundPlanError` if the query does not do what its stages need.
@@ -81,7 +83,7 @@ def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Rep
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
-    return Passage(
+    return QueryStages(
         sources=tuple(sources),
         promises=_promises(plan, reports),
         reads_all=not any(node.limits for node in plan.walk()),
@@ -112,7 +114,7 @@ def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
     for control, union in _controlled(plan):
         _, data = union.children
-        if leaving(data).buffered:
+        if output_rows(data).buffered:
             raise UnsoundPlanError(
                 f"stage {control.stage!r}: an operator that keeps rows over batches stands before "
                 f"watermarked(), and what it lets out later may be older than the watermark by then: "
@@ -138,8 +140,8 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
 def _check_event_time(stage: str, union: Node) -> None:
     """Raise if the event time of `watermarked` was made from another after `source` had seen that."""
     _, data = union.children
-    for place, column in enumerate(union.output):
-        if column.stamp is Stamp.TIME and _is_redated(data, data.output[place].id):
+    for position, column in enumerate(union.output):
+        if column.stamp is Stamp.TIME and _is_recomputed(data, data.output[position].id):
             raise UnsoundPlanError(
                 f"stage {stage!r}: watermarked() goes by {column.name!r}, which is not the event "
                 f"time that source() goes by, so nothing is known of how old it may be: compute it "
@@ -147,22 +149,22 @@ def _check_event_time(stage: str, union: Node) -> None:
             )
 
 
-def _is_redated(node: Node, column: int) -> bool:
+def _is_recomputed(node: Node, column: int) -> bool:
     """Whether a column is computed, or is another, behind a source that goes by an event time."""
     if node.mark.startswith(SOURCE_MARK):
         return node.event_time is not None and column != node.event_time
     if node.operator == "Union":
-        place = next(i for i, each in enumerate(node.output) if each.id == column)
-        return any(_is_redated(each, each.output[place].id) for each in node.children)
+        position = next(i for i, each in enumerate(node.output) if each.id == column)
+        return any(_is_recomputed(each, each.output[position].id) for each in node.children)
     if node.operator == "Project":
         origin, part = node.copies.get(column, (column, ""))
         computed = bool(part) or column not in node.copies
         [child] = node.children
-        return _has_source(child) if computed else _is_redated(child, origin)
+        return _has_source(child) if computed else _is_recomputed(child, origin)
     from_below = [c for c in node.children if any(each.id == column for each in c.output)]
     if not from_below:
         return _has_source(node)
-    return any(_is_redated(child, column) for child in from_below)
+    return any(_is_recomputed(child, column) for child in from_below)
 
 
 def _has_source(node: Node) -> bool:
@@ -179,19 +181,19 @@ def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
         yield from _unreported_limits(child)
 
 
-def _promises(plan: Node, reports: Mapping[str, Report]) -> dict[str, Promise]:
+def _promises(plan: Node, reports: Mapping[str, ReportCall]) -> dict[str, Promise]:
     return dict(_promises_below(plan, [], reports))
 
 
 def _promises_below(
-    node: Node, above: list[Node], reports: Mapping[str, Report]
+    node: Node, above: list[Node], reports: Mapping[str, ReportCall]
 ) -> Iterator[tuple[str, Promise]]:
     """Find every report with the operators that stand behind it."""
     if node.mark.startswith(RANGES_MARK):
         stage = stage_of(node.mark)
         for each in above:
-            if each.operator not in _BEHIND_REPORT and not _is_reported(each):
-                raise UnsoundPlanError(_behind(stage, each.operator))
+            if each.operator not in _ALLOWED_AFTER_REPORT and not _is_reported(each):
+                raise UnsoundPlanError(_error_after_report(stage, each.operator))
         yield stage, _promise(node, reports[node.mark])
     for child in node.children:
         yield from _promises_below(child, [*above, node], reports)
@@ -201,11 +203,11 @@ def _is_reported(node: Node) -> bool:
     """Whether every row that leaves a node has passed a report, and nothing since that holds it."""
     if node.mark.startswith(RANGES_MARK):
         return True
-    passes = node.operator in _BEHIND_REPORT or node.operator == "Union"
+    passes = node.operator in _ALLOWED_AFTER_REPORT or node.operator == "Union"
     return passes and bool(node.children) and all(_is_reported(each) for each in node.children)
 
 
-def _behind(stage: str, operator: str) -> str:
+def _error_after_report(stage: str, operator: str) -> str:
     if operator == "Union":
         return (
             f"stage {stage!r}: its rows are unioned behind report(): whatever is unioned must pass "
@@ -217,12 +219,12 @@ def _behind(stage: str, operator: str) -> str:
     )
 
 
-def _promise(node: Node, report: Report) -> Promise:
+def _promise(node: Node, report: ReportCall) -> Promise:
     [below] = node.children
     column = None
     if report.event_time is not None:
         column = next(each for each in below.output if each.name == report.event_time)
-    return promise_of(report.stage, leaving(below), column, report.delay_ms)
+    return promise_of(report.stage, output_rows(below), column, report.delay_ms)
 
 
 def _check_deduplication(plan: Node) -> None:

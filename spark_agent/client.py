@@ -24,7 +24,7 @@ MAX_MS: Final = 9_223_372_036_854_775_807
 
 Json = dict[str, Any]
 
-_TRY_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_RETRYABLE_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 _RANGES_PER_REPORT: Final = 10_000
@@ -105,8 +105,8 @@ class InputAhead(Refused):
 
 
 _REFUSALS: Final = {
-    kind.slug: kind
-    for kind in (
+    refusal.slug: refusal
+    for refusal in (
         UnknownJob,
         PreconditionRequired,
         LeaseConflict,
@@ -332,15 +332,15 @@ class Client:
         while True:
             left_ms = max(deadline_ms - self._clock.steady_ms(), 1)
             try:
-                return self._attempt(method, path, body, headers or {}, left_ms)
-            except (HTTPError, _TryAgain) as error:
+                return self._try_once(method, path, body, headers or {}, left_ms)
+            except (HTTPError, _RetryableError) as error:
                 if self._clock.steady_ms() + pause_ms >= deadline_ms:
                     raise Unavailable(f"{method} {self._url}{path}: {error}") from error
             # Full jitter: tasks that lost the service together must not come back together.
             self._clock.pause(int(pause_ms * self._jitter()) + 1)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
-    def _attempt(
+    def _try_once(
         self, method: str, path: str, body: Json | None, headers: Mapping[str, str], left_ms: int
     ) -> tuple[Json, str | None]:
         answer = self._pool.request(
@@ -353,19 +353,19 @@ class Client:
         etag = answer.headers.get("ETag")
         if answer.status == 304:
             return {}, etag
-        if answer.status in _TRY_AGAIN:
-            raise _TryAgain(f"status {answer.status}")
+        if answer.status in _RETRYABLE_STATUSES:
+            raise _RetryableError(f"status {answer.status}")
         content = _json_object(answer.data)
         if answer.status >= 400:
             raise _refusal(answer.status, content)
         return content, etag
 
 
-class _TryAgain(Exception):  # noqa: N818
+class _RetryableError(Exception):
     """An answer that says: not now."""
 
 
-class _Members(dict[str, Any]):
+class _AnswerObject(dict[str, Any]):
     """An object of an answer. What the contract has and it has not makes it no answer at all."""
 
     def __missing__(self, name: str) -> Any:  # noqa: ANN401
@@ -377,11 +377,11 @@ def _json_object(data: bytes) -> Json:
     if not data:
         return {}
     try:
-        content = json.loads(data, object_pairs_hook=_Members)
+        content = json.loads(data, object_pairs_hook=_AnswerObject)
     except ValueError:
-        raise _TryAgain("the answer is not JSON") from None
+        raise _RetryableError("the answer is not JSON") from None
     if not isinstance(content, dict):
-        raise _TryAgain("the answer is no JSON object")
+        raise _RetryableError("the answer is no JSON object")
     return cast("Json", content)
 
 

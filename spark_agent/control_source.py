@@ -73,7 +73,7 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         self._poll_ms = poll_ms
         self._clock = clock
         self._ends_when_idle = False
-        self._no_news_until_ms: int | None = None
+        self._next_poll_ms: int | None = None
         self._control = control
         self._schema = schema
         self._event_time = event_time
@@ -81,7 +81,7 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Begin without a watermark."""
-        return Offset(None, 0).stored()
+        return Offset(None, 0).to_dict()
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[Batch], dict[str, Any]]:
         """Ask the driver how far the watermark is; `start` and no row if it has not moved.
@@ -95,14 +95,14 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _next(self, start: dict[str, Any]) -> dict[str, Any]:
         now_ms = self._clock.steady_ms()
-        if self._no_news_until_ms is not None and now_ms < self._no_news_until_ms:
+        if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
             return start
         try:
-            found = self._link.next(self._control, Offset.read(start)).stored()
+            found = self._link.next(self._control, Offset.from_dict(start)).to_dict()
         except LinkError:
             found = start
         idle = found == start and not self._ends_when_idle
-        self._no_news_until_ms = self._clock.steady_ms() + self._poll_ms if idle else None
+        self._next_poll_ms = self._clock.steady_ms() + self._poll_ms if idle else None
         return found
 
     def readBetweenOffsets(  # noqa: N802

@@ -49,11 +49,11 @@ class Offset:
     turn: int
 
     @classmethod
-    def read(cls, stored: dict[str, Any]) -> Offset:
+    def from_dict(cls, stored: dict[str, Any]) -> Offset:
         """Take it from the form that Spark logs."""
         return cls(stored["watermark"], stored["turn"])
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Write it in the form that Spark logs."""
         return {"watermark": self.watermark_ms, "turn": self.turn}
 
@@ -91,7 +91,7 @@ class LinkClient:
             answer = json.loads(_line(link))
             if "not_started" in answer:
                 raise NotStartedError(answer["not_started"])
-            return Offset.read(answer["offset"])
+            return Offset.from_dict(answer["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -129,7 +129,7 @@ class LinkServer:
 
         def answered(request: _Request, at: Offset) -> dict[str, Any]:
             try:
-                return {"offset": answer(request.control, request.reader, at).stored()}
+                return {"offset": answer(request.control, request.reader, at).to_dict()}
             except NotStartedError as error:
                 return {"not_started": error.stage}
 

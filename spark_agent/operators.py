@@ -30,7 +30,7 @@ class Emits(StrEnum):
     REDATED = "rows dated by your function; Spark fails on one at or before the last batch's W"
 
 
-class Output(StrEnum):
+class OutputWatermark(StrEnum):
     """What an operator's output watermark is, as Spark's watermark W goes."""
 
     SAME = "W"
@@ -45,7 +45,7 @@ class Operator:
 
     name: str
     emits: Emits
-    output: Output
+    output: OutputWatermark
     in_code: str
     """What a user writes for it."""
     late_at_watermark: bool = False
@@ -56,12 +56,12 @@ class Operator:
     """Whether rows stay in it over batches, so that what leaves it is judged by Spark's watermark."""
     empty_batches: bool = False
     """Whether Spark runs a batch without data for it when the watermark has moved."""
-    guards: bool = False
+    uses_event_time: bool = False
     """Whether Spark drops, or holds, rows by the event time that it has noted of a column."""
 
 
 def _passing(in_code: str, *names: str) -> list[Operator]:
-    return [Operator(name, Emits.AS_THEY_CAME, Output.SAME, in_code) for name in names]
+    return [Operator(name, Emits.AS_THEY_CAME, OutputWatermark.SAME, in_code) for name in names]
 
 
 _GROUPING_ID: Final = "spark_grouping_id"
@@ -83,60 +83,60 @@ _ROWS: Final = [
     *_passing(
         "readStream", "StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"
     ),
-    Operator("MapInPandas", Emits.MADE_BY_USER, Output.OPAQUE, "mapInPandas"),
-    Operator("MapInArrow", Emits.MADE_BY_USER, Output.OPAQUE, "mapInArrow"),
+    Operator("MapInPandas", Emits.MADE_BY_USER, OutputWatermark.OPAQUE, "mapInPandas"),
+    Operator("MapInArrow", Emits.MADE_BY_USER, OutputWatermark.OPAQUE, "mapInArrow"),
     Operator(
         "Aggregate",
         Emits.WHEN_PASSED,
-        Output.SAME,
+        OutputWatermark.SAME,
         "groupBy(window(…))",
         buffers=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
     Operator(
         AGGREGATE_BY_TIME,
         Emits.WHEN_PASSED,
-        Output.SAME,
+        OutputWatermark.SAME,
         "groupBy(session_window(…)), groupBy(event time)",
         late_at_watermark=True,
         buffers=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
     Operator(
         "Join",
         Emits.PAIRS,
-        Output.BOUNDS,
+        OutputWatermark.BOUNDS,
         "join of two streams with time bounds on both sides",
         late_at_watermark=True,
         buffers=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
     Operator(
         "Deduplicate",
         Emits.AS_THEY_CAME,
-        Output.SAME,
+        OutputWatermark.SAME,
         "dropDuplicates, distinct",
         late_at_watermark=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
     Operator(
         "DeduplicateWithinWatermark",
         Emits.AS_THEY_CAME,
-        Output.SAME,
+        OutputWatermark.SAME,
         "dropDuplicatesWithinWatermark",
         late_at_watermark=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
     *_passing("limit", "GlobalLimit", "LocalLimit"),
     Operator(
         "FlatMapGroupsInPandasWithState",
         Emits.USER_DATED,
-        Output.DECLARED,
+        OutputWatermark.DECLARED,
         "applyInPandasWithState",
         late_at_watermark=True,
         buffers=True,
@@ -145,7 +145,7 @@ _ROWS: Final = [
     Operator(
         "TransformWithStateInPySpark",
         Emits.USER_DATED,
-        Output.DECLARED,
+        OutputWatermark.DECLARED,
         "transformWithState, transformWithStateInPandas",
         late_at_watermark=True,
         buffers=True,
@@ -154,18 +154,18 @@ _ROWS: Final = [
     Operator(
         "UpdateEventTimeWatermarkColumn",
         Emits.REDATED,
-        Output.SAME,
+        OutputWatermark.SAME,
         "transformWithState(…, eventTimeColumnName=…)",
         late_at_watermark=True,
         buffers=True,
         empty_batches=True,
-        guards=True,
+        uses_event_time=True,
     ),
 ]
 TABLE: Final[Mapping[str, Operator]] = MappingProxyType({row.name: row for row in _ROWS})
 """The operators by Spark's name of their logical nodes."""
 
-_INSTEAD: Final[Mapping[str, str]] = MappingProxyType(
+_ALTERNATIVES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Sort": "sort where the rows are read: only complete mode can keep an order",
         "FlatMapGroupsInPandas": (
@@ -180,7 +180,7 @@ _INSTEAD: Final[Mapping[str, str]] = MappingProxyType(
         "Window": "use groupBy(window(…)): a window function would need all rows at once",
     }
 )
-_OTHERWISE: Final = (
+_DEFAULT_ALTERNATIVE: Final = (
     "write its output to files with one query, and begin the stage from those in another"
 )
 
@@ -190,7 +190,7 @@ class UnsoundPlanError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class OutputRows:
     """What is known of the rows that leave a node, when Spark's watermark is W."""
 
     behind_ms: int = 0
@@ -207,22 +207,22 @@ class Leaving:
     """The columns that are known to be event time, or to come from it, by their ids."""
 
 
-def leaving(node: Node) -> Leaving:
+def output_rows(node: Node) -> OutputRows:
     """Derive what leaves a node from what leaves its children. Raises `UnsoundPlanError`."""
     if not node.streaming or node.mark.startswith(SOURCE_MARK):
         # What leaves a source, its strategy says.
-        return Leaving()
+        return OutputRows()
     if node.is_control_union:
-        return Leaving(watermarked=True, stamps=_own_stamps(node))
+        return OutputRows(watermarked=True, stamps=_spark_stamps(node))
     row = TABLE.get(_row_name(node))
     if row is None:
-        advice = _INSTEAD.get(node.operator, _OTHERWISE)
+        advice = _ALTERNATIVES.get(node.operator, _DEFAULT_ALTERNATIVE)
         raise UnsoundPlanError(
             f"what leaves Spark's operator {node.operator} is not known to tidegauge: {advice}"
         )
-    children = [leaving(child) for child in node.children if child.streaming]
-    below = _together(children)
-    return _through(node, row, below, children)
+    children = [output_rows(child) for child in node.children if child.streaming]
+    below = _merge(children)
+    return _apply(node, row, below, children)
 
 
 def _row_name(node: Node) -> str:
@@ -244,9 +244,9 @@ def _row_name(node: Node) -> str:
     return "Aggregate" if stamps == {Stamp.WINDOW} else AGGREGATE_BY_TIME
 
 
-def _together(children: list[Leaving]) -> Leaving:
+def _merge(children: list[OutputRows]) -> OutputRows:
     """Take the worst of each."""
-    return Leaving(
+    return OutputRows(
         behind_ms=max((child.behind_ms for child in children), default=0),
         buffered=any(child.buffered for child in children),
         late_at_watermark=any(child.late_at_watermark for child in children),
@@ -256,64 +256,65 @@ def _together(children: list[Leaving]) -> Leaving:
     )
 
 
-def _through(node: Node, row: Operator, below: Leaving, children: list[Leaving]) -> Leaving:
+def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRows]) -> OutputRows:
     """Take what comes from below through one operator."""
     if row.name == "Join":
-        return _joined(node, row, below, children)
+        return _apply_join(node, row, below, children)
     return replace(
         below,
         buffered=below.buffered or row.buffers,
         late_at_watermark=below.late_at_watermark or row.late_at_watermark,
         # Nothing but that column ends it: behind a state function Spark's other operators have no
         # watermark, and hold or drop nothing by it.
-        declared_only=row.output is Output.DECLARED
+        declared_only=row.output is OutputWatermark.DECLARED
         or (below.declared_only and row.emits is not Emits.REDATED),
-        stamps=_stamps(node, row, below.stamps, children),
+        stamps=_output_stamps(node, row, below.stamps, children),
     )
 
 
-def _stamps(
-    node: Node, row: Operator, below: Mapping[int, Stamp], children: list[Leaving]
+def _output_stamps(
+    node: Node, row: Operator, below: Mapping[int, Stamp], children: list[OutputRows]
 ) -> Mapping[int, Stamp]:
     """Say which columns that leave an operator are known to be event time."""
-    if row.output in {Output.DECLARED, Output.OPAQUE}:
+    if row.output in {OutputWatermark.DECLARED, OutputWatermark.OPAQUE}:
         return {}
-    if row.guards:
+    if row.uses_event_time:
         # An aggregation in SQL may also name a part of its window, such as window.end.
         groups = {column.id: column.stamp for column in node.groups if column.stamp is not None}
-        return _own_stamps(node) | _copied(node, groups)
+        return _spark_stamps(node) | _copied_stamps(node, groups)
     match row.name:
         case "Project":
-            return _projected(node, below)
+            return _projected_stamps(node, below)
         case "Union":
-            return _of_all(node, children)
+            return _union_stamps(node, children)
         case _:
             return below
 
 
-def _own_stamps(node: Node) -> dict[int, Stamp]:
+def _spark_stamps(node: Node) -> dict[int, Stamp]:
     """Take Spark's own word: at these operators it drops, or holds, rows by the marked column."""
     return {column.id: column.stamp for column in node.output if column.stamp is not None}
 
 
-def _projected(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
+def _projected_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
     found = {
         column.id: column.stamp
         for column in node.output
         if column.stamp is not None and column.id not in node.copies and stamps
     }
-    return found | _copied(node, stamps)
+    return found | _copied_stamps(node, stamps)
 
 
-def _copied(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
+def _copied_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
     """Follow the columns that are others, renamed, or a part of theirs."""
     parts = {
-        column: _part_of(stamps.get(origin), part) for column, (origin, part) in node.copies.items()
+        column: _stamp_of_part(stamps.get(origin), part)
+        for column, (origin, part) in node.copies.items()
     }
     return {column: stamp for column, stamp in parts.items() if stamp is not None}
 
 
-def _part_of(stamp: Stamp | None, part: str) -> Stamp | None:
+def _stamp_of_part(stamp: Stamp | None, part: str) -> Stamp | None:
     if not part:
         return stamp
     if stamp not in {Stamp.WINDOW, Stamp.SESSION}:
@@ -321,20 +322,22 @@ def _part_of(stamp: Stamp | None, part: str) -> Stamp | None:
     return {"end": Stamp.END, "start": Stamp.START}.get(part)
 
 
-def _of_all(node: Node, children: list[Leaving]) -> dict[int, Stamp]:
+def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
     """Columns of a union that are the same kind of time in each branch, which go by position."""
     found: dict[int, Stamp] = {}
-    for place, column in enumerate(node.output):
-        kinds = {
-            child.stamps.get(branch.output[place].id)
+    for position, column in enumerate(node.output):
+        stamps = {
+            child.stamps.get(branch.output[position].id)
             for branch, child in zip(node.children, children, strict=True)
         }
-        if len(kinds) == 1 and (kind := kinds.pop()) is not None:
-            found[column.id] = kind
+        if len(stamps) == 1 and (stamp := stamps.pop()) is not None:
+            found[column.id] = stamp
     return found
 
 
-def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) -> Leaving:
+def _apply_join(
+    node: Node, row: Operator, below: OutputRows, children: list[OutputRows]
+) -> OutputRows:
     if node.bounds is None:
         # With a table that does not stream: each row passes in its batch.
         return below
@@ -343,7 +346,7 @@ def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) 
             "a join of two streams needs watermarked() on both sides, each before the join: "
             "else Spark keeps their rows for ever"
         )
-    if node.bounds.lopsided:
+    if node.bounds.one_sided_equality:
         raise UnsoundPlanError(
             "the join compares the event time of one side with a value that is not the event time "
             "of the other, and Spark would drop that other side's rows by it, on-time ones too: "
@@ -365,7 +368,7 @@ def _joined(node: Node, row: Operator, below: Leaving, children: list[Leaving]) 
         buffered=row.buffers,
         late_at_watermark=row.late_at_watermark,
         behind_ms=below.behind_ms + max(left_ms, right_ms),
-        stamps=_own_stamps(node),
+        stamps=_spark_stamps(node),
     )
 
 
@@ -374,17 +377,17 @@ class Promise:
     """How a stage's promise follows from Spark's watermark, both in ms."""
 
     behind_ms: int = 0
-    judged_at_ms: int = 0
+    spark_lag_ms: int = 0
     """1 where Spark is given W - 1 ms instead of W."""
     buffered: bool = False
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Turn the stage's input watermark into the one that Spark is given.
 
-        >>> Promise().spark_ms(60_000), Promise(judged_at_ms=1).spark_ms(60_000)
+        >>> Promise().spark_ms(60_000), Promise(spark_lag_ms=1).spark_ms(60_000)
         (60000, 59999)
         """
-        return watermark_ms - self.judged_at_ms
+        return watermark_ms - self.spark_lag_ms
 
     def promise_ms(self, spark_ms: int) -> int:
         """Say from which event time on everything is that leaves after a batch with this watermark.
@@ -393,43 +396,45 @@ class Promise:
         input watermark have then been read, so what still comes is at or after it, although Spark
         was given a millisecond less.
 
-        >>> Promise().promise_ms(60_000), Promise(judged_at_ms=1).promise_ms(59_999)
+        >>> Promise().promise_ms(60_000), Promise(spark_lag_ms=1).promise_ms(59_999)
         (60000, 60000)
-        >>> Promise(behind_ms=1_000, judged_at_ms=1, buffered=True).promise_ms(59_999)
+        >>> Promise(behind_ms=1_000, spark_lag_ms=1, buffered=True).promise_ms(59_999)
         58999
         """
-        return spark_ms - self.behind_ms + (0 if self.buffered else self.judged_at_ms)
+        return spark_ms - self.behind_ms + (0 if self.buffered else self.spark_lag_ms)
 
 
-def promise_of(stage: str, flow: Leaving, column: Column | None, delay_ms: int | None) -> Promise:
+def promise_of(
+    stage: str, rows: OutputRows, column: Column | None, delay_ms: int | None
+) -> Promise:
     """Say what a stage may promise of rows stamped with a column; None: with no event time.
 
     `delay_ms` is how much older than the operators' figure the user lets rows be. Raises
     `UnsoundPlanError` where the figure is nobody's or the column's time is not known, and no
     delay is declared.
     """
-    if not flow.watermarked:
+    if not rows.watermarked:
         raise UnsoundPlanError(
             f"stage {stage!r}: rows reach report() that did not come through watermarked(): call "
             f"watermarked() on every stream before the stage's operators"
         )
     if delay_ms is None:
-        _check_known(stage, flow, column)
+        _check_known(stage, rows, column)
     return Promise(
-        behind_ms=flow.behind_ms + (delay_ms or 0),
-        judged_at_ms=int(flow.late_at_watermark),
-        buffered=flow.buffered,
+        behind_ms=rows.behind_ms + (delay_ms or 0),
+        spark_lag_ms=int(rows.late_at_watermark),
+        buffered=rows.buffered,
     )
 
 
-def _check_known(stage: str, flow: Leaving, column: Column | None) -> None:
-    if flow.declared_only:
+def _check_known(stage: str, rows: OutputRows, column: Column | None) -> None:
+    if rows.declared_only:
         raise UnsoundPlanError(
             f"stage {stage!r}: only you know how old the rows are that your state function emits: "
             f"say report(…, event_time='ended_at', delay='2 hours') with the longest that a row may "
             f"be behind the watermark, or give transformWithState an eventTimeColumnName"
         )
-    stamp = None if column is None else flow.stamps.get(column.id)
+    stamp = None if column is None else rows.stamps.get(column.id)
     if column is None or stamp in {Stamp.TIME, Stamp.WINDOW, Stamp.SESSION, Stamp.END}:
         return
     if stamp is Stamp.START:

@@ -26,25 +26,25 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
-from spark_agent.arrow import has_type, watch_one, watch_two
-from spark_agent.checks import Passage, Report, check
+from spark_agent.arrow import has_type, watch_column, watch_two_columns
+from spark_agent.checks import QueryStages, ReportCall, check
 from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
-from spark_agent.feed import Feed, Run
-from spark_agent.keeper import Assignment, Keeper, Query, Signal
+from spark_agent.event_router import EventRouter
+from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkServer, NotStartedError, Offset
-from spark_agent.listener import Board
 from spark_agent.reporting import (
     QUERY_PROPERTY,
     RUN_PROPERTY,
-    Place,
     RangeReporter,
+    ReportTarget,
     SourceReporter,
 )
 from spark_agent.spec import StageSpec, ancestors, check_name, read_spec, upstream
 from spark_agent.strategies import Strategy
+from spark_agent.supervisor import Assignment, QueryHandle, Signal, Supervisor
 from spark_agent.tally import Tallies, TallyParam
 
 _log: Final = logging.getLogger("spark_agent")
@@ -54,12 +54,12 @@ _JOIN_MS: Final = 10_000
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver for the service."""
 
-_MOST_DEALT_OUT: Final = 64
+_MAX_ASSIGNED_SHARDS: Final = 64
 """So many shards are dealt out to tasks one by one; more are hashed."""
 
 _AVAILABLE_NOW: Final = "AvailableNowTrigger"
 _ONCE: Final = "OneTimeTrigger"
-_UNFIT_TRIGGERS: Final[Mapping[str, str]] = {
+_UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
     "ContinuousTrigger": "continuous processing has no micro-batches, which tidegauge's epochs are",
     "RealTimeTrigger": "real-time mode does not bring a batch's tasks to an end before the next",
 }
@@ -127,21 +127,23 @@ class Pipeline:
         self._client = Client(url, patience_ms=max(self._patience_ms, 1_000), clock=self._clock)
         self._tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(self._tallies, TallyParam())
-        self._board = Board()
+        self._events = EventRouter()
         self._lock = threading.RLock()
-        self._started: list[tuple[StreamingQuery, Keeper]] = []
+        self._started: list[tuple[StreamingQuery, Supervisor]] = []
         self._past_counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, ReportCall] = {}
         self._idle_after_ms: dict[str, int] = {}
         self._feeds: dict[str, tuple[str, Feed | None]] = {}
         self._token = token_hex(16)
-        self._link = LinkServer(self._token, self._answer)
+        self._link = LinkServer(self._token, self._next_offset)
         self._plans = plan.PlanReader(self._spark)
         self._spark.dataSource.register(ControlSource)
         self._declare()
         self._listener = plan.Listener(
-            self._spark, progressed=self._board.progressed, ended=self._board.ended
+            self._spark,
+            batch_committed=self._events.batch_committed,
+            query_ended=self._events.query_ended,
         )
 
     @property
@@ -149,8 +151,8 @@ class Pipeline:
         """What should not have happened often, added up over all queries; keys as in `Count`."""
         with self._lock:
             total = Counter(self._past_counts)
-            for _, keeper in self._started:
-                total.update(keeper.counts)
+            for _, supervisor in self._started:
+                total.update(supervisor.counts)
             return total
 
     def source(
@@ -185,9 +187,9 @@ class Pipeline:
         _check_strategy(strategy)
         _check_column(frame, shard)
         _check_time(frame, event_time)
-        place = self._place(stage, whole_shards=partitioned_by_shard)
+        target = self._target(stage, partitioned_by_shard=partitioned_by_shard)
         reporter = SourceReporter(
-            place,
+            target,
             shards=frozenset(spec.shards),
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
@@ -202,7 +204,7 @@ class Pipeline:
             frame = _by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
         mark = f"{plan.SOURCE_MARK}{next(self._numbers)}.{stage}"
         shards = _column(shard).cast("string")
-        return watch_two(frame, mark, reporter, shards, _column(event_time))
+        return watch_two_columns(frame, mark, reporter, shards, _column(event_time))
 
     def watermarked(
         self,
@@ -298,15 +300,15 @@ class Pipeline:
         event_time = _event_time(frame, stage, event_time)
         mark = f"{plan.RANGES_MARK}{next(self._numbers)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
-        self._reports[mark] = Report(stage, event_time, delay_ms)
+        self._reports[mark] = ReportCall(stage, event_time, delay_ms)
         reporter = RangeReporter(
-            self._place(stage),
+            self._target(stage),
             spec.ranges,
-            dated=event_time is not None,
+            has_event_time=event_time is not None,
             fail_on_early=on_early == "fail",
         )
         times = F.spark_partition_id() if event_time is None else _time_of(frame, event_time)
-        return watch_one(frame, mark, reporter, times)
+        return watch_column(frame, mark, reporter, times)
 
     def start(
         self,
@@ -335,22 +337,28 @@ class Pipeline:
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
         tree = self._plans.read(plan.frame_of(writer))
-        passage = check(tree, self._stages, self._reports)
+        query_stages = check(tree, self._stages, self._reports)
         controls = [node.control.id for node in tree.walk() if node.control is not None]
         self._check_settings(controls)
         with self._lock:
-            self._forget_ended()
-            self._check_free([*passage.sources, *passage.promises])
-            watermarks = self._look()
-            self._check_not_final(passage, watermarks, bounded=bounded)
+            self._remove_ended()
+            self._check_not_taken([*query_stages.sources, *query_stages.promises])
+            watermarks = self._fetch_watermarks()
+            self._check_not_final(query_stages, watermarks, bounded=bounded)
             return self._start(
-                writer, passage, controls, trigger, watermarks, bounded=bounded, on_fenced=on_fenced
+                writer,
+                query_stages,
+                controls,
+                trigger,
+                watermarks,
+                bounded=bounded,
+                on_fenced=on_fenced,
             )
 
     def _start(
         self,
         writer: DataStreamWriter,
-        passage: Passage,
+        query_stages: QueryStages,
         controls: Sequence[str],
         trigger: str,
         watermarks: Mapping[str, StageWatermark] | None,
@@ -358,25 +366,25 @@ class Pipeline:
         bounded: bool,
         on_fenced: str,
     ) -> StreamingQuery:
-        sources = [self._stages[each] for each in passage.sources]
-        keyed = [self._stages[each] for each in passage.promises]
-        inputs = {each: ancestors(self._stages, each) for each in passage.promises}
+        sources = [self._stages[each] for each in query_stages.sources]
+        keyed = [self._stages[each] for each in query_stages.promises]
+        inputs = {each: ancestors(self._stages, each) for each in query_stages.promises}
         name = f"{_host()}-{os.getpid()}.{self._new_id()}"
-        run = self._first_run([stage.name for stage in (*sources, *keyed)])
-        keeper = Keeper(
+        run = self._try_open_run([stage.name for stage in (*sources, *keyed)])
+        supervisor = Supervisor(
             Assignment(
                 job=self._job,
                 query=name,
                 sources=sources,
                 keyed=keyed,
-                promises=passage.promises,
+                promises=query_stages.promises,
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
-                reads_all=passage.reads_all,
+                reads_all=query_stages.reads_all,
                 inputs=inputs,
                 idle_after_ms={
                     each: self._idle_after_ms[each]
-                    for each in passage.sources
+                    for each in query_stages.sources
                     if each in self._idle_after_ms
                 },
             ),
@@ -388,17 +396,19 @@ class Pipeline:
         )
         holder: list[StreamingQuery] = []
         feed = Feed(
-            Run(
+            FeedConfig(
                 job=self._job,
-                promises=passage.promises,
-                caps_ms=self._caps_ms(passage, watermarks) if trigger == _AVAILABLE_NOW else {},
+                promises=query_stages.promises,
+                caps_ms=self._caps_ms(query_stages, watermarks)
+                if trigger == _AVAILABLE_NOW
+                else {},
                 inputs=inputs,
                 bounded=bounded,
                 ends_when_idle=trigger == _AVAILABLE_NOW,
                 patience_ms=self._patience_ms,
                 poll_ms=self._poll_ms,
             ),
-            keeper=keeper,
+            supervisor=supervisor,
             client=self._client,
             progress=lambda: plan.last_progress(holder[0]) if holder else None,
             clock=self._clock,
@@ -406,28 +416,28 @@ class Pipeline:
         for control in controls:
             stage, _ = self._feeds[control]
             self._feeds[control] = stage, feed
-        keeper.start()
+        supervisor.start()
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
-        with self._board.starting(), self._local_properties(properties):
+        with self._events.starting(), self._local_properties(properties):
             try:
                 query = writer.start()
             except BaseException:
-                keeper.tell(Signal.STOP)
+                supervisor.notify(Signal.STOP)
                 raise
             holder.append(query)
             stops = trigger != _AVAILABLE_NOW
-            keeper.attach(
-                Query(
+            supervisor.attach(
+                QueryHandle(
                     stop=lambda: _stop_quietly(query) if stops else None,
                     fail=lambda message: plan.fail(self._spark, query, message),
                     stops_when_fenced=on_fenced == "stop",
-                    found_nothing_new=lambda: plan.found_nothing_new(query),
+                    has_no_new_data=lambda: plan.has_no_new_data(query),
                     failed=lambda: plan.has_failed(query),
-                    fed=bool(controls),
+                    has_control_sources=bool(controls),
                 )
             )
-            self._started.append((query, keeper))
-            self._board.register(str(query.runId), keeper)
+            self._started.append((query, supervisor))
+            self._events.register(str(query.runId), supervisor)
         return query
 
     def reset(self) -> None:
@@ -437,8 +447,8 @@ class Pipeline:
         Raises `RuntimeError` while a query of this pipeline runs, `Unavailable`.
         """
         with self._lock:
-            self._forget_ended()
-            running = [stage for _, keeper in self._started for stage in keeper.stages]
+            self._remove_ended()
+            running = [stage for _, supervisor in self._started for stage in supervisor.stages]
             if running:
                 raise RuntimeError(
                     f"a query of this pipeline still executes {', '.join(running)}: stop it before "
@@ -450,10 +460,10 @@ class Pipeline:
         """Stop the queries that still run, commit what they have done, and follow no more."""
         for query, _ in self._started:
             _stop_quietly(query)
-        for query, keeper in self._started:
-            _say_goodbye(query, keeper, Signal.STOP)
-        for _, keeper in self._started:
-            keeper.join(_JOIN_MS)
+        for query, supervisor in self._started:
+            _notify_end(query, supervisor, Signal.STOP)
+        for _, supervisor in self._started:
+            supervisor.join(_JOIN_MS)
         self._listener.close()
         self._link.close()
 
@@ -462,36 +472,36 @@ class Pipeline:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
-    def _answer(self, control: str, reader: str, at: Offset) -> Offset:
+    def _next_offset(self, control: str, reader: str, at: Offset) -> Offset:
         """Answer a control source, through the link. Raises `NotStartedError`."""
         stage, feed = self._feeds.get(control, ("", None))
         if feed is None:
             raise NotStartedError(stage)
         return feed.next(reader, stage, at)
 
-    def _forget_ended(self) -> None:
+    def _remove_ended(self) -> None:
         """Keep only the counts of queries that are over: a driver may start them by the thousand."""
-        for query, keeper in list(self._started):
-            if not query.isActive and keeper.alive:
-                _say_goodbye(query, keeper, Signal.ENDED)
-                keeper.join(_JOIN_MS)
-            if not keeper.alive and not query.isActive:
-                self._past_counts.update(keeper.counts)
-                self._started.remove((query, keeper))
+        for query, supervisor in list(self._started):
+            if not query.isActive and supervisor.alive:
+                _notify_end(query, supervisor, Signal.ENDED)
+                supervisor.join(_JOIN_MS)
+            if not supervisor.alive and not query.isActive:
+                self._past_counts.update(supervisor.counts)
+                self._started.remove((query, supervisor))
                 for control, (stage, feed) in self._feeds.items():
-                    if feed is not None and feed.keeper is keeper:
+                    if feed is not None and feed.supervisor is supervisor:
                         self._feeds[control] = stage, None
 
-    def _check_free(self, stages: Sequence[str]) -> None:
-        for query, keeper in self._started:
+    def _check_not_taken(self, stages: Sequence[str]) -> None:
+        for query, supervisor in self._started:
             for stage in stages:
-                if stage in keeper.stages and query.isActive:
+                if stage in supervisor.stages and query.isActive:
                     named = query.name or str(query.id)
                     raise StageTakenError(
                         f"stage {stage!r} is executed by query {named!r} of this pipeline, and only "
@@ -514,7 +524,7 @@ class Pipeline:
                 f"watermarked() in one query it must be 'min'"
             )
 
-    def _look(self) -> Mapping[str, StageWatermark] | None:
+    def _fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
         """See where all stages are, before the query's sources settle what they will read."""
         try:
             return self._client.watermarks(self._job)
@@ -523,14 +533,22 @@ class Pipeline:
             return None
 
     def _check_not_final(
-        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None, *, bounded: bool
+        self,
+        query_stages: QueryStages,
+        watermarks: Mapping[str, StageWatermark] | None,
+        *,
+        bounded: bool,
     ) -> None:
         """Refuse to run a final source again, but let an interrupted bounded run come to its end."""
         if watermarks is None:
             return
-        final = [each for each in passage.sources if each in watermarks and watermarks[each].final]
+        final = [
+            each for each in query_stages.sources if each in watermarks and watermarks[each].final
+        ]
         unfinished = [
-            each for each in passage.promises if each in watermarks and not watermarks[each].final
+            each
+            for each in query_stages.promises
+            if each in watermarks and not watermarks[each].final
         ]
         if not final or (bounded and unfinished):
             return
@@ -542,22 +560,22 @@ class Pipeline:
         )
 
     def _caps_ms(
-        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None
+        self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None
     ) -> dict[str, int | None]:
         """Say how far the stages that read other queries' output may go in an `availableNow` run.
 
         Such a run reads what was there at its start. A watermark that another query publishes
         later covers rows that this run will not read. What was published before the start does not.
         """
-        executed = {*passage.sources, *passage.promises}
+        executed = {*query_stages.sources, *query_stages.promises}
         caps_ms: dict[str, int | None] = {}
-        for stage in passage.promises:
+        for stage in query_stages.promises:
             others = upstream(self._stages, stage, executed)
             if not others:
                 continue
             if watermarks is None:
                 caps_ms[stage] = None
-            elif not passage.sources:
+            elif not query_stages.sources:
                 caps_ms[stage] = watermarks[stage].input_ms
             else:
                 outputs = [watermarks[other].output_ms for other in others]
@@ -571,10 +589,10 @@ class Pipeline:
         except Unavailable as error:
             _log.warning("job %s is not declared yet: %s", self._job, error)
 
-    def _first_run(self, stages: Sequence[str]) -> int | None:
+    def _try_open_run(self, stages: Sequence[str]) -> int | None:
         """Open a run if the service is there; if not, the query starts all the same.
 
-        Its tasks then report nothing. Its keeper goes on asking for a run, and with it reports for
+        Its tasks then report nothing. Its supervisor goes on asking for a run, and with it reports for
         them.
         """
         try:
@@ -587,19 +605,19 @@ class Pipeline:
         self._client.declare(self._job, self._spec, replace=self._replace)
         return self._client.open_run(self._job, stages, holder=f"driver-{_host()}-{os.getpid()}")
 
-    def _stage(self, name: str, kind: str) -> StageSpec:
+    def _stage(self, name: str, role: str) -> StageSpec:
         spec = self._stages.get(name)
         if spec is None:
             raise ValueError(
                 f"stage {name!r} is not in the specification of job {self._job!r}; it has "
                 f"{', '.join(sorted(self._stages))}"
             )
-        if spec.kind != kind:
-            raise ValueError(f"stage {name!r} is a {spec.kind} in the specification, not a {kind}")
+        if spec.role != role:
+            raise ValueError(f"stage {name!r} is a {spec.role} in the specification, not a {role}")
         return spec
 
-    def _place(self, stage: str, *, whole_shards: bool = False) -> Place:
-        return Place(
+    def _target(self, stage: str, *, partitioned_by_shard: bool = False) -> ReportTarget:
+        return ReportTarget(
             url=self._url,
             job=self._job,
             stage=stage,
@@ -607,7 +625,7 @@ class Pipeline:
             patience_ms=self._patience_ms,
             clock=self._clock,
             tallies=self._accumulator,
-            whole_shards=whole_shards,
+            partitioned_by_shard=partitioned_by_shard,
         )
 
     @contextmanager
@@ -627,8 +645,8 @@ class Pipeline:
                 context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
 
 
-def _say_goodbye(query: StreamingQuery, keeper: Keeper, how: Signal) -> None:
-    """Tell a keeper that its query is over, but first of its last batch.
+def _notify_end(query: StreamingQuery, supervisor: Supervisor, signal: Signal) -> None:
+    """Tell a supervisor that its query is over, but first of its last batch.
 
     Spark's listener bus may be behind: it tells of a batch some time after the query has ended.
     """
@@ -637,8 +655,8 @@ def _say_goodbye(query: StreamingQuery, keeper: Keeper, how: Signal) -> None:
     except Exception:  # noqa: BLE001  (Spark itself may be gone; then nobody knows of that batch)
         newest = None
     if newest is not None:
-        keeper.tell(newest)
-    keeper.tell(how)
+        supervisor.notify(newest)
+    supervisor.notify(signal)
 
 
 def _stop_quietly(query: StreamingQuery) -> None:
@@ -664,7 +682,7 @@ def _by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -
     and each batch would wait for the second. Many names do, and to look each row's name up among many
     would take longer than that costs.
     """
-    if len(shards) > _MOST_DEALT_OUT:
+    if len(shards) > _MAX_ASSIGNED_SHARDS:
         return frame.repartition(tasks, _column(shard))
     names = F.array(*[F.lit(name) for name in shards])
     return frame.repartitionById(
@@ -696,11 +714,11 @@ def _control_schema(frame: DataFrame) -> StructType:
 
 
 def _is_window(field: StructField) -> bool:
-    kind = field.dataType
+    data_type = field.dataType
     return (
-        isinstance(kind, StructType)
-        and kind.names == ["start", "end"]
-        and isinstance(kind["end"].dataType, TimestampType)
+        isinstance(data_type, StructType)
+        and data_type.names == ["start", "end"]
+        and isinstance(data_type["end"].dataType, TimestampType)
     )
 
 
@@ -720,9 +738,9 @@ def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
         return candidates[0] if candidates else None
     _check_column(frame, name)
     if name not in candidates:
-        kind = frame.schema[name].dataType.simpleString()
+        data_type = frame.schema[name].dataType.simpleString()
         raise ValueError(
-            f"event time {name!r} is of type {kind}; it must be a timestamp (with local time zone) "
+            f"event time {name!r} is of type {data_type}; it must be a timestamp (with local time zone) "
             f"or a window"
         )
     return name
@@ -738,9 +756,9 @@ def _check_is_writer(writer: object) -> None:
 def _check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
     """Check what a writer asks of Spark, and return its trigger's name. Raises `ValueError`."""
     trigger = plan.trigger_of(writer)
-    if trigger in _UNFIT_TRIGGERS:
+    if trigger in _UNSUPPORTED_TRIGGERS:
         raise ValueError(
-            f"the trigger does not fit: {_UNFIT_TRIGGERS[trigger]}; use processingTime or "
+            f"the trigger does not fit: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
             f"availableNow"
         )
     if bounded and trigger == _ONCE:
@@ -800,9 +818,9 @@ def _check_column(frame: DataFrame, name: object) -> None:
 
 def _check_time(frame: DataFrame, name: str) -> None:
     _check_column(frame, name)
-    kind = frame.schema[name].dataType
-    if not isinstance(kind, TimestampType):
+    data_type = frame.schema[name].dataType
+    if not isinstance(data_type, TimestampType):
         raise ValueError(  # noqa: TRY004  (a wrong value of a right type: a column's name)
-            f"event time {name!r} is of type {kind.simpleString()}; it must be a timestamp (with "
+            f"event time {name!r} is of type {data_type.simpleString()}; it must be a timestamp (with "
             f"local time zone)"
         )

@@ -3,7 +3,7 @@
 """What the driver reads out of Spark's own objects, all in one place: it is not public API.
 
 The rest of the agent sees plain values: a plan is a tree of `Node`s, a batch that is done is a
-`Progressed`. A twin of this module for Spark Connect would have to fill the same names.
+`CommittedBatch`. A twin of this module for Spark Connect would have to fill the same names.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Bounds:
 
     left_ms: int | None
     right_ms: int | None
-    lopsided: bool = False
+    one_sided_equality: bool = False
     """The event time of one side is equal to something that is not the event time of the other."""
 
 
@@ -140,7 +140,7 @@ def _leads_to_control(node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
+class CommittedBatch:
     """Spark has committed a batch."""
 
     epoch: int
@@ -199,7 +199,7 @@ class PlanReader:
 
     def _bounds(self, join: JavaObject) -> Bounds:
         if self._joins.isWatermarkInJoinKeys(join):
-            return Bounds(0, 0, lopsided=_is_lopsided(join))
+            return Bounds(0, 0, one_sided_equality=_has_one_sided_equality(join))
         left, right = join.left(), join.right()
         return Bounds(self._behind(left, right, join), self._behind(right, left, join))
 
@@ -227,7 +227,7 @@ class PlanReader:
         return found
 
 
-def _is_lopsided(join: JavaObject) -> bool:
+def _has_one_sided_equality(join: JavaObject) -> bool:
     condition = join.condition()
     parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
     equal = [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
@@ -312,10 +312,10 @@ def _expressions(node: JavaObject) -> JavaObject:
 def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for each in [] if projections is None else _items(projections):
-        kind = each.getClass().getSimpleName()
-        if kind == "AttributeReference":
+        class_name = each.getClass().getSimpleName()
+        if class_name == "AttributeReference":
             found[each.exprId().id()] = each.exprId().id(), ""
-        elif kind == "Alias":
+        elif class_name == "Alias":
             copied = _copied(each.child())
             if copied is not None:
                 found[each.exprId().id()] = copied
@@ -323,10 +323,10 @@ def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
 
 
 def _copied(expression: JavaObject) -> tuple[int, str] | None:
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
+    class_name = expression.getClass().getSimpleName()
+    if class_name == "AttributeReference":
         return expression.exprId().id(), ""
-    if kind == "GetStructField":
+    if class_name == "GetStructField":
         of = expression.child()
         if of.getClass().getSimpleName() == "AttributeReference":
             fields = of.dataType().fieldNames()
@@ -400,7 +400,7 @@ def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     return found.get(writer_)
 
 
-def found_nothing_new(query: StreamingQuery) -> bool:
+def has_no_new_data(query: StreamingQuery) -> bool:
     """Say whether the newest trigger has found nothing new in any of the query's sources."""
     return bool(_execution(query).noNewData())
 
@@ -427,7 +427,7 @@ def _execution(query: StreamingQuery) -> JavaObject:
     return wrapped.streamingQuery()
 
 
-def last_progress(query: StreamingQuery) -> Progressed | None:
+def last_progress(query: StreamingQuery) -> CommittedBatch | None:
     """Return the newest batch that a query has done since it started; None if there is none.
 
     Spark notes it before it plans the next batch, and tells its listeners only some time later.
@@ -448,14 +448,14 @@ class Listener:
         self,
         spark: SparkSession,
         *,
-        progressed: Callable[[str, Progressed], None],
-        ended: Callable[[str], None],
+        batch_committed: Callable[[str, CommittedBatch], None],
+        query_ended: Callable[[str], None],
     ) -> None:
         context: JavaObject = spark.sparkContext
         gateway: JavaObject = context._gateway
         ensure_callback_server_started(gateway)
-        self._progressed = progressed
-        self._ended = ended
+        self._batch_committed = batch_committed
+        self._query_ended = query_ended
         package = gateway.jvm.org.apache.spark.sql.streaming
         self._listener: JavaObject = package.PythonStreamingQueryListenerWrapper(self)
         self._queries: JavaObject = spark.streams._jsqm
@@ -471,14 +471,14 @@ class Listener:
     def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
         """Read the batch."""
         body = json.loads(event.progress().json())
-        self._progressed(body["runId"], read_progress(body))
+        self._batch_committed(body["runId"], read_progress(body))
 
     def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802
         """Nothing to do."""
 
     def onQueryTerminated(self, event: JavaObject) -> None:  # noqa: N802
         """Read which query it was."""
-        self._ended(str(event.runId().toString()))
+        self._query_ended(str(event.runId().toString()))
 
     class Java:
         """What py4j shows this class to the JVM as."""
@@ -486,14 +486,14 @@ class Listener:
         implements: Final = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
-def read_progress(body: Mapping[str, Any]) -> Progressed:
+def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
     """Read a batch's progress, as Spark writes it.
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    Progressed(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
+    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
     """
-    return Progressed(
+    return CommittedBatch(
         epoch=body["batchId"],
         watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
         read_nothing=all(
@@ -509,7 +509,7 @@ def read_progress(body: Mapping[str, Any]) -> Progressed:
 
 def _is_control(offset: object) -> bool:
     """Tell a control source by its offsets: Spark describes it by its own class only."""
-    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).stored().keys()
+    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).to_dict().keys()
 
 
 def parse_watermark_ms(text: str | None) -> int:

@@ -16,12 +16,12 @@ from typing import Final
 
 from pyspark import Accumulator, TaskContext
 
-from spark_agent.arrow import Array, all_true, newest, older
+from spark_agent.arrow import Array, all_true, count_older_than, newest_times
 from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
 from spark_agent.clock import Clock
 from spark_agent.link import NotStartedError
 from spark_agent.strategies import Strategy
-from spark_agent.tally import Count, Early, Tallies, Tally
+from spark_agent.tally import Count, EarlyRow, Tallies, Tally
 from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
@@ -32,13 +32,13 @@ RUN_PROPERTY: Final = "tidegauge.run"
 """Likewise: the run number; empty if the aggregator was away at the start."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
-AWAY_FOR_MS: Final = 5_000
+BACKOFF_MS: Final = 5_000
 """After a call that found no aggregator, tasks of this process leave it alone for so long: else an
 aggregator that hangs would cost every task of every batch its whole patience."""
-_away_until_ms: Final[dict[tuple[int, str], int]] = {}
+_backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
 
 
-def spare_collector() -> None:
+def freeze_imports() -> None:
     """Take what this process has imported out of the garbage collector's sight, once.
 
     Spark's workers collect all garbage after every task. To look through the modules of a worker takes
@@ -53,7 +53,7 @@ class EarlyRowsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReportTarget:
     """Where to report, and how much time it may take. Travels to the executors."""
 
     url: str
@@ -63,12 +63,12 @@ class Place:
     patience_ms: int
     clock: Clock
     tallies: Accumulator[Tallies]
-    whole_shards: bool = False
+    partitioned_by_shard: bool = False
     """Whether somebody said that all of a shard's rows are in one task; it is checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class TaskIdentity:
+class Task:
     """Who is speaking: one attempt at one task of one batch of one started query."""
 
     query: str
@@ -79,7 +79,7 @@ class TaskIdentity:
     holder: str
 
 
-def current_task(stage: str) -> TaskIdentity | None:
+def current_task(stage: str) -> Task | None:
     """Say who this task is; None if it is not one of a query's own, but of an action beside it.
 
     Raises `NotStartedError` if its query was not started with `Pipeline.start`.
@@ -97,7 +97,7 @@ def current_task(stage: str) -> TaskIdentity | None:
         raise NotStartedError(stage)
     epoch, attempt = int(batch), context.taskAttemptId()
     run = context.getLocalProperty(RUN_PROPERTY)
-    return TaskIdentity(
+    return Task(
         query=query,
         rank=Rank(int(run), epoch, attempt) if run else None,
         epoch=epoch,
@@ -106,24 +106,26 @@ def current_task(stage: str) -> TaskIdentity | None:
     )
 
 
-class Attempt:
+class TaskAttempt:
     """One task's dealings with the service for a stage. No method raises for the service's sake."""
 
-    def __init__(self, place: Place, task: TaskIdentity) -> None:
-        self._place = place
+    def __init__(self, target: ReportTarget, task: Task) -> None:
+        self._target = target
         self._task = task
         self._leases: list[Lease] = []
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
         """Ask what the stage has promised so far: rows before that are late. None: not known."""
-        if self._task.rank is None or self._away():
+        if self._task.rank is None or self._backing_off():
             return None
-        place = self._place
+        target = self._target
         try:
-            found = shared_client(place.url, place.patience_ms).watermark(place.job, place.stage)
+            found = shared_client(target.url, target.patience_ms).watermark(
+                target.job, target.stage
+            )
         except AggregatorError as error:
-            self._note(error, "look", 0)
+            self._drop(error, "look", 0)
             return None
         return found and found.output_ms
 
@@ -132,20 +134,20 @@ class Attempt:
 
         Ranges that were claimed before are to be among them: one lease then covers them all.
         """
-        rank, place = self._task.rank, self._place
-        if rank is None or not ranges or self._away():
+        rank, target = self._task.rank, self._target
+        if rank is None or not ranges or self._backing_off():
             return
         try:
-            lease = shared_client(place.url, place.patience_ms).claim(
-                place.job,
-                place.stage,
+            lease = shared_client(target.url, target.patience_ms).claim(
+                target.job,
+                target.stage,
                 ranges,
                 holder=self._task.holder,
-                ttl_ms=place.ttl_ms,
+                ttl_ms=target.ttl_ms,
                 rank=rank,
             )
         except AggregatorError as error:
-            self._note(error, "claim", len(ranges))
+            self._drop(error, "claim", len(ranges))
         else:
             self._leases = [lease]
 
@@ -164,44 +166,50 @@ class Attempt:
             if ranges:
                 self._send(lease, ranges)
 
-    def tell_driver(
-        self, promises: Mapping[str, int] | None = None, early: Early | None = None
+    def report_to_driver(
+        self, promises: Mapping[str, int] | None = None, early: EarlyRow | None = None
     ) -> None:
         """Let the driver know too, through Spark; it counts if the task succeeds."""
-        key = (self._task.query, self._place.stage, self._task.epoch)
+        key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
-        said = dict(promises or {})
-        partitions = dict.fromkeys(said, here) if self._place.whole_shards else {}
-        self._place.tallies.add(
-            {key: Tally(said, {self._task.partition: dict(self.counts)}, partitions, early)}
+        shard_promises = dict(promises or {})
+        partitions = (
+            dict.fromkeys(shard_promises, here) if self._target.partitioned_by_shard else {}
+        )
+        self._target.tallies.add(
+            {
+                key: Tally(
+                    shard_promises, {self._task.partition: dict(self.counts)}, partitions, early
+                )
+            }
         )
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
-        place = self._place
-        if self._away():
+        target = self._target
+        if self._backing_off():
             self.counts[Count.REPORTS_DROPPED] += len(ranges)
             return
         try:
-            accepted = shared_client(place.url, place.patience_ms).report(
-                place.job, place.stage, lease.token, ranges, epoch=self._task.epoch
+            accepted = shared_client(target.url, target.patience_ms).report(
+                target.job, target.stage, lease.token, ranges, epoch=self._task.epoch
             )
         except AggregatorError as error:
-            self._note(error, "report", len(ranges))
+            self._drop(error, "report", len(ranges))
         else:
             self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
 
-    def _away(self) -> bool:
-        until_ms = _away_until_ms.get((os.getpid(), self._place.url), 0)
-        return self._place.clock.steady_ms() < until_ms
+    def _backing_off(self) -> bool:
+        until_ms = _backoff_until_ms.get((os.getpid(), self._target.url), 0)
+        return self._target.clock.steady_ms() < until_ms
 
-    def _note(self, error: AggregatorError, what: str, ranges: int) -> None:
+    def _drop(self, error: AggregatorError, what: str, ranges: int) -> None:
         if isinstance(error, Unavailable):
-            now_ms = self._place.clock.steady_ms()
-            _away_until_ms[os.getpid(), self._place.url] = now_ms + AWAY_FOR_MS
+            now_ms = self._target.clock.steady_ms()
+            _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
         self.counts[Count.REPORTS_DROPPED] += ranges
         _log.info(
             "stage %s, epoch %d: %s of %d ranges dropped: %s",
-            self._place.stage,
+            self._target.stage,
             self._task.epoch,
             what,
             ranges,
@@ -219,20 +227,20 @@ class SourceReporter:
     """
 
     def __init__(
-        self, place: Place, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
+        self, target: ReportTarget, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
     ) -> None:
-        self._place = place
+        self._target = target
         self._shards = shards
         self._strategy = strategy
         self._tolerance_ms = tolerance_ms
 
     def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
         """Take batches of shards and event times; say of every row that it passes."""
-        task = current_task(self._place.stage)
+        task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for _, times in batches)
             return
-        attempt = Attempt(self._place, task)
+        attempt = TaskAttempt(self._target, task)
         newest_ms: dict[str, int] = {}
         late_before_ms: int | None = None
         for number, (names, times) in enumerate(batches):
@@ -248,20 +256,20 @@ class SourceReporter:
             shard: self._strategy.promise_ms(time_ms) for shard, time_ms in newest_ms.items()
         }
         attempt.report(promises)
-        attempt.tell_driver(promises)
-        spare_collector()
+        attempt.report_to_driver(promises)
+        freeze_imports()
 
     def _newest_ms(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
     ) -> dict[str, int]:
         # One row dated 9999 would close every window there is: a date so far ahead is an error in
         # the data and must not speak for its shard.
-        found = newest(
+        found = newest_times(
             names,
             times,
             shards=self._shards,
             late_before_ms=late_before_ms,
-            horizon_ms=self._place.clock.wall_ms() + self._tolerance_ms,
+            horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
         )
         counts[Count.LATE_ROWS] += found.late_rows
         counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
@@ -283,44 +291,49 @@ class RangeReporter:
     """
 
     def __init__(
-        self, place: Place, ranges: Sequence[str], *, dated: bool, fail_on_early: bool
+        self,
+        target: ReportTarget,
+        ranges: Sequence[str],
+        *,
+        has_event_time: bool,
+        fail_on_early: bool,
     ) -> None:
-        self._place = place
+        self._target = target
         self._ranges = tuple(ranges)
-        self._dated = dated
+        self._has_event_time = has_event_time
         self._fail_on_early = fail_on_early
 
     def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
         """Take batches of event times; say of every row that it passes."""
-        task = current_task(self._place.stage)
+        task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for times in batches)
             return
-        attempt = Attempt(self._place, task)
+        attempt = TaskAttempt(self._target, task)
         attempt.claim(self._ranges[task.partition : task.partition + 1])
         promised_ms: int | None = None
-        early: Early | None = None
+        early: EarlyRow | None = None
         for number, times in enumerate(batches):
-            if self._dated and number == 0:
+            if self._has_event_time and number == 0:
                 promised_ms = attempt.promised_ms()
             if promised_ms is not None:
                 early = self._guard(times, promised_ms, early, attempt.counts)
             yield all_true(times)
         attempt.report()
-        attempt.tell_driver(early=early)
-        spare_collector()
+        attempt.report_to_driver(early=early)
+        freeze_imports()
 
     def _guard(
-        self, times: Array, promised_ms: int, early: Early | None, counts: Counter[str]
-    ) -> Early | None:
-        count, oldest_ms = older(times, promised_ms)
+        self, times: Array, promised_ms: int, early: EarlyRow | None, counts: Counter[str]
+    ) -> EarlyRow | None:
+        count, oldest_ms = count_older_than(times, promised_ms)
         if oldest_ms is None:
             return early
         counts[Count.EARLY_ROWS] += count
-        found = Early(oldest_ms, promised_ms)
+        found = EarlyRow(oldest_ms, promised_ms)
         if self._fail_on_early:
             raise EarlyRowsError(
-                f"stage {self._place.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
+                f"stage {self._target.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
                 f"than its published watermark {instant_text(promised_ms)}: stamp rows with the end "
                 f"of their window, or declare how far behind the watermark they may be: "
                 f"report(…, delay=…). on_early='count' lets such rows pass"

@@ -37,7 +37,7 @@ class StageSpec:
     inputs: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> str:
+    def role(self) -> str:
         """The word for what it is."""
         if self.shards:
             return "source"
@@ -101,7 +101,7 @@ def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str
         known = stages.get(each)
         if known is None:
             continue
-        if each in within or known.kind == "passthrough stage":
+        if each in within or known.role == "passthrough stage":
             found |= upstream(stages, each, within)
         else:
             found.add(each)

@@ -2,7 +2,7 @@
 
 A Spark accumulator carries it: Spark adds up what the successful tasks of a batch said before it
 calls the batch done, so the driver has it all when it commits the epoch. With it the driver can
-put right whatever did not reach the service (see `spark_agent.keeper`).
+put right whatever did not reach the service (see `spark_agent.supervisor`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Count(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Early:
+class EarlyRow:
     """The oldest row that left a stage behind its published watermark (both ms)."""
 
     row_ms: int
@@ -59,7 +59,7 @@ class Tally:
     """By partition, then by the words of `Count`."""
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     """The partitions in which each shard had rows."""
-    early: Early | None = None
+    early: EarlyRow | None = None
 
     def __add__(self, other: Tally) -> Tally:
         """Take both together. Of two promises in one epoch (a retried task) the smaller counts.
@@ -116,7 +116,7 @@ class TallyParam(AccumulatorParam[Tallies]):
         return value1
 
 
-def take(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
+def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
     """Remove and return what was said of a stage up to an epoch, oldest first.
 
     Safe beside Spark's accumulator thread: each `pop` is atomic, and the epochs asked for are

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.checks import Passage
+from spark_agent.checks import QueryStages
 from spark_agent.operators import Promise
 
 RANGES: Final = 2
@@ -167,8 +167,10 @@ class Bench:
         if variant is Variant.WHOLE:
             return pipeline.report(sessions, stage=_STAGE), pipeline.start
         # A stage without report() is refused; here it is what is to be measured.
-        passage = Passage(sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False)
-        stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=passage)))
+        query_stages = QueryStages(
+            sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False
+        )
+        stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=query_stages)))
         return sessions, pipeline.start
 
 

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from spark_agent.checks import Passage, Report, check
-from spark_agent.operators import TABLE, Leaving, Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.checks import QueryStages, ReportCall, check
+from spark_agent.operators import (
+    TABLE,
+    OutputRows,
+    Promise,
+    UnsoundPlanError,
+    output_rows,
+    promise_of,
+)
 from spark_agent.plan import Bounds, Column, Control, Node, Stamp
 from spark_agent.spec import read_spec
 
@@ -61,15 +68,15 @@ def project(child: Node, *columns: tuple[int, str, int, str]) -> Node:
 
 def promise(node: Node, column: str | None = None, delay_ms: int | None = None) -> Promise:
     found = None if column is None else next(each for each in node.output if each.name == column)
-    return promise_of("hourly", leaving(node), found, delay_ms)
+    return promise_of("hourly", output_rows(node), found, delay_ms)
 
 
 def reported(child: Node, mark: str = RANGES) -> Node:
     return Node("Filter", (child,), output=child.output, mark=mark)
 
 
-def checked(plan: Node, event_time: str | None = None) -> Passage:
-    return check(plan, STAGES, {RANGES: Report("hourly", event_time, None)})
+def checked(plan: Node, event_time: str | None = None) -> QueryStages:
+    return check(plan, STAGES, {RANGES: ReportCall("hourly", event_time, None)})
 
 
 class TestStamps:
@@ -123,11 +130,11 @@ class TestOperators:
         """Spark lets a session take in a row that is dated exactly at its end."""
         session = Column(5, "session_window", Stamp.SESSION)
         node = Node("Aggregate", (watermarked(),), output=(session, COUNT), groups=(session, KEY))
-        assert promise(node, "session_window") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(node, "session_window") == Promise(spark_lag_ms=1, buffered=True)
         ended = project(node, (9, "ended_at", session.id, "end"))
-        assert promise(ended, "ended_at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(ended, "ended_at") == Promise(spark_lag_ms=1, buffered=True)
         by_time = Node("Aggregate", (watermarked(),), output=(AT, COUNT), groups=(AT,))
-        assert promise(by_time, "at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(by_time, "at") == Promise(spark_lag_ms=1, buffered=True)
 
     def test_an_aggregation_in_sql_may_name_the_end_itself(self) -> None:
         node = replace(windows(watermarked()), output=(Column(9, "ended_at"),))
@@ -147,7 +154,7 @@ class TestOperators:
 
     def test_a_join_holds_back_by_the_wider_bound(self) -> None:
         node = join(watermarked(), watermarked(), Bounds(3_600_001, 1))
-        assert promise(node, "at") == Promise(3_600_001, judged_at_ms=1, buffered=True)
+        assert promise(node, "at") == Promise(3_600_001, spark_lag_ms=1, buffered=True)
         assert promise(windows(node), "window").behind_ms == 3_600_001
         twice = join(node, watermarked(), Bounds(1, 1_000))
         assert promise(twice, "at").behind_ms == 3_601_001
@@ -159,7 +166,7 @@ class TestOperators:
 
     def test_a_join_by_the_event_time_of_one_side_alone(self) -> None:
         with pytest.raises(UnsoundPlanError, match="would drop that other side's rows"):
-            promise(join(watermarked(), watermarked(), Bounds(0, 0, lopsided=True)), "at")
+            promise(join(watermarked(), watermarked(), Bounds(0, 0, one_sided_equality=True)), "at")
 
     def test_a_join_needs_a_watermark_on_both_sides(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
@@ -172,21 +179,21 @@ class TestOperators:
     def test_deduplication_takes_rows_at_the_watermark(self) -> None:
         for name in ("Deduplicate", "DeduplicateWithinWatermark"):
             node = Node(name, (watermarked(),), output=(AT, KEY))
-            assert promise(node, "at") == Promise(judged_at_ms=1)
+            assert promise(node, "at") == Promise(spark_lag_ms=1)
 
     def test_state_functions_must_be_declared(self) -> None:
         for name in ("FlatMapGroupsInPandasWithState", "TransformWithStateInPySpark"):
             node = Node(name, (watermarked(),), output=(AT,))
             with pytest.raises(UnsoundPlanError, match="only you know how old"):
                 promise(node, "at")
-            assert promise(node, "at", 5_000) == Promise(5_000, judged_at_ms=1, buffered=True)
+            assert promise(node, "at", 5_000) == Promise(5_000, spark_lag_ms=1, buffered=True)
             with pytest.raises(UnsoundPlanError, match="only you know how old"):
                 promise(windows(node), "window")
 
     def test_an_event_time_column_of_a_state_function_is_spark_s_to_guard(self) -> None:
         state = Node("TransformWithStateInPySpark", (watermarked(),))
         node = Node("UpdateEventTimeWatermarkColumn", (state,), output=(AT,))
-        assert promise(node, "at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(node, "at") == Promise(spark_lag_ms=1, buffered=True)
 
     @pytest.mark.parametrize(
         ("name", "advice"),
@@ -199,21 +206,21 @@ class TestOperators:
     )
     def test_what_is_not_in_the_table_is_refused(self, name: str, advice: str) -> None:
         with pytest.raises(UnsoundPlanError, match=f"operator {name} is not known.*{advice}"):
-            leaving(Node(name, (watermarked(),)))
+            output_rows(Node(name, (watermarked(),)))
 
     def test_rows_that_never_were_watermarked(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"did not come through watermarked\(\)"):
             promise(Node("Union", (relation(), watermarked()), output=(AT, KEY)), "at")
 
     def test_a_table_alone_has_no_watermark(self) -> None:
-        assert leaving(Node("LogicalRelation", streaming=False)) == Leaving()
+        assert output_rows(Node("LogicalRelation", streaming=False)) == OutputRows()
 
 
 class TestPassage:
     def test_a_source_and_a_keyed_stage(self) -> None:
         data = source(relation(limits=("maxfilespertrigger",)))
         found = checked(reported(windows(watermarked(data))), "window")
-        assert found == Passage(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
+        assert found == QueryStages(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
 
     def test_a_limited_source_that_nobody_reports(self) -> None:
         plan = reported(windows(watermarked(relation(limits=("maxfilespertrigger",)))))
@@ -238,7 +245,7 @@ class TestPassage:
         marks = {"a": "tidegauge.ranges.1.a", "b": "tidegauge.ranges.2.b"}
         branches = [reported(watermarked(stage=each), mark) for each, mark in marks.items()]
         plan = Node("Project", (Node("Union", tuple(branches)),))
-        reports = {mark: Report(each, "at", None) for each, mark in marks.items()}
+        reports = {mark: ReportCall(each, "at", None) for each, mark in marks.items()}
         assert check(plan, stages, reports).promises == {"a": Promise(), "b": Promise()}
         beside = Node("Union", (branches[0], relation()))
         with pytest.raises(UnsoundPlanError, match=r"unioned behind report\(\)"):
@@ -295,4 +302,4 @@ class TestPassage:
         with pytest.raises(UnsoundPlanError, match="deduplicate_within='1 hour'"):
             checked(reported(node))
         node = Node("DeduplicateWithinWatermark", (watermarked(delay_ms=5),), output=(AT, KEY))
-        assert checked(reported(node)).promises["hourly"].judged_at_ms == 1
+        assert checked(reported(node)).promises["hourly"].spark_lag_ms == 1

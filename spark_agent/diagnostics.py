@@ -11,7 +11,7 @@ from spark_agent.client import StageWatermark
 _log: Final = logging.getLogger("spark_agent")
 
 
-def tell_of_missing_inputs(
+def log_missing_inputs(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
     """Log why a stage has no input watermark. `inputs` are all stages that it depends on."""
@@ -24,7 +24,7 @@ def tell_of_missing_inputs(
     )
 
 
-def tell_of_unfinished(
+def log_unfinished(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
     """Log why a stage is not final, although its bounded query has ended."""

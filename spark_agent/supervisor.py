@@ -33,14 +33,14 @@ from spark_agent.client import (
 )
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
+from spark_agent.diagnostics import log_missing_inputs, log_unfinished
 from spark_agent.idle import QuietShards
 from spark_agent.metrics import count_rows
 from spark_agent.operators import Promise
-from spark_agent.plan import Progressed
+from spark_agent.plan import CommittedBatch
 from spark_agent.spec import StageSpec
-from spark_agent.tally import Count, Tallies, Tally, take
+from spark_agent.tally import Count, Tallies, Tally, pop_tallies
 from spark_agent.times import instant_text
-from spark_agent.waiting import tell_of_missing_inputs, tell_of_unfinished
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -51,11 +51,11 @@ It is below those of the next epoch's tasks, since the epoch decides first."""
 _LAST_EPOCH: Final = 2**63 - 1
 _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
-_FAREWELL_MS: Final = 2_000
-_RENEWALS: Final = 3
+_SHUTDOWN_GRACE_MS: Final = 2_000
+_RENEWALS_PER_LEASE: Final = 3
 """Leases of idle shards are renewed so many times in their length."""
 
-_MEANING: Final[Mapping[str, str]] = {
+_COUNT_MESSAGES: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver makes good for them",
     Count.LATE_ROWS: "rows are older than what their source had promised: does its strategy fit?",
     Count.DROPPED_ROWS: "rows were dropped by Spark as late",
@@ -69,7 +69,7 @@ _MEANING: Final[Mapping[str, str]] = {
         "true of this source, leave it out"
     ),
 }
-_READ_AGAIN: Final = (
+_REREAD_MESSAGE: Final = (
     "rows are older than what their source had promised: this query reads again what the job "
     "already has, since its checkpoint is new or older than the job"
 )
@@ -113,23 +113,23 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class QueryHandle:
     """What a keeper may do to its query, and ask of it."""
 
     stop: Callable[[], None]
     """End it, once its stages are final."""
     fail: Callable[[str], None]
     """Let it end with this error."""
-    found_nothing_new: Callable[[], bool]
+    has_no_new_data: Callable[[], bool]
     """Whether its newest trigger has found nothing new in any source."""
     failed: Callable[[], bool]
     """Whether it has ended with an error."""
     stops_when_fenced: bool = True
-    fed: bool = True
+    has_control_sources: bool = True
     """Whether it has control sources, through which it is known when its input is drained."""
 
 
-class Keeper:
+class Supervisor:
     """Follows one query until it ends. Only its own thread touches its state; the rest is safe."""
 
     def __init__(
@@ -147,29 +147,29 @@ class Keeper:
         self._run = run
         self._open_run = open_run
         self._tallies = tallies
-        self._query: Query | None = None
-        self._refusal: str | None = None
+        self._query: QueryHandle | None = None
+        self._failure: str | None = None
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Progressed | Signal] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[CommittedBatch | Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run_thread, name=f"tidegauge-{assignment.query}", daemon=True
         )
-        self._stepped = threading.Condition()
-        self._troubled = False
-        self._uncommitted: Progressed | None = None
-        self._epoch = -1
-        self._noted_epoch = -1
-        self._committed_ms: int | None = None
-        self._owed_promises: dict[str, dict[str, int]] = {}
-        self._owed_inputs: dict[str, int] = {}
+        self._step_done = threading.Condition()
+        self._failing = False
+        self._uncommitted: CommittedBatch | None = None
+        self._committed_epoch = -1
+        self._latest_epoch = -1
+        self._committed_input_ms: int | None = None
+        self._pending_promises: dict[str, dict[str, int]] = {}
+        self._pending_inputs: dict[str, int] = {}
         self._drained = False
         self._not_final: dict[str, set[str]] = {
             stage.name: set(stage.shards) for stage in assignment.sources
         }
-        self._told_final = False
-        self._reads_again = False
-        self._last_complaint: type[AggregatorError] | None = None
-        self._farewell_by_ms: int | None = None
+        self._stop_requested = False
+        self._rereads = False
+        self._last_error_type: type[AggregatorError] | None = None
+        self._shutdown_deadline_ms: int | None = None
         now_ms = clock.steady_ms()
         self._quiet = {
             stage.name: QuietShards(
@@ -185,50 +185,50 @@ class Keeper:
         """Begin. Batches that Spark has done before `attach` are committed meanwhile."""
         self._thread.start()
 
-    def attach(self, query: Query) -> None:
+    def attach(self, query: QueryHandle) -> None:
         """Give it its query, which exists only once Spark has started it."""
-        with self._stepped:
+        with self._step_done:
             self._query = query
-            refusal = self._refusal
-        if refusal is not None:
-            query.fail(refusal)
+            failure = self._failure
+        if failure is not None:
+            query.fail(failure)
 
-    def refuse(self, message: str) -> None:
+    def fail_query(self, message: str) -> None:
         """Let the query end with this error, as soon as there is one to end."""
         _log.error("%s", message)
-        with self._stepped:
-            self._refusal = message
+        with self._step_done:
+            self._failure = message
             query = self._query
         if query is not None:
             query.fail(message)
 
-    def tell(self, event: Progressed | Signal) -> None:
+    def notify(self, event: CommittedBatch | Signal) -> None:
         """Pass an event on. Never blocks: it is called from Spark's listener bus."""
         self._inbox.put(event)
 
-    def settle(self, done: Progressed, timeout_ms: int) -> bool:
+    def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         """Commit a batch's epoch, and wait for that within the time; say whether it is done.
 
         While the service gives no answers, nobody waits for it here: the batches must go on.
         """
-        self.tell(done)
-        return self._wait(lambda: self._epoch >= done.epoch, timeout_ms)
+        self.notify(batch)
+        return self._wait(lambda: self._committed_epoch >= batch.epoch, timeout_ms)
 
-    def drain(self, timeout_ms: int) -> bool:
+    def finalise_sources(self, timeout_ms: int) -> bool:
         """Note that the query's input is drained, and wait until its sources are final; say whether
         they are within the time.
         """
-        self.tell(Signal.DRAINED)
+        self.notify(Signal.DRAINED)
         return self._wait(
-            lambda: not any(self._not_final.values()), timeout_ms, although_troubled=True
+            lambda: not any(self._not_final.values()), timeout_ms, even_if_failing=True
         )
 
     def _wait(
-        self, done: Callable[[], bool], timeout_ms: int, *, although_troubled: bool = False
+        self, done: Callable[[], bool], timeout_ms: int, *, even_if_failing: bool = False
     ) -> bool:
-        with self._stepped:
-            self._stepped.wait_for(
-                lambda: done() or (self._troubled and not although_troubled) or not self.alive,
+        with self._step_done:
+            self._step_done.wait_for(
+                lambda: done() or (self._failing and not even_if_failing) or not self.alive,
                 timeout_ms / 1_000,
             )
             return done()
@@ -249,37 +249,37 @@ class Keeper:
 
     def _run_thread(self) -> None:
         try:
-            if self._keep():
-                self._tell_what_is_open()
+            if self._follow():
+                self._log_if_unfinished()
         finally:
             for stage in self._assignment.stages:
-                take(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
-            self._note_step(troubled=True)
+                pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
+            self._notify_step(failing=True)
 
-    def _keep(self) -> bool:
+    def _follow(self) -> bool:
         """Follow the query to its end; say whether its stages were its own until then."""
         pause_ms = _TICK_MS
         while not self._finished():
-            self._listen(pause_ms)
+            self._receive(pause_ms)
             try:
                 self._step()
             except StaleRun as error:
-                self._fenced(error)
+                self._on_fenced(error)
                 return False
             except UnknownJob:
                 # A service with a new ledger: what it does not know, the driver still does.
                 self._run = None
             except AggregatorError as error:
-                self._complain(error)
-                self._note_step(troubled=True)
+                self._log_once(error)
+                self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
-                self._last_complaint = None
-                self._note_step(troubled=False)
+                self._last_error_type = None
+                self._notify_step(failing=False)
                 pause_ms = _TICK_MS
         return True
 
-    def _tell_what_is_open(self) -> None:
+    def _log_if_unfinished(self) -> None:
         """Say what a query that has ended leaves open, if that is not what was to be expected.
 
         Of one that has failed, Spark's own error says why.
@@ -295,26 +295,26 @@ class Keeper:
             if here is not None and here.final:
                 continue
             if self._assignment.bounded:
-                tell_of_unfinished(stage, inputs, watermarks)
+                log_unfinished(stage, inputs, watermarks)
             elif here is not None and here.input_ms is None:
-                tell_of_missing_inputs(stage, inputs, watermarks)
+                log_missing_inputs(stage, inputs, watermarks)
 
-    def _note_step(self, *, troubled: bool) -> None:
-        with self._stepped:
-            self._troubled = troubled
-            self._stepped.notify_all()
+    def _notify_step(self, *, failing: bool) -> None:
+        with self._step_done:
+            self._failing = failing
+            self._step_done.notify_all()
 
-    def _complain(self, error: AggregatorError) -> None:
+    def _log_once(self, error: AggregatorError) -> None:
         """Log what goes wrong once, not at each try."""
-        if type(error) is not self._last_complaint:
-            self._last_complaint = type(error)
+        if type(error) is not self._last_error_type:
+            self._last_error_type = type(error)
             _log.warning("query %s: %s; trying again", self._assignment.query, error)
 
-    def _fenced(self, error: StaleRun) -> None:
+    def _on_fenced(self, error: StaleRun) -> None:
         stages = ", ".join(self._assignment.stages)
         message = (
             f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
-            f"over{self._by_whom()}. {error.problem.get('detail', error)}. Whatever it wrote from "
+            f"over{self._new_owner()}. {error.problem.get('detail', error)}. Whatever it wrote from "
             f"now on would be unknown to the job. If two drivers run this pipeline, stop one of "
             f"them; on_fenced='continue' lets the query go on all the same"
         )
@@ -322,7 +322,7 @@ class Keeper:
         if self._query is not None and self._query.stops_when_fenced:
             self._query.fail(message)
 
-    def _by_whom(self) -> str:
+    def _new_owner(self) -> str:
         """Name who holds a lease of the stages now, if the service says."""
         for stage in self._assignment.stages:
             try:
@@ -336,47 +336,52 @@ class Keeper:
         return ""
 
     def _finished(self) -> bool:
-        if self._farewell_by_ms is None:
+        if self._shutdown_deadline_ms is None:
             return False
-        owed = self._owed_promises or self._owed_inputs
+        pending = self._pending_promises or self._pending_inputs
         ending = self._drained and any(self._not_final.values())
-        done = self._uncommitted is None and not owed and not ending
-        return done or self._clock.steady_ms() >= self._farewell_by_ms
+        done = self._uncommitted is None and not pending and not ending
+        return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
 
-    def _listen(self, timeout_ms: int) -> None:
+    def _receive(self, timeout_ms: int) -> None:
         """Take in all events that are there; wait for the first."""
         try:
-            self._take_in(self._inbox.get(timeout=timeout_ms / 1_000))
+            self._handle(self._inbox.get(timeout=timeout_ms / 1_000))
             while True:
-                self._take_in(self._inbox.get_nowait())
+                self._handle(self._inbox.get_nowait())
         except queue.Empty:
             return
 
-    def _take_in(self, event: Progressed | Signal) -> None:
+    def _handle(self, event: CommittedBatch | Signal) -> None:
         match event:
-            case Progressed():
-                self._note(event)
+            case CommittedBatch():
+                self._on_batch(event)
             case Signal.DRAINED:
                 self._drained = True
             case Signal.ENDED | Signal.STOP:
-                self._look_whether_drained()
-                self._farewell_by_ms = self._clock.steady_ms() + _FAREWELL_MS
+                self._check_drained()
+                self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
 
-    def _note(self, done: Progressed) -> None:
+    def _on_batch(self, batch: CommittedBatch) -> None:
         """Take a batch in once: both the feed and Spark's listener bus tell of it."""
-        if done.epoch <= self._noted_epoch:
+        if batch.epoch <= self._latest_epoch:
             return
-        self._noted_epoch = done.epoch
+        self._latest_epoch = batch.epoch
         # The newest says it all: watermarks rise from epoch to epoch.
-        self._uncommitted = done
+        self._uncommitted = batch
         for stage in self._assignment.keyed[:1]:
-            self._count(stage.name, {Count.DROPPED_ROWS: done.dropped_rows})
+            self._count(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
 
-    def _look_whether_drained(self) -> None:
+    def _check_drained(self) -> None:
         """Find out, of a query without control sources, whether it has read all there is."""
         query = self._query
-        if self._assignment.bounded and not self._drained and query is not None and not query.fed:
-            self._drained = self._epoch >= 0 and query.found_nothing_new()
+        if (
+            self._assignment.bounded
+            and not self._drained
+            and query is not None
+            and not query.has_control_sources
+        ):
+            self._drained = self._committed_epoch >= 0 and query.has_no_new_data()
 
     def _step(self) -> None:
         if self._run is None:
@@ -384,45 +389,45 @@ class Keeper:
         if self._uncommitted is not None:
             self._commit(self._run, self._uncommitted)
             self._uncommitted = None
-        self._pay(self._run)
-        self._tell_idle(self._run)
+        self._report_pending(self._run)
+        self._report_idle(self._run)
         if self._assignment.bounded:
-            self._look_whether_drained()
-            self._end(self._run)
+            self._check_drained()
+            self._finish_bounded(self._run)
 
-    def _commit(self, run: int, done: Progressed) -> None:
-        promised = self._promised_ms(done)
+    def _commit(self, run: int, batch: CommittedBatch) -> None:
+        promised = self._promised_ms(batch)
         stages: dict[str, int | None] = {stage.name: None for stage in self._assignment.sources}
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
             if stages:  # else: a keyed stage alone, without a watermark: it has nothing to promise
-                applied = self._client.commit(self._assignment.job, run, done.epoch, stages)
+                applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
         except StaleEpoch as error:
-            self._tell_of_lost_checkpoint(done, error)
+            self._warn_of_old_checkpoint(batch, error)
         except InputAhead as error:
             # The checkpoint is newer than the job. Nothing of this epoch was applied; it is owed.
-            _log.info("query %s, epoch %d: %s", self._assignment.query, done.epoch, error)
-        self._epoch = done.epoch
-        self._committed_ms = max(promised.values(), default=None)
-        self._book(done, promised, applied)
+            _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
+        self._committed_epoch = batch.epoch
+        self._committed_input_ms = max(promised.values(), default=None)
+        self._reconcile(batch, promised, applied)
 
-    def _promised_ms(self, done: Progressed) -> dict[str, int]:
+    def _promised_ms(self, batch: CommittedBatch) -> dict[str, int]:
         """Say what each keyed stage promises after a batch, from Spark's own watermark in it."""
-        if done.watermark_ms <= 0:  # Spark has none yet, which it writes as 1970
+        if batch.watermark_ms <= 0:  # Spark has none yet, which it writes as 1970
             return {}
-        if done.watermark_ms >= END_MS - 1:
+        if batch.watermark_ms >= END_MS - 1:
             return dict.fromkeys(self._assignment.promises, MAX_MS)
         return {
-            stage: promise.promise_ms(done.watermark_ms)
+            stage: promise.promise_ms(batch.watermark_ms)
             for stage, promise in self._assignment.promises.items()
         }
 
-    def _tell_of_lost_checkpoint(self, done: Progressed, error: StaleEpoch) -> None:
+    def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:
         """Say once what an epoch below the job's means. What the batch had to say is owed."""
-        if self._reads_again:
+        if self._rereads:
             return
-        self._reads_again = True
+        self._rereads = True
         _log.warning(
             "query %s ran batch %d, but of its stages the job has batches up to %s: the query's "
             "checkpoint is new, was lost, or is an older copy. What it reads again is late to the "
@@ -430,20 +435,20 @@ class Keeper:
             "checkpoint back; or stop it, call Pipeline.reset(), and start over with an empty "
             "output and a new checkpoint",
             self._assignment.query,
-            done.epoch,
+            batch.epoch,
             error.problem.get("last_epoch", "a later one"),
         )
 
-    def _book(
-        self, done: Progressed, promised: Mapping[str, int], applied: Mapping[str, int]
+    def _reconcile(
+        self, batch: CommittedBatch, promised: Mapping[str, int], applied: Mapping[str, int]
     ) -> None:
         """Compare what was applied with what the batch had to say, and note what is owed."""
         now_ms = self._clock.steady_ms()
         for stage in self._assignment.sources:
-            said = take(self._tallies, self._assignment.query, stage.name, done.epoch)
-            self._hear(stage.name, said)
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._record_tallies(stage.name, tallies)
             newest: dict[str, int] = {}
-            for tally in said:
+            for tally in tallies:
                 for shard, promise in tally.promises.items():
                     newest[shard] = max(promise, newest.get(shard, promise))
             if stage.name in self._quiet:
@@ -451,19 +456,19 @@ class Keeper:
                 if self._assignment.reads_all:
                     self._quiet[stage.name].caught_up(now_ms)
             # With more than one epoch at once, only the last one's reports were committed.
-            if applied.get(stage.name, 0) < len(newest) or len(said) > 1:
-                owed = self._owed_promises.setdefault(stage.name, {})
-                owed |= {s: max(p, owed.get(s, p)) for s, p in newest.items()}
+            if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
+                pending = self._pending_promises.setdefault(stage.name, {})
+                pending |= {s: max(p, pending.get(s, p)) for s, p in newest.items()}
         for stage in self._assignment.keyed:
-            said = take(self._tallies, self._assignment.query, stage.name, done.epoch)
-            self._hear(stage.name, said)
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._record_tallies(stage.name, tallies)
             if stage.name not in promised or applied.get(stage.name, 0) >= len(stage.ranges):
-                self._owed_inputs.pop(stage.name, None)
+                self._pending_inputs.pop(stage.name, None)
             else:
-                self._owed_inputs[stage.name] = promised[stage.name]
+                self._pending_inputs[stage.name] = promised[stage.name]
 
-    def _hear(self, stage: str, said: Sequence[Tally]) -> None:
-        for tally in said:
+    def _record_tallies(self, stage: str, tallies: Sequence[Tally]) -> None:
+        for tally in tallies:
             split = sum(len(partitions) > 1 for partitions in tally.partitions.values())
             self._count(stage, {**tally.total, Count.SPLIT_SHARDS: split})
             if tally.early is not None:
@@ -486,31 +491,33 @@ class Keeper:
             self.counts[what] += count
             count_rows(self._assignment.job, stage, what, count)
             # Said at the first, then each time there is a digit more: it may be every row.
-            if what in _MEANING and (before == 0 or len(str(before + count)) > len(str(before))):
-                again = what == Count.LATE_ROWS and self._reads_again
-                meaning = _READ_AGAIN if again else _MEANING[what]
+            if what in _COUNT_MESSAGES and (
+                before == 0 or len(str(before + count)) > len(str(before))
+            ):
+                again = what == Count.LATE_ROWS and self._rereads
+                meaning = _REREAD_MESSAGE if again else _COUNT_MESSAGES[what]
                 _log.warning("stage %s: %d %s", stage, before + count, meaning)
 
-    def _pay(self, run: int) -> None:
+    def _report_pending(self, run: int) -> None:
         """Report what is owed. True as it stands: Spark has committed every epoch it is of.
 
         A range that a task of the next batch holds already is denied, and remains owed: that
         batch's commit pays it, or else is followed by a claim that outranks that task's.
         """
-        for stage, promises in list(self._owed_promises.items()):
+        for stage, promises in list(self._pending_promises.items()):
             reports = {shard: RangeReport(promise) for shard, promise in promises.items()}
-            for shard in self._say(run, stage, reports):
+            for shard in self._report_shards(run, stage, reports):
                 del promises[shard]
             if not promises:
-                del self._owed_promises[stage]
-        for stage, input_ms in list(self._owed_inputs.items()):
+                del self._pending_promises[stage]
+        for stage, input_ms in list(self._pending_inputs.items()):
             lease = self._claim(run, stage, None)
             if lease is None:
                 continue
             if self._report_input(stage, lease, input_ms) and not lease.denied:
-                del self._owed_inputs[stage]
+                del self._pending_inputs[stage]
 
-    def _say(self, run: int, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
+    def _report_shards(self, run: int, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
         """Report for shards of a source, and return those that were not held by somebody else."""
         lease = self._claim(run, stage, sorted(reports)) if reports else None
         if lease is None:
@@ -539,18 +546,18 @@ class Keeper:
                 ranges,
                 holder=f"{self._assignment.query}.driver",
                 ttl_ms=self._assignment.ttl_ms,
-                rank=Rank(run, max(self._epoch, 0), DRIVER_ATTEMPT),
+                rank=Rank(run, max(self._committed_epoch, 0), DRIVER_ATTEMPT),
             )
         except LeaseConflict:
             return None
 
-    def _tell_idle(self, run: int) -> None:
+    def _report_idle(self, run: int) -> None:
         """Say of quiet shards that they are idle, and again before the lease of that word ends.
 
         A task that has rows of such a shard outranks this claim, and its report ends the idleness.
         """
         now_ms = self._clock.steady_ms()
-        if self._quiet and self._query is not None and self._query.found_nothing_new():
+        if self._quiet and self._query is not None and self._query.has_no_new_data():
             for shards in self._quiet.values():
                 shards.caught_up(now_ms)
         for stage, shards in self._quiet.items():
@@ -558,32 +565,38 @@ class Keeper:
             for key in [k for k in self._idle_until_ms if k[0] == stage and k[1] not in quiet]:
                 del self._idle_until_ms[key]
             due = [s for s in quiet if now_ms >= self._idle_until_ms.get((stage, s), now_ms)]
-            said = self._say(run, stage, {shard: RangeReport(idle=True) for shard in due})
-            for shard in said:
-                self._idle_until_ms[stage, shard] = now_ms + self._assignment.ttl_ms // _RENEWALS
+            tallies = self._report_shards(
+                run, stage, {shard: RangeReport(idle=True) for shard in due}
+            )
+            for shard in tallies:
+                self._idle_until_ms[stage, shard] = (
+                    now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
+                )
 
-    def _end(self, run: int) -> None:
+    def _finish_bounded(self, run: int) -> None:
         """End a bounded query: once drained, its sources; once all its stages are final, itself."""
         if self._assignment.sources and not self._drained:
             return
         for stage, shards in self._not_final.items():
-            self._finalise(run, stage, shards)
-        if any(self._not_final.values()) or self._told_final or self._query is None:
+            self._report_final(run, stage, shards)
+        if any(self._not_final.values()) or self._stop_requested or self._query is None:
             return
-        if self._assignment.keyed and self._committed_ms != MAX_MS:
+        if self._assignment.keyed and self._committed_input_ms != MAX_MS:
             return
         watermarks = self._client.watermarks(self._assignment.job)
         if all(watermarks[stage].final for stage in self._assignment.stages):
-            self._told_final = True
+            self._stop_requested = True
             self._query.stop()
 
-    def _finalise(self, run: int, stage: str, shards: set[str]) -> None:
+    def _report_final(self, run: int, stage: str, shards: set[str]) -> None:
         """Say of a source's shards that nothing more will come. Denied ones are left for later.
 
         Safe although the last epoch may not be committed yet: a source's promise speaks of what it
         will still emit. What it has emitted, the stage that reads it answers for.
         """
-        final = self._say(run, stage, {shard: RangeReport(final=True) for shard in shards})
+        final = self._report_shards(
+            run, stage, {shard: RangeReport(final=True) for shard in shards}
+        )
         shards.difference_update(final)
         if final:
-            self._owed_promises.pop(stage, None)
+            self._pending_promises.pop(stage, None)
