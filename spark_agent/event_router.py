@@ -1,4 +1,4 @@
-"""Passes Spark's events on to the supervisors."""
+"""Routes Spark's query events to the supervisors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _EARLY_EVENTS: Final = 1_000
 
 
 class EventRouter:
-    """Knows which supervisor follows which query. Never blocks Spark's listener bus."""
+    """Knows which supervisor belongs to which query. Never blocks Spark's listener bus."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._supervisors: dict[str, Supervisor] = {}
         self._starting = 0
-        # A query's first events may come before `start` has returned its id to us.
+        # A query's first events may arrive before `start` has returned its id.
         self._early: deque[tuple[str, CommittedBatch | Signal]] = deque(maxlen=_EARLY_EVENTS)
 
     @contextmanager
     def starting(self) -> Generator[None]:
-        """Keep events of unknown queries meanwhile: one of them is being started."""
+        """Buffer events of unknown queries inside the block: one of them is being started."""
         with self._lock:
             self._starting += 1
         try:
@@ -38,7 +38,7 @@ class EventRouter:
                     self._early.clear()
 
     def register(self, run_id: str, supervisor: Supervisor) -> None:
-        """Pass a query's events on, the early ones first."""
+        """Route a query's events to its supervisor, starting with the buffered ones."""
         with self._lock:
             self._supervisors[run_id] = supervisor
             for early_run_id, event in self._early:
@@ -56,9 +56,9 @@ class EventRouter:
                 self._early.append((run_id, event))
 
     def batch_committed(self, run_id: str, batch: CommittedBatch) -> None:
-        """Pass on that a batch is in Spark's commit log."""
+        """Route a batch that is in Spark's commit log."""
         self._dispatch(run_id, batch)
 
     def query_ended(self, run_id: str) -> None:
-        """Pass on that the query has ended, one way or the other."""
+        """Route the end of a query, successful or not."""
         self._dispatch(run_id, Signal.ENDED)

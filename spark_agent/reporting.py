@@ -1,7 +1,7 @@
-"""What runs in the executors: rows pass unchanged, and the task claims and reports beside them.
+"""What runs on the executors: rows pass through unchanged while their task claims and reports.
 
-A task never fails because of the aggregator. What it cannot report in time is dropped and counted;
-the driver, which hears from the tasks through Spark as well, makes good for it after the batch.
+A task never fails because of the aggregator. What it cannot report in time is dropped and counted.
+The driver, which gets the same promises through Spark, reports them after the batch instead.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from spark_agent.times import instant_text
 _log: Final = logging.getLogger("spark_agent")
 
 QUERY_PROPERTY: Final = "tidegauge.query"
-"""Local property of the thread that starts a query, and so of its tasks: which start this is."""
+"""Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
 RUN_PROPERTY: Final = "tidegauge.run"
-"""Likewise: the run number; empty if the aggregator was away at the start."""
+"""Likewise: the run number; empty if the aggregator was unavailable at the start."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 BACKOFF_MS: Final = 5_000
-"""After a call that found no aggregator, tasks of this process leave it alone for so long: else an
-aggregator that hangs would cost every task of every batch its whole patience."""
+"""After a call without an answer, the tasks of this process make no requests for this long.
+Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
 _backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
 
 
 def freeze_imports() -> None:
-    """Take what this process has imported out of the garbage collector's sight, once.
+    """Exclude the modules that this process has imported from garbage collection, once.
 
-    Spark's workers collect all garbage after every task. To look through the modules of a worker takes
-    some 30 ms each time, more than all that is done here; and modules are no garbage.
+    Spark's workers run a full collection after every task. Scanning a worker's modules takes some
+    30 ms each time, more than everything done here, and modules are never garbage.
     """
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 class EarlyRowsError(Exception):
-    """Rows left a stage older than what it had already promised."""
+    """Rows left a stage older than it had already promised."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTarget:
-    """Where to report, and how much time it may take. Travels to the executors."""
+    """Where a task's reports go, and how long a call may take. Pickled and sent to the executors."""
 
     url: str
     job: str
@@ -64,12 +64,12 @@ class ReportTarget:
     clock: Clock
     tallies: Accumulator[Tallies]
     partitioned_by_shard: bool = False
-    """Whether somebody said that all of a shard's rows are in one task; it is checked."""
+    """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Who is speaking: one attempt at one task of one batch of one started query."""
+    """Identifies a task: one attempt, for one partition, in one batch of one started query."""
 
     query: str
     rank: Rank | None
@@ -80,13 +80,13 @@ class Task:
 
 
 def current_task(stage: str) -> Task | None:
-    """Say who this task is; None if it is not one of a query's own, but of an action beside it.
+    """Identify the running task; None if it belongs to no streaming batch.
 
     Raises `NotStartedError` if its query was not started with `Pipeline.start`.
 
-    The attempt in the rank is Spark's task attempt id, not its attempt number: that one starts over
-    when Spark repeats a whole stage, while the id rises over all tasks of the application, so the
-    attempt that was started last always outranks the others.
+    The attempt in the rank is Spark's task attempt id, not its attempt number. The number starts over
+    when Spark repeats a whole stage. The id rises over all tasks of the application, so the attempt
+    that was started last always outranks the others.
     """
     context = TaskContext.get()
     batch = context and context.getLocalProperty(_BATCH_PROPERTY)
@@ -107,7 +107,7 @@ def current_task(stage: str) -> Task | None:
 
 
 class TaskAttempt:
-    """One task's dealings with the service for a stage. No method raises for the service's sake."""
+    """One task's claims and reports for a stage. No method raises when the service fails."""
 
     def __init__(self, target: ReportTarget, task: Task) -> None:
         self._target = target
@@ -116,7 +116,7 @@ class TaskAttempt:
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
-        """Ask what the stage has promised so far: rows before that are late. None: not known."""
+        """Return what the stage has promised so far: rows before that are late. None: unknown."""
         if self._task.rank is None or self._backing_off():
             return None
         target = self._target
@@ -125,14 +125,14 @@ class TaskAttempt:
                 target.job, target.stage
             )
         except AggregatorError as error:
-            self._drop(error, "look", 0)
+            self._drop(error, "query", 0)
             return None
         return found and found.output_ms
 
     def claim(self, ranges: Sequence[str]) -> None:
-        """Claim ranges, and so fence every older attempt at this task from here on.
+        """Claim ranges, which fences every older attempt at this task.
 
-        Ranges that were claimed before are to be among them: one lease then covers them all.
+        `ranges` must include those claimed before, so that one lease covers them all.
         """
         rank, target = self._task.rank, self._target
         if rank is None or not ranges or self._backing_off():
@@ -154,7 +154,7 @@ class TaskAttempt:
     def report(self, promises: Mapping[str, int] | None = None) -> None:
         """Report the claimed ranges for this epoch.
 
-        `promises` (ms) by shard for a source. Without it: key ranges, whose promise is the input
+        For a source, `promises` (ms) are by shard. Key ranges have none: they promise the input
         watermark that Spark ran the batch with, which the driver adds at the commit.
         """
         for lease in self._leases:
@@ -169,7 +169,7 @@ class TaskAttempt:
     def report_to_driver(
         self, promises: Mapping[str, int] | None = None, early: EarlyRow | None = None
     ) -> None:
-        """Let the driver know too, through Spark; it counts if the task succeeds."""
+        """Send the driver the same through Spark, which drops it if the task fails."""
         key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
         shard_promises = dict(promises or {})
@@ -218,12 +218,11 @@ class TaskAttempt:
 
 
 class SourceReporter:
-    """Watches a source's rows pass by: the newest event time of each shard.
+    """Tracks the newest event time of each shard as a source's rows pass through.
 
-    Upstream, Spark has brought all rows of a shard into one task. A shard is claimed when its
-    first rows are seen, so that the task need not know which shards are its own (its partition id
-    does not tell: a union further down shifts it). A shard without rows says nothing, and keeps
-    its promise.
+    Upstream, Spark has brought all rows of a shard into one task. A task claims a shard when it sees
+    the shard's first rows. It cannot know its shards beforehand: a union further down shifts the
+    partition id. A shard without rows is not reported and keeps its promise.
     """
 
     def __init__(
@@ -235,7 +234,7 @@ class SourceReporter:
         self._tolerance_ms = tolerance_ms
 
     def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
-        """Take batches of shards and event times; say of every row that it passes."""
+        """Take batches of shards and event times; return True for every row."""
         task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for _, times in batches)
@@ -262,8 +261,8 @@ class SourceReporter:
     def _newest_ms(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
     ) -> dict[str, int]:
-        # One row dated 9999 would close every window there is: a date so far ahead is an error in
-        # the data and must not speak for its shard.
+        # One row dated 9999 would close every window. A date that far ahead is an error in the data
+        # and must not raise its shard's promise.
         found = newest_times(
             names,
             times,
@@ -279,15 +278,15 @@ class SourceReporter:
 
 
 class RangeReporter:
-    """Reports a keyed stage's ranges: task i of n stands for key range i of n.
+    """Reports a keyed stage's ranges: task i of n reports for key range i of n.
 
-    It needs no holds: what the stage promises follows from the watermark that Spark ran the batch
-    with and from the operators (`spark_agent.operators`), and is the same for all ranges. The
-    driver adds it at the commit. Where there are more or fewer tasks than ranges, as behind a
-    `repartition` or a `limit`, the driver speaks for the ranges that no task stood for.
+    It needs no holds. What the stage promises follows from its operators (`spark_agent.operators`)
+    and from the watermark that Spark ran the batch with, and is the same for all ranges. The driver
+    adds it at the commit. Where there are more or fewer tasks than ranges, as after a `repartition`
+    or a `limit`, the driver reports for the ranges without a task.
 
-    Beside that it is the guard: rows that leave older than what was already promised are counted,
-    or fail the task.
+    It also guards the promise: rows that leave older than already promised are counted, or fail the
+    task.
     """
 
     def __init__(
@@ -304,7 +303,7 @@ class RangeReporter:
         self._fail_on_early = fail_on_early
 
     def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
-        """Take batches of event times; say of every row that it passes."""
+        """Take batches of event times; return True for every row."""
         task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for times in batches)

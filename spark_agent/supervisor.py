@@ -1,10 +1,10 @@
-"""The driver's part: one keeper for each started query.
+"""The driver's part of reporting: one supervisor for each started query.
 
-It commits an epoch once Spark has committed the batch, in order, on a thread of its own. It makes
-good for what the tasks could not report: the service was away, or was killed with reports that
-waited for their commit. Spark has done the batch, so the driver itself may say what is true from
-then on. It says of quiet shards that they are idle. And when a bounded query's input is drained, it
-makes the sources final and ends the query once its stages are.
+On a thread of its own, it commits each epoch to the service once Spark has committed the batch, in
+order. It reports what the tasks could not, because the service was unavailable, or was killed with
+reports that waited for their commit. That is safe: Spark has committed the batch, so the driver
+knows what holds from then on. It also reports quiet shards as idle. Once a bounded query has drained
+its input, it makes the sources final, and ends the query when all of its stages are final.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ from spark_agent.times import instant_text
 _log: Final = logging.getLogger("spark_agent")
 
 DRIVER_ATTEMPT: Final = 2**31 - 1
-"""The driver's attempt in a claim: above those of all tasks of its epoch, which are done by then.
-It is below those of the next epoch's tasks, since the epoch decides first."""
+"""The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,
+but not the next epoch's tasks, since the epoch is compared first."""
 
 _LAST_EPOCH: Final = 2**63 - 1
 _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
-"""Leases of idle shards are renewed so many times in their length."""
+"""How many times an idle shard's lease is renewed before it would run out."""
 
 _COUNT_MESSAGES: Final[Mapping[str, str]] = {
-    Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver makes good for them",
-    Count.LATE_ROWS: "rows are older than what their source had promised: does its strategy fit?",
+    Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
+    Count.LATE_ROWS: "rows are older than their source had promised: does its strategy fit?",
     Count.DROPPED_ROWS: "rows were dropped by Spark as late",
     Count.ROWS_BEFORE_1970: (
-        "rows are dated before 1970, where Spark's watermark begins: its operators drop them"
+        "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),
-    Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than tolerated",
-    Count.UNKNOWN_SHARD_ROWS: "rows are of a shard that the specification does not have",
+    Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
+    Count.UNKNOWN_SHARD_ROWS: "rows belong to a shard that is not in the specification",
     Count.SPLIT_SHARDS: (
-        "times a shard's rows were in several tasks of a batch: partitioned_by_shard=True is not "
-        "true of this source, leave it out"
+        "times a shard's rows were in several tasks of a batch: this source is not partitioned by "
+        "shard, so leave out partitioned_by_shard=True"
     ),
 }
 _REREAD_MESSAGE: Final = (
-    "rows are older than what their source had promised: this query reads again what the job "
-    "already has, since its checkpoint is new or older than the job"
+    "rows are older than their source had promised: this query rereads input that the job has "
+    "already covered, since its checkpoint is new or older than the job"
 )
 
 
 class Signal(Enum):
-    """What else a keeper is told."""
+    """What a supervisor is notified of, besides committed batches."""
 
     DRAINED = auto()
-    """The query has read all that its sources had."""
+    """The query has read everything its sources had."""
     ENDED = auto()
     """The query has terminated."""
     STOP = auto()
@@ -88,11 +88,11 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a keeper keeps: a started query, and the stages that it executes."""
+    """What a supervisor looks after: a started query, and the stages that it executes."""
 
     job: str
     query: str
-    """This start of the query, by the name that its tasks know it by."""
+    """The name of this start of the query, which its tasks use too."""
     sources: Sequence[StageSpec]
     keyed: Sequence[StageSpec]
     promises: Mapping[str, Promise]
@@ -100,37 +100,40 @@ class Assignment:
     bounded: bool
     ttl_ms: int
     reads_all: bool = True
-    """Whether each batch takes all there is: no source is rate limited."""
+    """Whether each batch reads all available data: no source is rate limited."""
     idle_after_ms: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of sources whose quiet shards are to be idle."""
+    """By source stage that has one: how long a shard must be quiet to be reported idle."""
     inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     """By keyed stage: every stage that its input watermark depends on."""
 
     @property
     def stages(self) -> list[str]:
-        """The names of all its stages."""
+        """The names of all stages."""
         return [stage.name for stage in (*self.sources, *self.keyed)]
 
 
 @dataclass(frozen=True, slots=True)
 class QueryHandle:
-    """What a keeper may do to its query, and ask of it."""
+    """How a supervisor controls and inspects its query."""
 
     stop: Callable[[], None]
-    """End it, once its stages are final."""
+    """Stop it, once its stages are final."""
     fail: Callable[[str], None]
-    """Let it end with this error."""
+    """Make it fail with this error."""
     has_no_new_data: Callable[[], bool]
-    """Whether its newest trigger has found nothing new in any source."""
+    """Whether its latest trigger found no new data in any source."""
     failed: Callable[[], bool]
     """Whether it has ended with an error."""
     stops_when_fenced: bool = True
     has_control_sources: bool = True
-    """Whether it has control sources, through which it is known when its input is drained."""
+    """Whether it has control sources; if so, the feed detects when its input is drained."""
 
 
 class Supervisor:
-    """Follows one query until it ends. Only its own thread touches its state; the rest is safe."""
+    """Supervises one query until it ends. Only its own thread touches its state.
+
+    The public methods are thread-safe.
+    """
 
     def __init__(
         self,
@@ -182,11 +185,11 @@ class Supervisor:
         self.counts: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Begin. Batches that Spark has done before `attach` are committed meanwhile."""
+        """Start the thread. Batches that Spark commits before `attach` are handled too."""
         self._thread.start()
 
     def attach(self, query: QueryHandle) -> None:
-        """Give it its query, which exists only once Spark has started it."""
+        """Set the query, which exists only once Spark has started it."""
         with self._step_done:
             self._query = query
             failure = self._failure
@@ -194,7 +197,7 @@ class Supervisor:
             query.fail(failure)
 
     def fail_query(self, message: str) -> None:
-        """Let the query end with this error, as soon as there is one to end."""
+        """Make the query fail with this error, as soon as it is attached."""
         _log.error("%s", message)
         with self._step_done:
             self._failure = message
@@ -203,21 +206,19 @@ class Supervisor:
             query.fail(message)
 
     def notify(self, event: CommittedBatch | Signal) -> None:
-        """Pass an event on. Never blocks: it is called from Spark's listener bus."""
+        """Queue an event. Never blocks: it is called from Spark's listener bus."""
         self._inbox.put(event)
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
-        """Commit a batch's epoch, and wait for that within the time; say whether it is done.
+        """Commit a batch's epoch and wait for it; return whether it was committed in time.
 
-        While the service gives no answers, nobody waits for it here: the batches must go on.
+        Returns at once while the service does not answer: the batches must go on.
         """
         self.notify(batch)
         return self._wait(lambda: self._committed_epoch >= batch.epoch, timeout_ms)
 
     def finalise_sources(self, timeout_ms: int) -> bool:
-        """Note that the query's input is drained, and wait until its sources are final; say whether
-        they are within the time.
-        """
+        """Make the sources of a drained query final and wait; return whether they became so in time."""
         self.notify(Signal.DRAINED)
         return self._wait(
             lambda: not any(self._not_final.values()), timeout_ms, even_if_failing=True
@@ -234,12 +235,12 @@ class Supervisor:
             return done()
 
     def join(self, timeout_ms: int) -> None:
-        """Wait until it is done."""
+        """Wait for the thread to end."""
         self._thread.join(timeout_ms / 1_000)
 
     @property
     def alive(self) -> bool:
-        """Whether it still follows its query."""
+        """Whether it still supervises its query."""
         return self._thread.is_alive()
 
     @property
@@ -257,7 +258,7 @@ class Supervisor:
             self._notify_step(failing=True)
 
     def _follow(self) -> bool:
-        """Follow the query to its end; say whether its stages were its own until then."""
+        """Supervise the query to its end; return False if another run took its stages over."""
         pause_ms = _TICK_MS
         while not self._finished():
             self._receive(pause_ms)
@@ -267,7 +268,7 @@ class Supervisor:
                 self._on_fenced(error)
                 return False
             except UnknownJob:
-                # A service with a new ledger: what it does not know, the driver still does.
+                # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
             except AggregatorError as error:
                 self._log_once(error)
@@ -280,9 +281,9 @@ class Supervisor:
         return True
 
     def _log_if_unfinished(self) -> None:
-        """Say what a query that has ended leaves open, if that is not what was to be expected.
+        """Log why stages of a query that has ended are unfinished, if that is unexpected.
 
-        Of one that has failed, Spark's own error says why.
+        If the query failed, Spark's own error says why.
         """
         if self._query is not None and self._query.failed():
             return
@@ -305,25 +306,25 @@ class Supervisor:
             self._step_done.notify_all()
 
     def _log_once(self, error: AggregatorError) -> None:
-        """Log what goes wrong once, not at each try."""
+        """Log an error once, not on every retry."""
         if type(error) is not self._last_error_type:
             self._last_error_type = type(error)
-            _log.warning("query %s: %s; trying again", self._assignment.query, error)
+            _log.warning("query %s: %s; retrying", self._assignment.query, error)
 
     def _on_fenced(self, error: StaleRun) -> None:
         stages = ", ".join(self._assignment.stages)
         message = (
             f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
-            f"over{self._new_owner()}. {error.problem.get('detail', error)}. Whatever it wrote from "
-            f"now on would be unknown to the job. If two drivers run this pipeline, stop one of "
-            f"them; on_fenced='continue' lets the query go on all the same"
+            f"over{self._new_owner()}. {error.problem.get('detail', error)}. The job would not know "
+            f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
+            f"them; with on_fenced='continue' the query would go on regardless"
         )
         _log.warning("%s", message)
         if self._query is not None and self._query.stops_when_fenced:
             self._query.fail(message)
 
     def _new_owner(self) -> str:
-        """Name who holds a lease of the stages now, if the service says."""
+        """Return " by " and who holds a lease on the stages now, or "" if that is not known."""
         for stage in self._assignment.stages:
             try:
                 holder = (self._client.lowest_range(self._assignment.job, stage) or {}).get(
@@ -344,7 +345,7 @@ class Supervisor:
         return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
 
     def _receive(self, timeout_ms: int) -> None:
-        """Take in all events that are there; wait for the first."""
+        """Wait for the first event, then handle all that are queued."""
         try:
             self._handle(self._inbox.get(timeout=timeout_ms / 1_000))
             while True:
@@ -363,17 +364,17 @@ class Supervisor:
                 self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
 
     def _on_batch(self, batch: CommittedBatch) -> None:
-        """Take a batch in once: both the feed and Spark's listener bus tell of it."""
+        """Handle a committed batch once: both the feed and Spark's listener bus report it."""
         if batch.epoch <= self._latest_epoch:
             return
         self._latest_epoch = batch.epoch
-        # The newest says it all: watermarks rise from epoch to epoch.
+        # Only the latest matters: watermarks rise from epoch to epoch.
         self._uncommitted = batch
         for stage in self._assignment.keyed[:1]:
             self._count(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
 
     def _check_drained(self) -> None:
-        """Find out, of a query without control sources, whether it has read all there is."""
+        """Detect whether a query without control sources has drained its input."""
         query = self._query
         if (
             self._assignment.bounded
@@ -401,20 +402,20 @@ class Supervisor:
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
-            if stages:  # else: a keyed stage alone, without a watermark: it has nothing to promise
+            if stages:  # empty: only keyed stages, and Spark has no watermark to promise by yet
                 applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
         except StaleEpoch as error:
             self._warn_of_old_checkpoint(batch, error)
         except InputAhead as error:
-            # The checkpoint is newer than the job. Nothing of this epoch was applied; it is owed.
+            # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
             _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
         self._committed_epoch = batch.epoch
         self._committed_input_ms = max(promised.values(), default=None)
         self._reconcile(batch, promised, applied)
 
     def _promised_ms(self, batch: CommittedBatch) -> dict[str, int]:
-        """Say what each keyed stage promises after a batch, from Spark's own watermark in it."""
-        if batch.watermark_ms <= 0:  # Spark has none yet, which it writes as 1970
+        """Return what each keyed stage promises after a batch, given Spark's watermark in it."""
+        if batch.watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
             return {}
         if batch.watermark_ms >= END_MS - 1:
             return dict.fromkeys(self._assignment.promises, MAX_MS)
@@ -424,16 +425,16 @@ class Supervisor:
         }
 
     def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:
-        """Say once what an epoch below the job's means. What the batch had to say is owed."""
+        """Log once why an epoch is below the job's. What the batch had to report is pending."""
         if self._rereads:
             return
         self._rereads = True
         _log.warning(
-            "query %s ran batch %d, but of its stages the job has batches up to %s: the query's "
-            "checkpoint is new, was lost, or is an older copy. What it reads again is late to the "
-            "job, and windows that were closed come out again. Either stop it and put the old "
-            "checkpoint back; or stop it, call Pipeline.reset(), and start over with an empty "
-            "output and a new checkpoint",
+            "query %s ran batch %d, but the job already has batches of its stages up to %s: the "
+            "query's checkpoint is new, was lost, or is an older copy. Rows that it rereads are late, "
+            "and windows that were closed come out again. Stop the query. Then either restore the "
+            "old checkpoint, or call Pipeline.reset() and start over with an empty output and a new "
+            "checkpoint",
             self._assignment.query,
             batch.epoch,
             error.problem.get("last_epoch", "a later one"),
@@ -442,7 +443,7 @@ class Supervisor:
     def _reconcile(
         self, batch: CommittedBatch, promised: Mapping[str, int], applied: Mapping[str, int]
     ) -> None:
-        """Compare what was applied with what the batch had to say, and note what is owed."""
+        """Compare what was applied with what the batch had to report; keep the rest as pending."""
         now_ms = self._clock.steady_ms()
         for stage in self._assignment.sources:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
@@ -455,7 +456,7 @@ class Supervisor:
                 self._quiet[stage.name].saw(newest, now_ms)
                 if self._assignment.reads_all:
                     self._quiet[stage.name].caught_up(now_ms)
-            # With more than one epoch at once, only the last one's reports were committed.
+            # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
                 pending = self._pending_promises.setdefault(stage.name, {})
                 pending |= {s: max(p, pending.get(s, p)) for s, p in newest.items()}
@@ -473,10 +474,10 @@ class Supervisor:
             self._count(stage, {**tally.total, Count.SPLIT_SHARDS: split})
             if tally.early is not None:
                 _log.warning(
-                    "stage %s: %d rows left it older than what it had promised: its published "
-                    "watermark was %s, the oldest row is dated %s. Readers have them as late. Stamp "
-                    "rows with the end of their window, or declare how far behind the watermark "
-                    "they may be: report(…, delay=…)",
+                    "stage %s: %d rows left it older than it had promised: its published watermark "
+                    "was %s, the oldest row is dated %s. To readers they are late. Stamp rows with "
+                    "the end of their window, or declare how far behind the watermark they may be: "
+                    "report(…, delay=…)",
                     stage,
                     tally.total.get(Count.EARLY_ROWS, 0),
                     instant_text(tally.early.watermark_ms),
@@ -490,7 +491,7 @@ class Supervisor:
             before = self.counts[what]
             self.counts[what] += count
             count_rows(self._assignment.job, stage, what, count)
-            # Said at the first, then each time there is a digit more: it may be every row.
+            # Logged at the first, then each time the count gains a digit: it may be every row.
             if what in _COUNT_MESSAGES and (
                 before == 0 or len(str(before + count)) > len(str(before))
             ):
@@ -499,10 +500,10 @@ class Supervisor:
                 _log.warning("stage %s: %d %s", stage, before + count, meaning)
 
     def _report_pending(self, run: int) -> None:
-        """Report what is owed. True as it stands: Spark has committed every epoch it is of.
+        """Report what is pending. It still holds: Spark has committed the epochs it belongs to.
 
-        A range that a task of the next batch holds already is denied, and remains owed: that
-        batch's commit pays it, or else is followed by a claim that outranks that task's.
+        A range that a task of the next batch already holds is denied and stays pending: that batch's
+        commit covers it, or the driver's next claim outranks that task's.
         """
         for stage, promises in list(self._pending_promises.items()):
             reports = {shard: RangeReport(promise) for shard, promise in promises.items()}
@@ -518,7 +519,7 @@ class Supervisor:
                 del self._pending_inputs[stage]
 
     def _report_shards(self, run: int, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
-        """Report for shards of a source, and return those that were not held by somebody else."""
+        """Report for shards of a source; return those that nobody else held."""
         lease = self._claim(run, stage, sorted(reports)) if reports else None
         if lease is None:
             return []
@@ -552,9 +553,9 @@ class Supervisor:
             return None
 
     def _report_idle(self, run: int) -> None:
-        """Say of quiet shards that they are idle, and again before the lease of that word ends.
+        """Report quiet shards as idle, and repeat that before the lease runs out.
 
-        A task that has rows of such a shard outranks this claim, and its report ends the idleness.
+        A task that has rows of such a shard outranks this claim, and its report makes it active.
         """
         now_ms = self._clock.steady_ms()
         if self._quiet and self._query is not None and self._query.has_no_new_data():
@@ -565,16 +566,16 @@ class Supervisor:
             for key in [k for k in self._idle_until_ms if k[0] == stage and k[1] not in quiet]:
                 del self._idle_until_ms[key]
             due = [s for s in quiet if now_ms >= self._idle_until_ms.get((stage, s), now_ms)]
-            tallies = self._report_shards(
+            reported = self._report_shards(
                 run, stage, {shard: RangeReport(idle=True) for shard in due}
             )
-            for shard in tallies:
+            for shard in reported:
                 self._idle_until_ms[stage, shard] = (
                     now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
                 )
 
     def _finish_bounded(self, run: int) -> None:
-        """End a bounded query: once drained, its sources; once all its stages are final, itself."""
+        """Make a drained query's sources final; once all its stages are final, stop the query."""
         if self._assignment.sources and not self._drained:
             return
         for stage, shards in self._not_final.items():
@@ -589,10 +590,10 @@ class Supervisor:
             self._query.stop()
 
     def _report_final(self, run: int, stage: str, shards: set[str]) -> None:
-        """Say of a source's shards that nothing more will come. Denied ones are left for later.
+        """Report a source's shards as final. Those that are denied are retried later.
 
-        Safe although the last epoch may not be committed yet: a source's promise speaks of what it
-        will still emit. What it has emitted, the stage that reads it answers for.
+        This is safe even if the last epoch is not committed yet: a source promises only about rows
+        that it has still to emit. The stage that reads it accounts for those already emitted.
         """
         final = self._report_shards(
             run, stage, {shard: RangeReport(final=True) for shard in shards}

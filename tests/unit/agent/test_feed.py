@@ -1,4 +1,4 @@
-"""What control sources are told: watermarks rise, survive, and nothing that happens stops a query."""
+"""What the feed returns: watermarks rise, survive restarts, and no failure stops a query."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at(input_ms: int | None, version: int = 1) -> Answer:
 
 @dataclass
 class Supervisor:
-    """Settles at once, or never."""
+    """Commits at once, or never."""
 
     commits: bool = True
     committed: list[int] = field(default_factory=list[int])
@@ -152,7 +152,7 @@ def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over
     assert "Give the query a new checkpoint and an empty output" in failure
 
 
-def test_a_checkpoint_ahead_of_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = Supervisor()
     with Answers(at(5)) as server:
         feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(70, 8))
@@ -160,7 +160,7 @@ def test_a_checkpoint_ahead_of_the_job_is_told(caplog: pytest.LogCaptureFixture)
         feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(None, 8))
     assert supervisor.failures == []
     [logged] = [record.message for record in caplog.records if "checkpoint" in record.message]
-    assert "has come to 1970-01-01T00:00:00.070Z, but the job only to" in logged
+    assert "checkpoint is at 1970-01-01T00:00:00.070Z, but the job is only at" in logged
 
 
 def test_a_run_over_what_was_there_goes_no_further_than_it_was_then() -> None:
@@ -183,7 +183,9 @@ def test_a_batch_more_where_spark_has_not_run_with_what_it_was_handed() -> None:
         assert following.next("r", STAGE, again) == again
 
 
-def test_a_watermark_that_stands_in_spark_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watermark_that_is_stuck_in_spark_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     query = Query(FakeClock())
     with Answers(at(5)) as server:
         following = feed(server, query)
@@ -191,7 +193,7 @@ def test_a_watermark_that_stands_in_spark_is_told_once(caplog: pytest.LogCapture
         for epoch in range(10):
             query.done(epoch, 0)
             here = following.next("r", STAGE, here)
-    logged = [record for record in caplog.records if "Spark's watermark stands" in record.message]
+    logged = [record for record in caplog.records if "Spark's watermark is stuck" in record.message]
     assert len(logged) == 1
     assert here.turn == 4, "no batches without end"
 
