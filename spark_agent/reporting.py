@@ -125,7 +125,7 @@ class TaskAttempt:
                 target.job, target.stage
             )
         except AggregatorError as error:
-            self._drop(error, "query", 0)
+            self._drop(error, "watermark request", 0)
             return None
         return found and found.output_ms
 
@@ -208,7 +208,7 @@ class TaskAttempt:
             _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
         self.counts[Count.REPORTS_DROPPED] += ranges
         _log.info(
-            "stage %s, epoch %d: %s of %d ranges dropped: %s",
+            "stage %s, epoch %d: %s failed, %d ranges not reported: %s",
             self._target.stage,
             self._task.epoch,
             what,

@@ -45,7 +45,7 @@ class Variant(StrEnum):
     SOURCE = "with source()"
     """The watermark is Spark's own, delayed like that."""
     CONTROL = "with source(), watermarked()"
-    """The watermark is tidegauge's; the driver alone speaks for the ranges."""
+    """The watermark is tidegauge's; only the driver reports for the ranges."""
     WHOLE = "with source(), watermarked(), report()"
 
 
