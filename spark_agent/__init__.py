@@ -1,4 +1,4 @@
-"""Bring Spark's structured streaming under a tidegauge watermark.
+"""Run Spark Structured Streaming queries under tidegauge's watermarks.
 
 ```python
 pipeline = Pipeline("http://127.0.0.1:8000", job="nyc-flights", spec=...)
@@ -36,7 +36,7 @@ __all__ = [
     "UnsoundPlanError",
 ]
 
-_HOMES = {
+_MODULES = {
     "AggregatorError": "spark_agent.client",
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
@@ -52,7 +52,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
-    """Import a name when it is first asked for: executors never need the driver's half."""
-    if name not in _HOMES:
+    """Import a name on first use: executors never need the driver's part."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
-"""The few things that the agent does with Arrow, which has no types to check against."""
+"""The agent's few uses of Arrow, kept together because Arrow has no type hints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Batch: TypeAlias = Any
 Array: TypeAlias = Any
 """A `pyarrow.Array`."""
 
-_SHOWN: Final = "__tidegauge_shown"
+_WATCHED: Final = "__tidegauge_watched"
 _LAST_US: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
-    """What a batch of rows shows: the newest event time (ms, rounded down) of each known shard."""
+class NewestTimes:
+    """The newest event time (ms, rounded down) of each known shard in a batch, and what was odd."""
 
     by_shard_ms: dict[str, int]
     late_rows: int = 0
@@ -35,18 +35,18 @@ class Newest:
     unknown_shard_rows: int = 0
 
 
-def newest(
+def newest_times(
     names: Array,
     times: Array,
     *,
     shards: Collection[str],
     late_before_ms: int | None,
     horizon_ms: int,
-) -> Newest:
+) -> NewestTimes:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
-    `names` are the rows' shards, `times` their event times. Rows without an event time are passed
-    over. Those before `late_before_ms` are late.
+    `names` are the rows' shards, `times` their event times. Rows without an event time are ignored.
+    Those before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
     table = pa.table({"shard": names, "time": times_us})
@@ -57,12 +57,12 @@ def newest(
     dated = [each for each in groups if each["time_count"]]
     known = {each["shard"]: each["time_max"] // 1_000 for each in dated if each["shard"] in shards}
     unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
-    late = 0 if late_before_ms is None else older(times_us, late_before_ms)[0]
-    return Newest(known, late, older(times_us, 0)[0], beyond, unknown)
+    late = 0 if late_before_ms is None else count_older_than(times_us, late_before_ms)[0]
+    return NewestTimes(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
 
 
-def older(times: Array, than_ms: int) -> tuple[int, int | None]:
-    """Count the times before an instant, and return the oldest of all (ms, rounded down).
+def count_older_than(times: Array, than_ms: int) -> tuple[int, int | None]:
+    """Return how many times are before an instant, and the oldest of them (ms, rounded down).
 
     `than_ms` may be the end of time.
     """
@@ -79,39 +79,39 @@ def _count(mask: Array) -> int:
 
 
 def all_true(rows: Array) -> Array:
-    """Say yes to every row."""
+    """Return True for every row."""
     return pa.repeat(pa.scalar(True), len(rows))
 
 
-def watch_one(
+def watch_column(
     frame: DataFrame, mark: str, watcher: Callable[[Iterable[Array]], Iterator[Array]], of: Column
 ) -> DataFrame:
-    """Show one column of the rows to a watcher, which says of each row that it passes.
+    """Pass one column of the rows through a watcher, which returns True for every row.
 
-    Only this column goes through Python. The function is not deterministic, so that Spark neither
-    leaves it out nor runs it twice, and moves no filter below it. `mark` is its name in the plan.
+    Only this column goes through Python. The function is declared non-deterministic, so that Spark
+    neither removes it, nor runs it twice, nor moves a filter below it. `mark` is its name in the plan.
     """
 
-    # Spark reads from the annotations what kind of function it is.
+    # Spark derives the type of UDF from the annotations.
     def watch(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield from watcher(batches)
 
     watch.__name__ = mark
-    # Some operators (applyInPandasWithState) emit rows in a form that Spark's Python evaluation cannot
-    # take, and a projection puts that right. It has to be one that no filter is moved through.
-    shown = frame.withColumn(_SHOWN, when(spark_partition_id() >= 0, of))
-    seen = arrow_udf(watch, "boolean").asNondeterministic()(_SHOWN)
-    return shown.filter(seen).drop(_SHOWN)
+    # Some operators (applyInPandasWithState) emit rows in a format that Spark's Python evaluation
+    # cannot read. A projection converts them. It must be one that no filter is moved through.
+    projected = frame.withColumn(_WATCHED, when(spark_partition_id() >= 0, of))
+    watched = arrow_udf(watch, "boolean").asNondeterministic()(_WATCHED)
+    return projected.filter(watched).drop(_WATCHED)
 
 
-def watch_two(
+def watch_two_columns(
     frame: DataFrame,
     mark: str,
     watcher: Callable[[Iterable[tuple[Array, Array]]], Iterator[Array]],
     first: Column,
     second: Column,
 ) -> DataFrame:
-    """Show two columns of the rows to a watcher; see `watch_one`."""
+    """Pass two columns of the rows through a watcher; see `watch_column`."""
 
     def watch(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         yield from watcher(batches)
@@ -121,7 +121,7 @@ def watch_two(
 
 
 def has_type(field: StructField) -> bool:
-    """Say whether Arrow has the type of a column."""
+    """Return whether Arrow supports the type of a column."""
     try:
         to_arrow_schema(StructType([field]), timezone="UTC")
     except PySparkTypeError:
@@ -130,7 +130,7 @@ def has_type(field: StructField) -> bool:
 
 
 def control_row(schema: StructType, event_time: str, time_ms: int) -> Batch:
-    """Make one row that has nothing but an event time."""
+    """Make one row in which only the event time is set."""
     fields = to_arrow_schema(schema, timezone="UTC")
     arrays = [
         pa.array([time_ms * 1_000], field.type)

@@ -1,4 +1,4 @@
-"""What a query must be like so that its stages can keep what they promise, checked before it starts."""
+"""Checks, before a query starts, that its stages can keep what they will promise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_agent.operators import Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.operators import Promise, UnsoundPlanError, output_rows, promise_of
 from spark_agent.plan import RANGES_MARK, SOURCE_MARK, Control, Node, Stamp
 from spark_agent.spec import StageSpec, ancestors
 
-_BEHIND_REPORT: Final = frozenset(
+_ALLOWED_AFTER_REPORT: Final = frozenset(
     {
         "DataFrameDropColumns",
         "Filter",
@@ -25,12 +25,12 @@ _BEHIND_REPORT: Final = frozenset(
         "View",
     }
 )
-"""What may stand behind `report()`: it neither holds rows back nor brings others in."""
+"""Operators allowed after `report()`: they neither hold rows back nor bring in others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A call of `report`: the column that is the rows' event time, and how late they may be (ms)."""
+class ReportCall:
+    """A call of `report`: the column with the rows' event time, and the declared delay (ms)."""
 
     stage: str
     event_time: str | None
@@ -38,20 +38,22 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """The stages that a query executes."""
+class QueryStages:
+    """The stages that a query executes, and what they may promise."""
 
     sources: tuple[str, ...]
     promises: Mapping[str, Promise]
     """By keyed stage."""
     reads_all: bool
-    """Whether each batch takes all there is."""
+    """Whether each batch reads all available data: no source is rate limited."""
 
 
-def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Report]) -> Passage:
-    """Read which stages a query executes, and what they may promise. `reports` is by mark.
+def check(
+    plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, ReportCall]
+) -> QueryStages:
+    """Find which stages a query executes and what they may promise. `reports` are by mark.
 
-    Raises `UnsoundPlanError` if the query does not do what its stages need.
+    Raises `UnsoundPlanError` if the query does not meet its stages' requirements.
     """
     marks = [node.mark for node in plan.walk() if node.mark]
     sources = [stage_of(mark) for mark in marks if mark.startswith(SOURCE_MARK)]
@@ -64,24 +66,24 @@ def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Rep
     for stage in set(sources + reported):
         if (sources + reported).count(stage) > 1:
             raise UnsoundPlanError(
-                f"stage {stage!r} is in this query more than once, and only one place can promise for "
-                f"it. To join or union a source with itself, read its data a second time: a "
-                f"readStream of its own, without source(), that begins with watermarked()"
+                f"stage {stage!r} is in this query more than once, but it must be reported exactly "
+                f"once. To join or union a source with itself, read its data a second time: with a "
+                f"readStream of its own that begins with watermarked(), without source()"
             )
     for stage in watermarked:
         if stage not in reported:
             raise UnsoundPlanError(
-                f"stage {stage!r} misses report(): nothing would ever promise for its ranges"
+                f"stage {stage!r} lacks report(): its ranges would never promise anything"
             )
     for stage in reported:
         if stage not in watermarked:
             raise UnsoundPlanError(
-                f"stage {stage!r} misses watermarked(): it would promise by a watermark that is "
-                f"not its own"
+                f"stage {stage!r} lacks watermarked(): its promises would follow a watermark that "
+                f"is not its own"
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
-    return Passage(
+    return QueryStages(
         sources=tuple(sources),
         promises=_promises(plan, reports),
         reads_all=not any(node.limits for node in plan.walk()),
@@ -89,7 +91,7 @@ def check(plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, Rep
 
 
 def stage_of(mark: str) -> str:
-    """Read the stage out of a reporter's name.
+    """Extract the stage from a reporter's mark.
 
     >>> stage_of("tidegauge.ranges.3.per.hour")
     'per.hour'
@@ -102,7 +104,7 @@ def _unique(names: Iterator[str]) -> list[str]:
 
 
 def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
-    """Yield each control source of a plan with the union of it and the data."""
+    """Yield each control source of a plan, with the union of it and the data."""
     for node in plan.walk():
         if node.is_control_union:
             [control] = [each.control for each in node.children[0].walk() if each.control]
@@ -112,57 +114,57 @@ def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
     for control, union in _controlled(plan):
         _, data = union.children
-        if leaving(data).buffered:
+        if output_rows(data).buffered:
             raise UnsoundPlanError(
-                f"stage {control.stage!r}: an operator that keeps rows over batches stands before "
-                f"watermarked(), and what it lets out later may be older than the watermark by then: "
-                f"call watermarked() before it"
+                f"stage {control.stage!r}: an operator before watermarked() keeps rows across batches, "
+                f"and may emit them when the watermark has already passed them: call watermarked() "
+                f"before it"
             )
         _check_event_time(control.stage, union)
         above = ancestors(stages, control.stage)
         for node in data.walk():
             if node.mark.startswith(SOURCE_MARK) and stage_of(node.mark) not in above:
                 raise UnsoundPlanError(
-                    f"stage {control.stage!r} reads through source {stage_of(node.mark)!r}, which is "
-                    f"not among its inputs in the specification: its watermark would not wait for it"
+                    f"stage {control.stage!r} reads source {stage_of(node.mark)!r}, which is not "
+                    f"among its inputs in the specification: its watermark would not wait for it"
                 )
         for limits in _unreported_limits(data):
             raise UnsoundPlanError(
                 f"stage {control.stage!r} reads a source that is limited by {', '.join(limits)} and "
-                f"does not report it: rows that the watermark already covers could be left for a "
-                f"later batch, when they are late. Leave the limit out, or report the source in "
-                f"this query with source()"
+                f"not reported in this query: rows that the watermark already covers could be left "
+                f"for a later batch, and be late by then. Leave out the limit, or report the source "
+                f"in this query with source()"
             )
 
 
 def _check_event_time(stage: str, union: Node) -> None:
-    """Raise if the event time of `watermarked` was made from another after `source` had seen that."""
+    """Raise if the event time of `watermarked` was computed after `source`."""
     _, data = union.children
-    for place, column in enumerate(union.output):
-        if column.stamp is Stamp.TIME and _is_redated(data, data.output[place].id):
+    for position, column in enumerate(union.output):
+        if column.stamp is Stamp.TIME and _is_recomputed(data, data.output[position].id):
             raise UnsoundPlanError(
-                f"stage {stage!r}: watermarked() goes by {column.name!r}, which is not the event "
-                f"time that source() goes by, so nothing is known of how old it may be: compute it "
-                f"(or call mapInPandas) before source(), and give both the same column"
+                f"stage {stage!r}: watermarked() uses {column.name!r}, which is not the event time "
+                f"that source() uses, so there is no bound on how old it may be: compute it (or call "
+                f"mapInPandas) before source(), and give both the same column"
             )
 
 
-def _is_redated(node: Node, column: int) -> bool:
-    """Whether a column is computed, or is another, behind a source that goes by an event time."""
+def _is_recomputed(node: Node, column: int) -> bool:
+    """Return whether a column is not its source's event time, but another or a computed one."""
     if node.mark.startswith(SOURCE_MARK):
         return node.event_time is not None and column != node.event_time
     if node.operator == "Union":
-        place = next(i for i, each in enumerate(node.output) if each.id == column)
-        return any(_is_redated(each, each.output[place].id) for each in node.children)
+        position = next(i for i, each in enumerate(node.output) if each.id == column)
+        return any(_is_recomputed(each, each.output[position].id) for each in node.children)
     if node.operator == "Project":
         origin, part = node.copies.get(column, (column, ""))
         computed = bool(part) or column not in node.copies
         [child] = node.children
-        return _has_source(child) if computed else _is_redated(child, origin)
+        return _has_source(child) if computed else _is_recomputed(child, origin)
     from_below = [c for c in node.children if any(each.id == column for each in c.output)]
     if not from_below:
         return _has_source(node)
-    return any(_is_redated(child, column) for child in from_below)
+    return any(_is_recomputed(child, column) for child in from_below)
 
 
 def _has_source(node: Node) -> bool:
@@ -170,7 +172,7 @@ def _has_source(node: Node) -> bool:
 
 
 def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
-    """Yield the limits of sources that no `source()` of this query reports."""
+    """Yield the limits of sources that this query does not report with `source()`."""
     if node.mark.startswith(SOURCE_MARK):
         return
     if node.limits:
@@ -179,54 +181,54 @@ def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
         yield from _unreported_limits(child)
 
 
-def _promises(plan: Node, reports: Mapping[str, Report]) -> dict[str, Promise]:
+def _promises(plan: Node, reports: Mapping[str, ReportCall]) -> dict[str, Promise]:
     return dict(_promises_below(plan, [], reports))
 
 
 def _promises_below(
-    node: Node, above: list[Node], reports: Mapping[str, Report]
+    node: Node, above: list[Node], reports: Mapping[str, ReportCall]
 ) -> Iterator[tuple[str, Promise]]:
-    """Find every report with the operators that stand behind it."""
+    """Find every report, and check the operators after it."""
     if node.mark.startswith(RANGES_MARK):
         stage = stage_of(node.mark)
         for each in above:
-            if each.operator not in _BEHIND_REPORT and not _is_reported(each):
-                raise UnsoundPlanError(_behind(stage, each.operator))
+            if each.operator not in _ALLOWED_AFTER_REPORT and not _is_reported(each):
+                raise UnsoundPlanError(_error_after_report(stage, each.operator))
         yield stage, _promise(node, reports[node.mark])
     for child in node.children:
         yield from _promises_below(child, [*above, node], reports)
 
 
 def _is_reported(node: Node) -> bool:
-    """Whether every row that leaves a node has passed a report, and nothing since that holds it."""
+    """Return whether every row that leaves a node has passed a report, and is not held after it."""
     if node.mark.startswith(RANGES_MARK):
         return True
-    passes = node.operator in _BEHIND_REPORT or node.operator == "Union"
+    passes = node.operator in _ALLOWED_AFTER_REPORT or node.operator == "Union"
     return passes and bool(node.children) and all(_is_reported(each) for each in node.children)
 
 
-def _behind(stage: str, operator: str) -> str:
+def _error_after_report(stage: str, operator: str) -> str:
     if operator == "Union":
         return (
-            f"stage {stage!r}: its rows are unioned behind report(): whatever is unioned must pass "
-            f"through report() too, since it leaves with the stage's rows"
+            f"stage {stage!r}: its rows are unioned after report() with rows that did not pass "
+            f"through report(), although they leave with the stage's rows: report both sides"
         )
     return (
-        f"stage {stage!r}: Spark's operator {operator} stands behind report(), where it could hold "
-        f"back or alter what was promised: call report() last"
+        f"stage {stage!r}: Spark's operator {operator} comes after report(), where it could hold "
+        f"back or change rows that the stage has promised: call report() last"
     )
 
 
-def _promise(node: Node, report: Report) -> Promise:
+def _promise(node: Node, report: ReportCall) -> Promise:
     [below] = node.children
     column = None
     if report.event_time is not None:
         column = next(each for each in below.output if each.name == report.event_time)
-    return promise_of(report.stage, leaving(below), column, report.delay_ms)
+    return promise_of(report.stage, output_rows(below), column, report.delay_ms)
 
 
 def _check_deduplication(plan: Node) -> None:
-    """Raise unless every `dropDuplicatesWithinWatermark` knows how long to remember a key."""
+    """Raise if a `dropDuplicatesWithinWatermark` would remember its keys for no time at all."""
     for node in plan.walk():
         if node.operator != "DeduplicateWithinWatermark":
             continue
@@ -234,6 +236,6 @@ def _check_deduplication(plan: Node) -> None:
             if each.operator == "EventTimeWatermark" and each.delay_ms == 0:
                 raise UnsoundPlanError(
                     "dropDuplicatesWithinWatermark remembers a key for the delay of its watermark, "
-                    "which is nothing here, so that duplicates would pass: say how far apart "
-                    "duplicates may be, watermarked(…, deduplicate_within='1 hour')"
+                    "which is zero here, so duplicates would pass: declare how far apart duplicates "
+                    "may be, watermarked(…, deduplicate_within='1 hour')"
                 )

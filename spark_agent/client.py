@@ -1,8 +1,8 @@
-"""The HTTP contract, version 1, as typed calls: for drivers and executors alike.
+"""The HTTP API, version 1, as typed calls: for drivers and executors alike.
 
-Every call here may be repeated: a claim by the same holder is granted again, a report and a commit
-change nothing the second time, and of two runs opened the newer one counts. So each is retried,
-within the time that its caller has, when the service does not answer or says that it cannot now.
+Every request here may be repeated: a claim by the same holder is granted again, a report or a commit
+changes nothing the second time, and of two opened runs the newer one counts. So each request is
+retried, within its caller's patience, if the service does not answer or is temporarily unavailable.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ MAX_MS: Final = 9_223_372_036_854_775_807
 
 Json = dict[str, Any]
 
-_TRY_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_RETRYABLE_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 _RANGES_PER_REPORT: Final = 10_000
 
 
 class AggregatorError(Exception):
-    """The service did not do what it was asked for."""
+    """A request to the service failed."""
 
 
 class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service gave no usable answer within the time that the caller had."""
+    """The service gave no usable answer within the caller's patience."""
 
 
 class Refused(AggregatorError):  # noqa: N818
-    """The service understood and said no; nothing was changed. `problem` is what it said."""
+    """The service refused the request and changed nothing. `problem` is its answer (RFC 9457)."""
 
     slug: ClassVar[str] = ""
 
@@ -57,19 +57,19 @@ class UnknownJob(Refused):
 
 
 class PreconditionRequired(Refused):
-    """The job is declared otherwise, and nobody said that it may be replaced."""
+    """The job is declared with other stages, and the request does not allow replacing them."""
 
     slug = "precondition-required"
 
 
 class DeclaredOtherwise(PreconditionRequired):
-    """The same, in the words of whoever declares a job through the agent."""
+    """The same, with a message for users of `Pipeline`."""
 
     def __init__(self, job: str, refusal: Refused) -> None:
         super().__init__(refusal.status, refusal.problem)
         message = (
-            f"job {job!r} is declared with other stages than these: say Pipeline(…, replace=True) to "
-            f"put these in their place, or give this pipeline a job name of its own"
+            f"job {job!r} is already declared with other stages: pass Pipeline(…, replace=True) to "
+            f"replace them, or give this pipeline a job name of its own"
         )
         self.args = (message,)
 
@@ -87,7 +87,7 @@ class LeaseLost(Refused):
 
 
 class StaleRun(Refused):
-    """A newer run has taken over the stage."""
+    """A newer run has taken the stage over."""
 
     slug = "stale-run"
 
@@ -105,8 +105,8 @@ class InputAhead(Refused):
 
 
 _REFUSALS: Final = {
-    kind.slug: kind
-    for kind in (
+    refusal.slug: refusal
+    for refusal in (
         UnknownJob,
         PreconditionRequired,
         LeaseConflict,
@@ -120,7 +120,7 @@ _REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """What decides between two claims to one range: the greater takes over."""
+    """Decides between two claims to a range: the greater rank takes over."""
 
     run: int
     epoch: int
@@ -129,7 +129,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to report for `granted`, until it runs out or somebody outranks it."""
+    """The right to report for `granted`, until it runs out or is outranked."""
 
     token: str
     granted: tuple[str, ...]
@@ -138,7 +138,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RangeReport:
-    """What is said of one range. `watermark_ms`, `final` and `idle` are a source's words."""
+    """The report for one range. `watermark_ms`, `final` and `idle` are for sources only."""
 
     watermark_ms: int | None = None
     final: bool = False
@@ -146,7 +146,7 @@ class RangeReport:
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def body(self) -> Json:
-        """Write it as the contract has it."""
+        """Return its JSON form."""
         body: Json = {}
         if self.watermark_ms is not None:
             body["watermark"] = self.watermark_ms
@@ -161,7 +161,7 @@ class RangeReport:
 
 @dataclass(frozen=True, slots=True)
 class StageWatermark:
-    """Where a stage is. Watermarks in ms; None: none yet; `MAX_MS`: the end of time."""
+    """A stage's watermarks in ms. None: none yet; `MAX_MS`: the end of time."""
 
     input_ms: int | None
     output_ms: int | None
@@ -170,17 +170,17 @@ class StageWatermark:
 
     @property
     def final(self) -> bool:
-        """Nothing more comes out of the stage."""
+        """Whether nothing more leaves the stage."""
         return self.output_ms == MAX_MS
 
     @classmethod
     def read(cls, body: Mapping[str, Any], etag: str | None = None) -> StageWatermark:
-        """Take it from the contract's form."""
+        """Read it from its JSON form."""
         return cls(body["input_watermark"], body["output_watermark"], body["status"], etag)
 
 
 class Client:
-    """One connection pool to one service. `timeout_ms` bounds a try, `patience_ms` a whole call."""
+    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call."""
 
     def __init__(
         self,
@@ -199,9 +199,9 @@ class Client:
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
     def declare(self, job: str, stages: Mapping[str, Any], *, replace: bool = False) -> Json:
-        """Store the job's stages; return the answer. `replace` takes the place of another layout.
+        """Declare the job's stages; return the answer. With `replace` they replace another layout.
 
-        Raises `DeclaredOtherwise` if the job is stored otherwise and `replace` is not given.
+        Raises `DeclaredOtherwise` if the job has other stages and `replace` is not set.
         """
         path, body = f"/v1/jobs/{job}", {"stages": dict(stages)}
         try:
@@ -213,15 +213,15 @@ class Client:
         return self._call("PUT", path, body, {"If-Match": etag} if etag else {})[0]
 
     def reset(self, job: str) -> None:
-        """Begin the job's next generation: its watermarks start over. Raises `UnknownJob`."""
+        """Start the job's next generation: its watermarks start over. Raises `UnknownJob`."""
         self._call("POST", f"/v1/jobs/{job}/reset")
 
     def generation(self, job: str) -> int:
-        """Ask how many times the job has started over, the first time included."""
+        """Return the number of the job's generation, which rises with each reset."""
         return int(self._call("GET", f"/v1/jobs/{job}")[0]["generation"])
 
     def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
-        """Begin a run of these stages, which fences every older one; return its number."""
+        """Open a run of these stages, which fences all older ones; return its number."""
         body = {"stages": list(stages), "holder": holder}
         return int(self._call("POST", f"/v1/jobs/{job}/runs", body)[0]["run"])
 
@@ -235,7 +235,7 @@ class Client:
         ttl_ms: int,
         rank: Rank,
     ) -> Lease:
-        """Ask for ranges (None: for all). Raises `LeaseConflict` if none is granted, `StaleRun`."""
+        """Claim ranges (None: all). Raises `LeaseConflict` if none is granted, `StaleRun`."""
         body: Json = {
             "ranges": "all" if ranges is None else list(ranges),
             "holder": holder,
@@ -260,7 +260,7 @@ class Client:
     ) -> int:
         """Report for ranges under a lease; return how many were accepted.
 
-        With `epoch` it waits for the commit.
+        With `epoch` the report takes effect when that epoch is committed.
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
         """
         path, accepted = f"/v1/jobs/{job}/stages/{stage}/reports", 0
@@ -278,9 +278,9 @@ class Client:
     def commit(
         self, job: str, run: int, epoch: int, stages: Mapping[str, int | None]
     ) -> dict[str, int]:
-        """Declare an epoch done; return how many ranges of each stage were applied.
+        """Commit an epoch; return how many ranges of each stage were applied.
 
-        `stages` gives the input watermark (ms) that a stage ran with; None where there is none.
+        `stages` maps each stage to the input watermark (ms) it ran with; None if it has none.
         """
         body: Json = {
             "run": run,
@@ -294,7 +294,7 @@ class Client:
         return {str(name): int(count) for name, count in answer["applied"].items()}
 
     def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
-        """Ask where a stage is; None if that is still where `etag` had it."""
+        """Return a stage's watermarks; None if they have not changed since `etag`."""
         headers = {"If-None-Match": etag} if etag else {}
         body, new_etag = self._call(
             "GET", f"/v1/jobs/{job}/stages/{stage}/watermark", headers=headers
@@ -302,18 +302,18 @@ class Client:
         return StageWatermark.read(body, new_etag) if body else None
 
     def watermarks(self, job: str) -> dict[str, StageWatermark]:
-        """Ask where every stage is, in one consistent snapshot."""
+        """Return every stage's watermarks, in one consistent snapshot."""
         answer = self._call("GET", f"/v1/jobs/{job}/watermarks")[0]["watermarks"]
         return {name: StageWatermark.read(body) for name, body in answer.items()}
 
     def lowest_range(self, job: str, stage: str) -> Json | None:
-        """Ask which range of a stage has promised least, as the contract has it."""
+        """Return the range of a stage that has promised least, in its JSON form."""
         path = f"/v1/jobs/{job}/stages/{stage}/ranges?limit=1&order=promise"
         ranges = self._call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
 
     def ready(self) -> bool:
-        """Ask once whether the service and its stores answer."""
+        """Return whether the service and its stores answer, without retrying."""
         try:
             return self._pool.request("GET", f"{self._url}/readyz", timeout=1.0).status == 200
         except HTTPError:
@@ -326,21 +326,21 @@ class Client:
         body: Json | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Json, str | None]:
-        """Ask until there is an answer or the patience is at its end; return body and ETag."""
+        """Send a request, and retry until it is answered or patience runs out; return body and ETag."""
         deadline_ms = self._clock.steady_ms() + self._patience_ms
         pause_ms = _FIRST_PAUSE_MS
         while True:
             left_ms = max(deadline_ms - self._clock.steady_ms(), 1)
             try:
-                return self._attempt(method, path, body, headers or {}, left_ms)
-            except (HTTPError, _TryAgain) as error:
+                return self._try_once(method, path, body, headers or {}, left_ms)
+            except (HTTPError, _RetryableError) as error:
                 if self._clock.steady_ms() + pause_ms >= deadline_ms:
                     raise Unavailable(f"{method} {self._url}{path}: {error}") from error
-            # Full jitter: tasks that lost the service together must not come back together.
+            # Full jitter: tasks that lost the service together must not retry together.
             self._clock.pause(int(pause_ms * self._jitter()) + 1)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
-    def _attempt(
+    def _try_once(
         self, method: str, path: str, body: Json | None, headers: Mapping[str, str], left_ms: int
     ) -> tuple[Json, str | None]:
         answer = self._pool.request(
@@ -353,35 +353,35 @@ class Client:
         etag = answer.headers.get("ETag")
         if answer.status == 304:
             return {}, etag
-        if answer.status in _TRY_AGAIN:
-            raise _TryAgain(f"status {answer.status}")
+        if answer.status in _RETRYABLE_STATUSES:
+            raise _RetryableError(f"status {answer.status}")
         content = _json_object(answer.data)
         if answer.status >= 400:
             raise _refusal(answer.status, content)
         return content, etag
 
 
-class _TryAgain(Exception):  # noqa: N818
-    """An answer that says: not now."""
+class _RetryableError(Exception):
+    """An answer that is worth a retry."""
 
 
-class _Members(dict[str, Any]):
-    """An object of an answer. What the contract has and it has not makes it no answer at all."""
+class _AnswerObject(dict[str, Any]):
+    """A JSON object of an answer. If a required member is missing, the answer is unusable."""
 
     def __missing__(self, name: str) -> Any:  # noqa: ANN401
         raise Unavailable(f"the answer has no member {name!r}: is this tidegauge?")
 
 
 def _json_object(data: bytes) -> Json:
-    """Read an answer; one that is no JSON object counts as no answer (a proxy's page, say)."""
+    """Parse an answer. One that is not a JSON object, such as a proxy's error page, is retried."""
     if not data:
         return {}
     try:
-        content = json.loads(data, object_pairs_hook=_Members)
+        content = json.loads(data, object_pairs_hook=_AnswerObject)
     except ValueError:
-        raise _TryAgain("the answer is not JSON") from None
+        raise _RetryableError("the answer is not JSON") from None
     if not isinstance(content, dict):
-        raise _TryAgain("the answer is no JSON object")
+        raise _RetryableError("the answer is not a JSON object")
     return cast("Json", content)
 
 
@@ -394,9 +394,9 @@ _clients: dict[tuple[int, str, int], Client] = {}
 
 
 def shared_client(url: str, patience_ms: int) -> Client:
-    """Return this process's client for a service, made when it is first asked for.
+    """Return this process's client for a service, created on first use.
 
-    Keyed by process: Python workers are forked from a daemon that may have one already, and two
+    Keyed by process: Python workers are forked from a daemon that may already have one, and two
     processes that share a socket would read each other's answers.
     """
     key = (os.getpid(), url, patience_ms)

@@ -1,4 +1,4 @@
-"""Time as a parameter: the one place of the agent that asks the machine what time it is."""
+"""Time as a parameter: the only module of the agent that reads the machine's clocks."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the agent asks of time, in milliseconds."""
+    """The clock that the agent runs on, in milliseconds."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch, UTC."""
         ...
 
     def steady_ms(self) -> int:
-        """Milliseconds since any fixed instant, never going back: for deadlines."""
+        """Milliseconds since some fixed instant; monotonic, for deadlines."""
         ...
 
     def pause(self, pause_ms: int) -> None:
-        """Return after so many milliseconds."""
+        """Sleep for `pause_ms` milliseconds."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks. Carries nothing, so it travels to executors."""
+    """The machine's clocks. It has no state, so it can be pickled for the executors."""
 
     def wall_ms(self) -> int:
         """See `Clock`."""

@@ -1,4 +1,4 @@
-"""Commands that the agent adds to `tidegauge`. Imports nothing of Spark."""
+"""Commands that the agent adds to `tidegauge`. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spark_agent.client import AggregatorError, Client, UnknownJob
 
-_EXIT_CANNOT: Final = 2
+_EXIT_CANNOT_RUN: Final = 2
 
 
 def reset(
@@ -36,16 +36,16 @@ def reset(
         client.reset(job)
         generation = client.generation(job)
     except UnknownJob:
-        raise _cannot(f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
+        raise _exit_with(f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
     except AggregatorError as error:
-        raise _cannot(f"{error}: is tidegauge at {url}? Choose another with --url") from None
+        raise _exit_with(f"{error}: is tidegauge at {url}? Choose another with --url") from None
     if json_:
         typer.echo(json.dumps({"job": job, "generation": generation}))
     else:
         typer.echo(f"job {job} starts over, in generation {generation}")
 
 
-def _cannot(message: str) -> typer.Exit:
+def _exit_with(message: str) -> typer.Exit:
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"tidegauge reset: {message}", markup=False, highlight=False)
-    return typer.Exit(_EXIT_CANNOT)
+    return typer.Exit(_EXIT_CANNOT_RUN)

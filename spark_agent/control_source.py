@@ -1,22 +1,22 @@
-"""The control source: brings a stage's input watermark into Spark, as the only clock it closes by.
+"""The control source: brings a stage's input watermark into Spark, where all windows close by it.
 
-It is a streaming data source that yields one row whenever the watermark has moved, with the
+It is a streaming data source that yields one row whenever the watermark has advanced, with the
 watermark as its event time. `Pipeline.watermarked` unions it with the data in such a way that
-Spark's own watermark is the newest control row's event time, and nothing else. What to yield next
-the driver decides (`spark_agent.feed`); the source asks it through the link.
+Spark's own watermark is the newest control row's event time and depends on nothing else. The driver
+decides what to yield next (`spark_agent.feed`); the source asks it through the link.
 
-Why no row that the watermark covers comes too late, although Spark asks the data's source and
-this one for their newest offsets one after the other, in either order: what the watermark W
-covers was readable *before* W was published. If Spark asks here first, then it lists the data
-after it has seen W, and everything that W covers is in the same batch or an earlier one. If it
-asks here last, rows may arrive between the two, and they are in the next batch. That is still in
-time: the control row of batch n becomes Spark's watermark at the end of batch n. Batch n + 1
-closes windows by it, but only after it has taken in its own rows, and it drops rows as late by
-the watermark of batch n, which was older. This holds as long as the data's source takes all there
-is: one that is rate limited and reads what *another query* wrote may leave covered rows for a later
-batch, and is refused. (The source stage's own query may: there the rows of a batch are promised
-only when they have been read.) With `availableNow` the data is what was there at the start, so
-watermarks of other queries' stages are taken as they were before that.
+Why no row that the watermark covers is late, although Spark polls the data's source and this one
+for their latest offsets one after the other, in either order: everything that a watermark W covers
+was readable *before* W was published. If Spark polls this source first, it lists the data after it
+has seen W, so everything that W covers is in the same batch or an earlier one. If it polls this
+source last, rows that arrive between the two polls are in the next batch. That is still in time. The
+control row of batch n becomes Spark's watermark at the end of batch n. Batch n + 1 closes windows by
+it, but only after processing its own rows, and it drops late rows by the watermark of batch n, which
+is older. All this holds only if the data's source reads everything available. One that is rate
+limited and reads what *another query* wrote may leave covered rows for a later batch, and is refused.
+(The source stage's own query may be limited: its rows are promised only once they have been read.)
+With `availableNow` a query reads what was there at the start, so for other queries' stages it uses
+the watermarks from before its start.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from spark_agent.link import LinkClient, LinkError, Offset
 FORMAT: Final = "tidegauge-control"
 
 END_MS: Final = 3_093_527_980_800_000
-"""100000-01-01T00:00:00Z: what the end of time is to Spark. Later than the end of any window over
-real times (which end with the year 9999), early enough for Spark to count in microseconds."""
+"""100000-01-01T00:00:00Z: how Spark is given the end of time. It is later than the end of any window
+over real times (which end with the year 9999), and still fits Spark's microseconds."""
 
 
 def to_spark_ms(watermark_ms: int) -> int:
-    """Turn a watermark into Spark's.
+    """Convert a watermark to Spark's range.
 
     >>> to_spark_ms(MAX_MS) == END_MS, to_spark_ms(5)
     (True, 5)
@@ -51,11 +51,11 @@ def to_spark_ms(watermark_ms: int) -> int:
 
 
 class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows one stage's input watermark. Lives in a Python process beside the driver.
+    """Follows one stage's input watermark. Runs in a Python process next to the driver.
 
-    Its offsets are `spark_agent.link.Offset`. Spark logs them, so that a repeated batch sees the
-    same watermark again. It is a simple reader, whose rows go to Spark together with the offset: the
-    task that reads them needs no Python. Only a batch that a restart repeats reads its row again.
+    Its offsets are `spark_agent.link.Offset`. Spark logs them, so a repeated batch sees the same
+    watermark again. As a simple reader it passes its rows to Spark together with the offset, and the
+    task that reads them needs no Python. Only a batch repeated after a restart reads its row again.
     """
 
     def __init__(
@@ -73,36 +73,36 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         self._poll_ms = poll_ms
         self._clock = clock
         self._ends_when_idle = False
-        self._no_news_until_ms: int | None = None
+        self._next_poll_ms: int | None = None
         self._control = control
         self._schema = schema
         self._event_time = event_time
         self._delay_ms = delay_ms
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Begin without a watermark."""
-        return Offset(None, 0).stored()
+        """Start without a watermark."""
+        return Offset(None, 0).to_dict()
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[Batch], dict[str, Any]]:
-        """Ask the driver how far the watermark is; `start` and no row if it has not moved.
+        """Ask the driver for the next offset; `start` and no row if the watermark has not advanced.
 
-        An exception from here would end the query. Without news the watermark stands still,
-        which is always safe. An idle query comes here every 10 ms, which is not passed on each time;
-        but a run that ends at the first trigger without news is told at once.
+        An exception raised here would end the query. If the driver does not answer, the watermark
+        does not advance, which is always safe. An idle query calls this every 10 ms; not every call
+        asks the driver, unless the run ends at the first trigger that finds nothing new.
         """
         end = self._next(start)
         return self.readBetweenOffsets(start, end), end
 
     def _next(self, start: dict[str, Any]) -> dict[str, Any]:
         now_ms = self._clock.steady_ms()
-        if self._no_news_until_ms is not None and now_ms < self._no_news_until_ms:
+        if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
             return start
         try:
-            found = self._link.next(self._control, Offset.read(start)).stored()
+            found = self._link.next(self._control, Offset.from_dict(start)).to_dict()
         except LinkError:
             found = start
         idle = found == start and not self._ends_when_idle
-        self._no_news_until_ms = self._clock.steady_ms() + self._poll_ms if idle else None
+        self._next_poll_ms = self._clock.steady_ms() + self._poll_ms if idle else None
         return found
 
     def readBetweenOffsets(  # noqa: N802
@@ -115,29 +115,29 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         return iter([control_row(self._schema, self._event_time, time_ms)])
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note that the run ends when idle. The driver knows how far such a run may go."""
+        """Note that the run ends when idle. The driver caps such a run's watermark."""
         self._ends_when_idle = True
 
 
 class ControlSource(DataSource):
-    """The control source, as Spark's registry knows it.
+    """The control source, as registered with Spark.
 
-    Options: stage, control, port, token, timeoutMs, pollMs, schema, eventTime, delayMs. Its rows
-    have all columns of the data that they are unioned with, so that nothing in them is a literal by
-    which Spark's optimiser could prove that the data's filters let none of them through.
+    Options: stage, control, port, token, timeoutMs, pollMs, schema, eventTime, delayMs. Its rows have
+    all columns of the data they are unioned with. With literals in their place, Spark's optimiser
+    could prove that no control row passes the data's filters.
     """
 
     @classmethod
     def name(cls) -> str:
-        """Give the format's name."""
+        """Return the format's name."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Give the data's columns."""
+        """Return the data's columns."""
         return StructType.fromJson(json.loads(self.options["schema"]))
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802
-        """Make the reader that the options ask for."""
+        """Create the reader from the options."""
         link = LinkClient(
             int(self.options["port"]),
             self.options["token"],

@@ -1,4 +1,4 @@
-"""How long something takes, as people write it: `12 hours`, `4h`, `250 ms`."""
+"""Parses durations as people write them: `12 hours`, `4h`, `250 ms`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 Duration = str | int | timedelta
-"""What is taken as a duration: text such as `12 hours`, a `timedelta`, or whole milliseconds."""
+"""A duration: text such as `12 hours`, a `timedelta`, or whole milliseconds."""
 
 _UNITS_MS: Final = MappingProxyType(
     {
@@ -32,9 +32,9 @@ _PART: Final = re.compile(r"(\d+)\s*([a-z]+)\s*")
 
 
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
-    """Turn a duration into whole milliseconds; `name` is what an error calls it.
+    """Convert a duration to whole milliseconds; `name` is what an error calls it.
 
-    Raises `ValueError` for anything that is no duration of zero or more.
+    Raises `ValueError` for anything that is not a duration of zero or more.
 
     >>> duration_ms("12 hours"), duration_ms("4h"), duration_ms("1 day 30 min"), duration_ms(250)
     (43200000, 14400000, 88200000, 250)
@@ -74,5 +74,5 @@ def _parse(text: str) -> int | None:
     return total if text else None
 
 
-def _unit_ms(word: str) -> int | None:
-    return _UNITS_MS.get(word) or _UNITS_MS.get(word.removesuffix("s"))
+def _unit_ms(unit: str) -> int | None:
+    return _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))

@@ -1,8 +1,8 @@
-"""What a query's control sources hand to Spark next: decided in the driver, before each batch.
+"""Decides in the driver, before each batch, what a query's control sources hand to Spark next.
 
-Spark asks every source before it plans a batch, when every earlier batch is in its commit log. So
-that is the moment to commit the last batch's epoch to the service, and to look at once how far the
-watermark has come by it: the batch planned now brings it along, and the one after closes by it.
+Spark polls every source before it plans a batch, once all earlier batches are in its commit log.
+That is the moment to commit the last batch's epoch to the service and to read the watermark that
+results: the batch planned now carries it to Spark, and the next one closes windows by it.
 """
 
 from __future__ import annotations
@@ -17,288 +17,291 @@ from typing import Final, Protocol
 from spark_agent.client import AggregatorError, Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
+from spark_agent.diagnostics import log_missing_inputs
 from spark_agent.link import Offset
 from spark_agent.operators import Promise
-from spark_agent.plan import Progressed
+from spark_agent.plan import CommittedBatch
 from spark_agent.times import instant_text
-from spark_agent.waiting import tell_of_missing_inputs
 
 _log: Final = logging.getLogger("spark_agent")
 
 _LONGEST_PAUSE_MS: Final = 5_000
-_GIVES_UP_AFTER_MS: Final = 60_000
-"""How long a drained run waits until its sources are final."""
-_STANDS_AFTER: Final = 3
-"""So many batches after a watermark was handed to Spark, Spark should run with it."""
+_FINALISE_TIMEOUT_MS: Final = 60_000
+"""How long a bounded run that has drained its input waits for its sources to become final."""
+_STALLED_AFTER_BATCHES: Final = 3
+"""Spark must have adopted a watermark this many batches after it was handed over."""
 
 
-class Settler(Protocol):
-    """What the feed asks of the query's keeper."""
+class EpochCommitter(Protocol):
+    """What the feed needs from the query's supervisor."""
 
-    def settle(self, done: Progressed, timeout_ms: int) -> bool:
-        """Commit a batch's epoch if that is not done; say whether it is, within the time."""
+    def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
+        """Commit a batch's epoch unless that is done; return whether it was committed in time."""
         ...
 
-    def drain(self, timeout_ms: int) -> bool:
-        """Note that the query has read all that its sources had; say whether they are final, within
-        the time.
-        """
+    def finalise_sources(self, timeout_ms: int) -> bool:
+        """Make the sources of a drained query final; return whether they became final in time."""
         ...
 
-    def refuse(self, message: str) -> None:
-        """Let the query end with this error."""
+    def fail_query(self, message: str) -> None:
+        """Make the query fail with this error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """How a query was started, as far as its control sources need to know."""
+class FeedConfig:
+    """What the feed needs to know about a started query."""
 
     job: str
     promises: Mapping[str, Promise]
     """By keyed stage."""
     caps_ms: Mapping[str, int | None]
-    """By keyed stage that has one: the furthest input watermark of this run. None: none at all."""
+    """By keyed stage that is capped: the highest input watermark of this run. None: no watermark."""
     inputs: Mapping[str, Collection[str]]
     """By keyed stage: every stage that its input watermark depends on."""
     bounded: bool
     ends_when_idle: bool
-    """Whether Spark ends the query at the first trigger that finds no news (`availableNow`)."""
+    """Whether Spark ends the query at the first trigger that finds no new data (`availableNow`)."""
     patience_ms: int
     poll_ms: int
 
 
 class Feed:
-    """One for each started query. `next` may be called by several threads."""
+    """Serves the control sources of one started query. `next` is thread-safe."""
 
     def __init__(
         self,
-        run: Run,
+        config: FeedConfig,
         *,
-        keeper: Settler,
+        supervisor: EpochCommitter,
         client: Client,
-        progress: Callable[[], Progressed | None],
+        progress: Callable[[], CommittedBatch | None],
         clock: Clock,
     ) -> None:
-        self._run = run
-        self.keeper = keeper
+        self._config = config
+        self.supervisor = supervisor
         self._progress = progress
         self._clock = clock
         self._lock = threading.Lock()
-        self._inputs = {stage: _Input(run, stage, client, clock) for stage in run.promises}
-        self._settled_epoch = -1
+        self._inputs = {
+            stage: _InputWatermark(config, stage, client, clock) for stage in config.promises
+        }
+        self._committed_epoch = -1
         self._drained = False
         self._draining_since_ms: int | None = None
-        self._told_missing: set[str] = set()
+        self._logged_missing: set[str] = set()
         self._client = client
-        self._stalled: _Stall | None = None
-        # By reader: the offset last answered, and the epoch that was the newest then.
-        self._answered: dict[str, tuple[Offset, int]] = {}
+        self._stalled: _StalledWatermark | None = None
+        # By reader: the offset last returned, and the latest epoch at that time.
+        self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
 
     def next(self, reader: str, stage: str, at: Offset) -> Offset:
-        """Say where a control source goes from `at`, or `at` itself if it has no news.
+        """Return a control source's next offset, or `at` itself if nothing is new.
 
-        Offsets never go back, whatever the service says: the job may have been reset, the query
-        may come from an old checkpoint. The first time a source takes a turn in any case: so each
-        start of a query runs a batch, in which every range reports, even if the last epoch before
-        a crash was never committed and no data comes.
+        Offsets never go back, even if the service's watermark does: the job may have been reset, or
+        the query may run from an old checkpoint. On a source's first call the offset always
+        advances, so every start of a query runs a batch in which all ranges report, even if the last
+        epoch before a crash was never committed and no data arrives.
         """
         with self._lock:
-            newest = self._progress()
+            latest = self._progress()
             if self._first_epoch is None:
-                self._first_epoch = _epoch(newest)
-            self._settle(newest)
-            found = self._find(reader, stage, at, newest)
-            self._answered[reader] = found, _epoch(newest)
+                self._first_epoch = _epoch(latest)
+            self._commit(latest)
+            found = self._next_offset(reader, stage, at, latest)
+            self._last_answers[reader] = found, _epoch(latest)
             return found
 
-    def _find(self, reader: str, stage: str, at: Offset, newest: Progressed | None) -> Offset:
-        first = reader not in self._answered
+    def _next_offset(
+        self, reader: str, stage: str, at: Offset, latest: CommittedBatch | None
+    ) -> Offset:
+        first = reader not in self._last_answers
         if first:
-            self._compare(stage, at)
-        if self._run.bounded and not self._drained and self._has_drained(reader, at, newest):
-            self._drain()
-            self._inputs[stage].look_now()
-        self._tell_of_missing_inputs(stage, newest)
+            self._check_checkpoint(stage, at)
+        if self._config.bounded and not self._drained and self._has_drained(reader, at, latest):
+            self._finalise_sources()
+            self._inputs[stage].refresh_soon()
+        self._log_missing_inputs(stage, latest)
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
-        if first or self._lags(at, newest) or self._must_go_on(newest):
+        if first or self._spark_lags(at, latest) or self._must_continue(latest):
             return Offset(at.watermark_ms, at.turn + 1)
         return at
 
-    def _drain(self) -> None:
-        """Make the sources final. While that does not succeed the run goes on, but not for ever."""
-        drained = self.keeper.drain(self._run.patience_ms)
-        # A run that does not end by itself needs no waiting for: its keeper goes on trying.
-        self._drained = drained or not self._run.ends_when_idle
+    def _finalise_sources(self) -> None:
+        """Make the sources final. Until that succeeds the run goes on, up to a timeout."""
+        drained = self.supervisor.finalise_sources(self._config.patience_ms)
+        # A query that does not end by itself need not wait: its supervisor keeps trying.
+        self._drained = drained or not self._config.ends_when_idle
         if self._drained:
             return
         now_ms = self._clock.steady_ms()
         if self._draining_since_ms is None:
             self._draining_since_ms = now_ms
-        if now_ms - self._draining_since_ms >= _GIVES_UP_AFTER_MS:
-            self.keeper.refuse(
-                f"tidegauge: this bounded query has read all there is, but could not make its sources "
-                f"final within {_GIVES_UP_AFTER_MS // 1_000} s, so that its last windows did not come "
-                f"out: the aggregator is away, or another driver holds their shards. Nothing is "
-                f"lost: run it again when that is put right"
+        if now_ms - self._draining_since_ms >= _FINALISE_TIMEOUT_MS:
+            self.supervisor.fail_query(
+                f"tidegauge: this bounded query has read all its input, but could not make its sources "
+                f"final within {_FINALISE_TIMEOUT_MS // 1_000} s, so its last windows did not come "
+                f"out: the aggregator is unavailable, or another driver holds the shards. Nothing is "
+                f"lost: fix that and run it again"
             )
 
-    def _tell_of_missing_inputs(self, stage: str, newest: Progressed | None) -> None:
+    def _log_missing_inputs(self, stage: str, latest: CommittedBatch | None) -> None:
         known = self._inputs[stage]
-        if stage in self._told_missing or known.newest_ms() is not None or not known.is_known:
+        if stage in self._logged_missing or known.latest_ms() is not None or not known.answered:
             return
-        if self._first_epoch is None or _epoch(newest) - self._first_epoch < _STANDS_AFTER:
+        if self._first_epoch is None or _epoch(latest) - self._first_epoch < _STALLED_AFTER_BATCHES:
             return
-        # Tried once: batches must not wait for a service that has gone away since.
-        self._told_missing.add(stage)
+        # Only one attempt: batches must not wait for a service that has become unavailable.
+        self._logged_missing.add(stage)
         with suppress(AggregatorError):
-            watermarks = self._client.watermarks(self._run.job)
-            tell_of_missing_inputs(stage, self._run.inputs[stage], watermarks)
+            watermarks = self._client.watermarks(self._config.job)
+            log_missing_inputs(stage, self._config.inputs[stage], watermarks)
 
-    def _compare(self, stage: str, at: Offset) -> None:
-        """Find out at the start whether the query's checkpoint and the job are of one another."""
+    def _check_checkpoint(self, stage: str, at: Offset) -> None:
+        """Check at the start that the job has not fallen behind the query's checkpoint."""
         known = self._inputs[stage]
-        input_ms = known.newest_ms()
-        if at.watermark_ms is None or not known.is_known:
+        input_ms = known.latest_ms()
+        if at.watermark_ms is None or not known.answered:
             return
         here_ms = None if input_ms is None else self._to_spark_ms(input_ms)
         if here_ms is not None and here_ms >= at.watermark_ms:
             return
         if at.watermark_ms >= END_MS - 1:
-            self.keeper.refuse(
-                f"tidegauge: this query's checkpoint is at the end of time, where a bounded run left "
-                f"it, but stage {stage!r} is not: the job was started over. Spark would drop every row "
-                f"as late. Give the query a new checkpoint and an empty output"
+            self.supervisor.fail_query(
+                f"tidegauge: a bounded run left this query's checkpoint at the end of time, but stage "
+                f"{stage!r} is not there: the job was reset. Spark would drop every row as late. Give "
+                f"the query a new checkpoint and an empty output"
             )
         else:
             _log.warning(
-                "stage %s: this query's checkpoint has come to %s, but the job only to %s: it was "
-                "started over, or its ledger was lost. Spark drops rows by its checkpoint. To start "
+                "stage %s: this query's checkpoint is at %s, but the job is only at %s: the job was "
+                "reset, or its ledger was lost. Spark drops late rows by its checkpoint. To start "
                 "over, give the query a new checkpoint and an empty output",
                 stage,
                 instant_text(at.watermark_ms),
                 instant_text(input_ms),
             )
 
-    def _settle(self, newest: Progressed | None) -> None:
-        if newest is None or newest.epoch <= self._settled_epoch:
+    def _commit(self, latest: CommittedBatch | None) -> None:
+        if latest is None or latest.epoch <= self._committed_epoch:
             return
-        if self.keeper.settle(newest, self._run.patience_ms):
-            self._settled_epoch = newest.epoch
+        if self.supervisor.commit_epoch(latest, self._config.patience_ms):
+            self._committed_epoch = latest.epoch
             for each in self._inputs.values():
-                each.look_now()
+                each.refresh_soon()
 
-    def _has_drained(self, reader: str, at: Offset, newest: Progressed | None) -> bool:
-        """Say whether a trigger has found nothing new in any source but the control sources.
+    def _has_drained(self, reader: str, at: Offset, latest: CommittedBatch | None) -> bool:
+        """Return whether a trigger has found no new data in any source except control sources.
 
-        Either the last batch was such a one, or there was none since this source was last asked,
-        although that trigger asked all sources. A batch that was planned before this start and
-        only repeated by it proves nothing.
+        Either the last batch read nothing, or no batch has run since this source was last polled,
+        although that trigger polled all sources. A batch planned before this start, which Spark only
+        repeats, proves nothing.
         """
-        if newest is None or self._first_epoch is None:
+        if latest is None or self._first_epoch is None:
             return False
-        read_nothing = newest.read_nothing and newest.epoch > self._first_epoch
-        return read_nothing or self._answered.get(reader) == (at, newest.epoch)
+        read_nothing = latest.read_nothing and latest.epoch > self._first_epoch
+        return read_nothing or self._last_answers.get(reader) == (at, latest.epoch)
 
-    def _must_go_on(self, newest: Progressed | None) -> bool:
-        """Keep a run from ending before an empty batch has shown that its sources are drained."""
-        run = self._run
-        return run.bounded and run.ends_when_idle and not self._drained and newest is not None
+    def _must_continue(self, latest: CommittedBatch | None) -> bool:
+        """Return whether a run must not end yet: no empty batch has shown that it is drained."""
+        config = self._config
+        return config.bounded and config.ends_when_idle and not self._drained and latest is not None
 
     def _target_ms(self, stage: str) -> int | None:
-        input_ms = self._inputs[stage].newest_ms()
-        if stage in self._run.caps_ms:
-            cap_ms = self._run.caps_ms[stage]
+        input_ms = self._inputs[stage].latest_ms()
+        if stage in self._config.caps_ms:
+            cap_ms = self._config.caps_ms[stage]
             input_ms = None if input_ms is None or cap_ms is None else min(input_ms, cap_ms)
         if input_ms is None:
             return None
         return self._to_spark_ms(input_ms)
 
     def _to_spark_ms(self, input_ms: int) -> int:
-        """One watermark for all of a query's operators: what the strictest of them needs."""
-        strictest = max(self._run.promises.values(), key=lambda promise: promise.judged_at_ms)
+        """Return the one watermark for all operators of the query: what the strictest one needs."""
+        strictest = max(self._config.promises.values(), key=lambda promise: promise.spark_lag_ms)
         return strictest.spark_ms(to_spark_ms(input_ms))
 
-    def _lags(self, at: Offset, newest: Progressed | None) -> bool:
-        """Say whether a batch is needed for Spark to run with what it was handed.
+    def _spark_lags(self, at: Offset, latest: CommittedBatch | None) -> bool:
+        """Return whether Spark needs another batch to adopt the watermark it was handed.
 
-        A control row becomes Spark's watermark at the end of its batch. Operators that only pass
-        rows on would not see it before the next row comes.
+        A control row becomes Spark's watermark at the end of its batch. Without stateful operators
+        Spark would not run another batch until data arrives.
         """
-        if newest is None or at.watermark_ms is None or newest.watermark_ms >= at.watermark_ms:
+        if latest is None or at.watermark_ms is None or latest.watermark_ms >= at.watermark_ms:
             self._stalled = None
             return False
         if at.watermark_ms <= 0:
-            return False  # Spark's own watermark begins in 1970.
-        if self._stalled is None or self._stalled.at != at.watermark_ms:
-            self._stalled = _Stall(at.watermark_ms, newest.epoch)
+            return False  # Spark's own watermark starts at 1970.
+        if self._stalled is None or self._stalled.watermark_ms != at.watermark_ms:
+            self._stalled = _StalledWatermark(at.watermark_ms, latest.epoch)
         stall = self._stalled
-        if newest.epoch - stall.since_epoch < _STANDS_AFTER:
+        if latest.epoch - stall.since_epoch < _STALLED_AFTER_BATCHES:
             return True
-        if not stall.told:
-            self._stalled = _Stall(stall.at, stall.since_epoch, told=True)
+        if not stall.logged:
+            self._stalled = _StalledWatermark(stall.watermark_ms, stall.since_epoch, logged=True)
             _log.warning(
-                "Spark's watermark stands at %d ms, although the control source has handed it %d ms "
-                "%d batches ago: a withWatermark of another source in this query, or a rule of "
-                "Spark's optimiser that drops the control rows, holds it back",
-                newest.watermark_ms,
+                "Spark's watermark is stuck at %d ms, although the control source handed it %d ms "
+                "%d batches ago: a withWatermark on another source of this query, or an optimiser "
+                "rule that drops the control rows, holds it back",
+                latest.watermark_ms,
                 at.watermark_ms,
-                newest.epoch - stall.since_epoch,
+                latest.epoch - stall.since_epoch,
             )
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class _Stall:
-    at: int
+class _StalledWatermark:
+    """A watermark handed to Spark that Spark has not adopted yet."""
+
+    watermark_ms: int
     since_epoch: int
-    told: bool = False
+    logged: bool = False
 
 
-def _epoch(newest: Progressed | None) -> int:
-    return -1 if newest is None else newest.epoch
+def _epoch(latest: CommittedBatch | None) -> int:
+    return -1 if latest is None else latest.epoch
 
 
-class _Input:
-    """A stage's input watermark, asked for no more often than need be."""
+class _InputWatermark:
+    """A stage's input watermark, polled no more often than necessary."""
 
-    def __init__(self, run: Run, stage: str, client: Client, clock: Clock) -> None:
-        self._run = run
+    def __init__(self, config: FeedConfig, stage: str, client: Client, clock: Clock) -> None:
+        self._config = config
         self._stage = stage
         self._client = client
         self._clock = clock
         self._etag: str | None = None
-        self._newest_ms: int | None = None
-        self.is_known = False
-        """Whether the service has said it."""
-        self._pause_ms = run.poll_ms
-        self._next_ms: int | None = None
+        self._latest_ms: int | None = None
+        self.answered = False
+        """Whether the service has answered at least once."""
+        self._pause_ms = config.poll_ms
+        self._next_refresh_ms: int | None = None
 
-    def look_now(self) -> None:
-        """Ask again the next time, whatever the pause."""
-        if self._pause_ms <= self._run.poll_ms:
-            self._next_ms = None
+    def refresh_soon(self) -> None:
+        """Poll on the next call, unless backing off from a service that does not answer."""
+        if self._pause_ms <= self._config.poll_ms:
+            self._next_refresh_ms = None
 
-    def newest_ms(self) -> int | None:
-        """Return the newest that is known. An idle query comes here every 10 ms."""
+    def latest_ms(self) -> int | None:
+        """Return the latest known value. An idle query calls this every 10 ms."""
         now_ms = self._clock.steady_ms()
-        if self._next_ms is None or now_ms >= self._next_ms:
-            self._look()
-            self._next_ms = self._clock.steady_ms() + self._pause_ms
-        return self._newest_ms
+        if self._next_refresh_ms is None or now_ms >= self._next_refresh_ms:
+            self._refresh()
+            self._next_refresh_ms = self._clock.steady_ms() + self._pause_ms
+        return self._latest_ms
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
-            found = self._client.watermark(self._run.job, self._stage, self._etag)
+            found = self._client.watermark(self._config.job, self._stage, self._etag)
         except AggregatorError:
-            # Without news the watermark stands still, which is always safe; and we ask less often
-            # until the service is back.
-            self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._run.poll_ms))
+            # Keeping the old watermark is always safe. Back off until the service answers again.
+            self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._config.poll_ms))
             return
-        self._pause_ms = self._run.poll_ms
-        self.is_known = True
+        self._pause_ms = self._config.poll_ms
+        self.answered = True
         if found is not None:
-            self._etag, self._newest_ms = found.etag, found.input_ms
+            self._etag, self._latest_ms = found.etag, found.input_ms

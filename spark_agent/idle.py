@@ -1,7 +1,7 @@
-"""Which shards of a source are quiet, so that the driver may say that nobody need wait for them.
+"""Detects which shards of a source are quiet, so that the driver can report them as idle.
 
-A shard is quiet when for some time it had no row, and then it was seen that nothing of it is left
-to read. A shard whose task failed is not: its batch is not done, so nothing newer has been seen.
+A shard is quiet if it had no rows for some time, and after that time nothing was left to read. A
+shard whose task failed is not quiet: its batch is not committed, so there is something left to read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class QuietShards:
         self._caught_up_ms = now_ms
 
     def saw(self, shards: Iterable[str], now_ms: int) -> None:
-        """Note that a batch brought rows of these shards."""
+        """Record that a batch had rows of these shards."""
         for shard in shards:
             if shard in self._seen_ms:
                 self._seen_ms[shard] = now_ms
 
     def caught_up(self, now_ms: int) -> None:
-        """Note that nothing was left to read at this moment."""
+        """Record that nothing was left to read at this moment."""
         self._caught_up_ms = now_ms
 
     def quiet(self) -> list[str]:
-        """Return the shards that had no row for long enough before the last such moment.
+        """Return the shards without rows for long enough before `caught_up` was last called.
 
         >>> shards = QuietShards(["a", "b"], after_ms=100, now_ms=0)
         >>> shards.saw(["a"], 60); shards.caught_up(99); shards.quiet()

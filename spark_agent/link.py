@@ -1,7 +1,7 @@
-"""The link between a query's control sources and the driver: loopback, one line each way.
+"""The link between a query's control sources and the driver: a loopback socket, one line each way.
 
-Spark plans a Python source in a process of its own beside the driver. All that decides what Spark
-is to be told lies in the driver (see `spark_agent.feed`), so the source asks there.
+Spark runs a Python source in a process of its own next to the driver. The state that determines its
+next offset is in the driver (see `spark_agent.feed`), so the source requests it from there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class NotStartedError(Exception):
     def __init__(self, stage: str) -> None:
         super().__init__(
             f"tidegauge: a query through stage {stage!r} was not started with Pipeline.start(), so "
-            f"nobody would commit its batches, and its watermark would stand for ever: hand "
-            f"frame.writeStream… to pipeline.start(), in place of calling its own start()"
+            f"nothing would commit its batches, and its watermark would never advance: pass "
+            f"frame.writeStream… to pipeline.start() instead of calling its own start()"
         )
         self.stage = stage
 
@@ -41,20 +41,20 @@ class NotStartedError(Exception):
 class Offset:
     """Where a control source is, in Spark's checkpoint.
 
-    `watermark_ms` is the newest watermark that it has handed to Spark, in Spark's terms; None:
-    none yet. `turn` counts the batches that it has asked for.
+    `watermark_ms` is the latest watermark that it has handed to Spark, in Spark's range; None: none
+    yet. `turn` counts the batches that it has caused.
     """
 
     watermark_ms: int | None
     turn: int
 
     @classmethod
-    def read(cls, stored: dict[str, Any]) -> Offset:
-        """Take it from the form that Spark logs."""
+    def from_dict(cls, stored: dict[str, Any]) -> Offset:
+        """Read it from the form that Spark logs."""
         return cls(stored["watermark"], stored["turn"])
 
-    def stored(self) -> dict[str, Any]:
-        """Write it in the form that Spark logs."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in the form that Spark logs."""
         return {"watermark": self.watermark_ms, "turn": self.turn}
 
 
@@ -68,22 +68,22 @@ class _Request:
 
 
 class LinkClient:
-    """The control source's end: one connection, kept. Spark asks a source from one thread only."""
+    """The control source's end: one persistent connection. Spark polls a source from one thread."""
 
     def __init__(self, port: int, token: str, *, timeout_ms: int) -> None:
         self._port = port
         self._token = token
         self._timeout_ms = timeout_ms
-        # One control source may be in a plan twice (a stream joined with itself).
+        # A control source may be in a plan twice (a stream joined with itself).
         self._reader = token_hex(8)
         self._link: socket.socket | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the connection behind: Spark pickles the source for `read`, which asks nobody."""
+        """Drop the connection: Spark pickles the source for `read`, which does not need it."""
         return {**self.__dict__, "_link": None}
 
     def next(self, control: str, at: Offset) -> Offset:
-        """Ask the driver where to go from an offset. Raises `LinkError`, `NotStartedError`."""
+        """Ask the driver for the offset after `at`. Raises `LinkError`, `NotStartedError`."""
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
         try:
             link = self._link or self._connect()
@@ -91,13 +91,13 @@ class LinkClient:
             answer = json.loads(_line(link))
             if "not_started" in answer:
                 raise NotStartedError(answer["not_started"])
-            return Offset.read(answer["offset"])
+            return Offset.from_dict(answer["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise LinkError(str(error)) from error
 
     def close(self) -> None:
-        """Hang up; the next request connects again."""
+        """Close the connection; the next request reconnects."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -109,19 +109,19 @@ class LinkClient:
 
 
 def _line(link: socket.socket) -> bytes:
-    """Read the one line that an answer is. Raises `ValueError` if the link ends before it does."""
+    """Read an answer, one line. Raises `ValueError` if the connection closes before its end."""
     found = b""
     while not found.endswith(b"\n"):
         part = link.recv(_LONGEST_LINE)
         if not part:
-            raise ValueError("the driver hung up")
+            raise ValueError("the driver closed the connection")
         found += part
     return found
 
 
 class LinkServer:
-    """The driver's end. `answer` is given a control source's id, its reader's and its offset; each
-    reader has a thread of its own.
+    """The driver's end. `answer` maps a control source's id, its reader's id and its offset to the next
+    offset. Each reader has a thread of its own.
     """
 
     def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset]) -> None:
@@ -129,7 +129,7 @@ class LinkServer:
 
         def answered(request: _Request, at: Offset) -> dict[str, Any]:
             try:
-                return {"offset": answer(request.control, request.reader, at).stored()}
+                return {"offset": answer(request.control, request.reader, at).to_dict()}
             except NotStartedError as error:
                 return {"not_started": error.stage}
 
@@ -137,7 +137,7 @@ class LinkServer:
             """Answers one reader."""
 
             def handle(self) -> None:
-                """Answer line by line; hang up on whoever does not know the token."""
+                """Answer line by line; close the connection if the token is wrong."""
                 links.add(self.connection)
                 with suppress(OSError, ValueError, TypeError, LinkError):
                     while line := self.rfile.readline(_LONGEST_LINE):
@@ -156,7 +156,7 @@ class LinkServer:
         ).start()
 
     def close(self) -> None:
-        """Hang up on all readers."""
+        """Close the connections of all readers."""
         self._server.shutdown()
         self._server.server_close()
         for link in list(self._links):

@@ -1,4 +1,4 @@
-"""What the driver counts, for Prometheus: `prometheus_client.start_http_server` shows it."""
+"""The driver's Prometheus counters; `prometheus_client.start_http_server` exposes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client import Counter
 
 _ROWS: Final = Counter(
     "tidegauge_agent_events",
-    "What should not have happened often, by job, stage and kind (early_rows, late_rows, …).",
+    "What should be rare, by job, stage and kind (early_rows, late_rows, …).",
     ["job", "stage", "kind"],
 )
 

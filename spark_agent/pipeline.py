@@ -1,4 +1,4 @@
-"""What a user calls: a pipeline whose Spark queries report to tidegauge and close by its word."""
+"""The user's entry point: a pipeline whose Spark queries close their windows by tidegauge."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
-from spark_agent.arrow import has_type, watch_one, watch_two
-from spark_agent.checks import Passage, Report, check
+from spark_agent.arrow import has_type, watch_column, watch_two_columns
+from spark_agent.checks import QueryStages, ReportCall, check
 from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
-from spark_agent.feed import Feed, Run
-from spark_agent.keeper import Assignment, Keeper, Query, Signal
+from spark_agent.event_router import EventRouter
+from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkServer, NotStartedError, Offset
-from spark_agent.listener import Board
 from spark_agent.reporting import (
     QUERY_PROPERTY,
     RUN_PROPERTY,
-    Place,
     RangeReporter,
+    ReportTarget,
     SourceReporter,
 )
 from spark_agent.spec import StageSpec, ancestors, check_name, read_spec, upstream
 from spark_agent.strategies import Strategy
+from spark_agent.supervisor import Assignment, QueryHandle, Signal, Supervisor
 from spark_agent.tally import Tallies, TallyParam
 
 _log: Final = logging.getLogger("spark_agent")
@@ -52,16 +52,16 @@ _log: Final = logging.getLogger("spark_agent")
 _BEFORE_ALL_TIME: Final = "0001-01-01 00:00:00"
 _JOIN_MS: Final = 10_000
 _LINK_MARGIN_MS: Final = 5_000
-"""How much longer a control source waits for the driver than the driver for the service."""
+"""How much longer a control source waits for the driver than the driver waits for the service."""
 
-_MOST_DEALT_OUT: Final = 64
-"""So many shards are dealt out to tasks one by one; more are hashed."""
+_MAX_ASSIGNED_SHARDS: Final = 64
+"""Up to this many shards are assigned to tasks one by one; more are hashed."""
 
 _AVAILABLE_NOW: Final = "AvailableNowTrigger"
 _ONCE: Final = "OneTimeTrigger"
-_UNFIT_TRIGGERS: Final[Mapping[str, str]] = {
-    "ContinuousTrigger": "continuous processing has no micro-batches, which tidegauge's epochs are",
-    "RealTimeTrigger": "real-time mode does not bring a batch's tasks to an end before the next",
+_UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
+    "ContinuousTrigger": "continuous processing has no micro-batches, and those are tidegauge's epochs",
+    "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
 }
 
 
@@ -70,7 +70,7 @@ def _short_id() -> str:
 
 
 class FinalSourceError(ValueError):
-    """A source is final, which was to say that nothing more comes from it."""
+    """A source is final: it has promised that it emits nothing more."""
 
 
 class StageTakenError(ValueError):
@@ -80,13 +80,12 @@ class StageTakenError(ValueError):
 class Pipeline:
     """A job's stages, and the Spark queries of this driver that execute them.
 
-    `spec` is the job's `stages`, as the service takes them. `replace` allows it to take the place
-    of another layout of the job. `lease_ttl` must be longer than a few batches, `patience` is
-    what one call to the service may cost a task, `poll` how often an idle query asks for its
-    watermark.
+    `spec` is the job's `stages`, in the service's format. `replace` allows it to replace a different
+    layout of the job. `lease_ttl` must be longer than a few batches. `patience` is how long one call
+    to the service may block a task, `poll` how often an idle query polls its watermark.
 
-    Use it as a context manager, or call `stop`. One stage is executed by one query at a time. A
-    query that another driver starts for a stage takes it over, and fences the older one.
+    Use it as a context manager, or call `stop`. One query at a time executes a stage. A query that
+    another driver starts for a stage takes the stage over and fences the older query.
     """
 
     def __init__(
@@ -103,12 +102,11 @@ class Pipeline:
         clock: Clock | None = None,
         new_id: Callable[[], str] = _short_id,
     ) -> None:
-        """Declare the job. An aggregator that is away is asked again when a query needs it.
+        """Declare the job. If the aggregator is unavailable, each query retries that when it starts.
 
-        Raises `ValueError` for a specification that cannot be read, `DeclaredOtherwise` if the job
-        has other stages and `replace` is not given, `Refused` for one that the service does not
-        take, `RuntimeError` for Spark Connect, or if Spark's workers would run another Python than
-        this one.
+        Raises `ValueError` if the specification cannot be read, `DeclaredOtherwise` if the job has
+        other stages and `replace` is not set, `Refused` if the service rejects the specification,
+        and `RuntimeError` for Spark Connect, or if Spark's workers would run a different Python.
         """
         _check_url(url)
         check_name("job", job)
@@ -127,30 +125,32 @@ class Pipeline:
         self._client = Client(url, patience_ms=max(self._patience_ms, 1_000), clock=self._clock)
         self._tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(self._tallies, TallyParam())
-        self._board = Board()
+        self._events = EventRouter()
         self._lock = threading.RLock()
-        self._started: list[tuple[StreamingQuery, Keeper]] = []
+        self._started: list[tuple[StreamingQuery, Supervisor]] = []
         self._past_counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, ReportCall] = {}
         self._idle_after_ms: dict[str, int] = {}
         self._feeds: dict[str, tuple[str, Feed | None]] = {}
         self._token = token_hex(16)
-        self._link = LinkServer(self._token, self._answer)
+        self._link = LinkServer(self._token, self._next_offset)
         self._plans = plan.PlanReader(self._spark)
         self._spark.dataSource.register(ControlSource)
         self._declare()
         self._listener = plan.Listener(
-            self._spark, progressed=self._board.progressed, ended=self._board.ended
+            self._spark,
+            batch_committed=self._events.batch_committed,
+            query_ended=self._events.query_ended,
         )
 
     @property
     def counts(self) -> Counter[str]:
-        """What should not have happened often, added up over all queries; keys as in `Count`."""
+        """Counts of what should be rare, summed over all queries; keys as in `Count`."""
         with self._lock:
             total = Counter(self._past_counts)
-            for _, keeper in self._started:
-                total.update(keeper.counts)
+            for _, supervisor in self._started:
+                total.update(supervisor.counts)
             return total
 
     def source(
@@ -166,18 +166,18 @@ class Pipeline:
         partitioned_by_shard: bool = False,
         idle_after: Duration | None = None,
     ) -> DataFrame:
-        """Report the source's progress as its rows pass; the rows are what they were.
+        """Report the source's progress as its rows pass through unchanged.
 
-        `shard` and `event_time` are columns, `strategy` says what the newest event time of a
-        shard promises. Rows dated further ahead of the clock than `tolerance` promise nothing.
+        `shard` and `event_time` are columns. `strategy` derives a shard's promise from its newest
+        event time. Rows dated further ahead of the clock than `tolerance` are not counted.
 
-        Brings all rows of a shard into one of `tasks` tasks (by default one for each core, at
-        most one for each shard), so that each shard has one worker to speak for it.
-        `partitioned_by_shard=True` says that the source does so already, and saves that shuffle;
-        where it is not so, a warning says it and the driver speaks for the shard.
+        All rows of a shard are brought into one of `tasks` tasks (by default one per core, at most
+        one per shard), so that one task reports for the shard. `partitioned_by_shard=True` declares
+        that the source is already partitioned like that, which saves the shuffle. Where that is
+        wrong, a warning is logged and the driver reports for the shard.
 
-        With `idle_after`, a shard that had no row for so long, while nothing was left to read, is
-        idle: nobody waits for it until it has rows again. Those may then be late.
+        With `idle_after`, a shard becomes idle when it has had no rows for that long while nothing
+        was left to read: the stage does not wait for it until it has rows again. Those may be late.
 
         Raises `ValueError`.
         """
@@ -185,15 +185,15 @@ class Pipeline:
         _check_strategy(strategy)
         _check_column(frame, shard)
         _check_time(frame, event_time)
-        place = self._place(stage, whole_shards=partitioned_by_shard)
+        target = self._target(stage, partitioned_by_shard=partitioned_by_shard)
         reporter = SourceReporter(
-            place,
+            target,
             shards=frozenset(spec.shards),
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
-            raise ValueError(f"tasks {tasks!r} is no number of tasks: 1 or more")
+            raise ValueError(f"tasks {tasks!r} is not a number of tasks: write 1 or more")
         self._idle_after_ms.pop(stage, None)
         if idle_after is not None:
             self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")
@@ -202,7 +202,7 @@ class Pipeline:
             frame = _by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
         mark = f"{plan.SOURCE_MARK}{next(self._numbers)}.{stage}"
         shards = _column(shard).cast("string")
-        return watch_two(frame, mark, reporter, shards, _column(event_time))
+        return watch_two_columns(frame, mark, reporter, shards, _column(event_time))
 
     def watermarked(
         self,
@@ -212,30 +212,30 @@ class Pipeline:
         event_time: str,
         deduplicate_within: Duration | None = None,
     ) -> DataFrame:
-        """Give the data frame the stage's input watermark, in place of `withWatermark`.
+        """Give the data frame the stage's input watermark, instead of `withWatermark`.
 
-        What follows closes its windows, and drops late rows, by the service's watermark alone. It
-        may be called for several data frames of one stage, as for the two sides of a join. Data
-        that another query writes must not come rate limited (`maxFilesPerTrigger`).
+        Later operators close windows and drop late rows by the service's watermark alone. It may be
+        called for several data frames of one stage, such as the two sides of a join. Data that
+        another query writes must not be rate limited (`maxFilesPerTrigger`).
 
-        `deduplicate_within` is how far apart duplicates may be that `dropDuplicatesWithinWatermark`
-        is to find. Raises `ValueError`.
+        `deduplicate_within` is how far apart the duplicates may be that
+        `dropDuplicatesWithinWatermark` has to find. Raises `ValueError`.
         """
         self._stage(stage, "keyed stage")
         _check_time(frame, event_time)
         if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
-                f"Spark's watermark back behind the service's; leave it out"
+                f"back Spark's watermark: leave it out"
             )
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
-        # Only the control rows pass through `withWatermark`, so Spark's watermark is theirs,
-        # whatever dates the data has. The union's columns are its first branch's, so its event
-        # time carries the mark by which windows know the watermark. The control rows themselves
-        # must not come out; but no rule of Spark's optimiser may find that out. One that did would
-        # throw the branch away, or drop its rows before they are seen, and the watermark would
-        # stand for ever. So the control rows have every column of the data, and their filter is
-        # not deterministic: it cannot be folded, nor can another be moved through it.
+        # Only the control rows pass through `withWatermark`, so Spark's watermark follows them and
+        # not the dates in the data. A union takes its columns from its first branch, so its event
+        # time carries the metadata that windows need. The control rows themselves must not come
+        # out, but Spark's optimiser must not be able to prove that: it would remove the branch, or
+        # drop the rows too early, and the watermark would never advance. So the control rows have
+        # every column of the data, and their filter is non-deterministic: it can neither be folded
+        # nor have other filters pushed through it.
         control_id = str(next(self._numbers))
         self._feeds[control_id] = stage, None
         control = (
@@ -258,8 +258,8 @@ class Pipeline:
                 | (F.spark_partition_id() < 0)
             )
         )
-        # With names of their own, since Spark makes one union of unions that meet: then it could not
-        # be told what has come through here, and what was unioned with it later.
+        # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
+        # what came through here and what was unioned with it later.
         return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
 
     def report(
@@ -271,26 +271,26 @@ class Pipeline:
         delay: Duration | None = None,
         on_early: Literal["count", "fail"] = "count",
     ) -> DataFrame:
-        """Report the keyed stage's progress behind its operators; rows are what they were.
+        """Report the keyed stage's progress after its operators; rows pass through unchanged.
 
-        `event_time` is the column that dates the rows for whoever reads them: a timestamp, or a
-        window, which stands for its end. It may be left out where just one column can be meant. It
-        must be the event time as it came, a window's end, or `window_time()`. Of anything else,
-        and of state functions' rows, only you know how old they may be: say it with `delay`, how
-        far behind the watermark a row may be beside what Spark's operators tell (`"0 s"`: never).
+        `event_time` is the column by which readers date the rows: a timestamp, or a window, which
+        stands for its end. It may be left out if only one column qualifies. It must be the unchanged
+        event time, a window's end, or `window_time()`. For any other column, and for rows from state
+        functions, only you know how old they may be. Declare it with `delay`: how far behind the
+        watermark a row may be, in addition to what Spark's operators allow (`"0 s"`: never behind).
 
-        Rows that leave older than what the stage had already promised are counted (`early_rows`);
-        with `on_early="fail"` they fail the query. Call it last, with nothing behind it that holds
-        rows back or unions others. Raises `ValueError`, also unless the stage has as many ranges as
-        Spark has partitions of state.
+        Rows that leave older than the stage has already promised are counted (`early_rows`); with
+        `on_early="fail"` they fail the query. Call it last: nothing after it may hold rows back or
+        union others. Raises `ValueError`, also if the number of the stage's ranges is not Spark's
+        number of state partitions.
         """
         spec = self._stage(stage, "keyed stage")
         partitions = int(self._spark.conf.get("spark.sql.shuffle.partitions") or "200")
         if partitions != len(spec.ranges):
             raise ValueError(
                 f"stage {stage!r} has {len(spec.ranges)} ranges, but Spark keeps its state in "
-                f"{partitions} partitions, and each of them is a range: set "
-                f"spark.sql.shuffle.partitions to {len(spec.ranges)} or give the stage "
+                f"{partitions} partitions, and each partition must be a range: set "
+                f"spark.sql.shuffle.partitions to {len(spec.ranges)}, or give the stage "
                 f'"ranges": {partitions}'
             )
         if on_early not in {"count", "fail"}:
@@ -298,15 +298,15 @@ class Pipeline:
         event_time = _event_time(frame, stage, event_time)
         mark = f"{plan.RANGES_MARK}{next(self._numbers)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
-        self._reports[mark] = Report(stage, event_time, delay_ms)
+        self._reports[mark] = ReportCall(stage, event_time, delay_ms)
         reporter = RangeReporter(
-            self._place(stage),
+            self._target(stage),
             spec.ranges,
-            dated=event_time is not None,
+            has_event_time=event_time is not None,
             fail_on_early=on_early == "fail",
         )
         times = F.spark_partition_id() if event_time is None else _time_of(frame, event_time)
-        return watch_one(frame, mark, reporter, times)
+        return watch_column(frame, mark, reporter, times)
 
     def start(
         self,
@@ -315,42 +315,48 @@ class Pipeline:
         bounded: bool = False,
         on_fenced: Literal["stop", "continue"] = "stop",
     ) -> StreamingQuery:
-        """Open a run for the stages that the query goes through, and start it.
+        """Open a run for the stages that the query goes through, and start the query.
 
-        Triggers are as in Spark. `availableNow` reads what was there at the start, closes what that
-        closes, and ends; the next run goes on from there.
+        Triggers work as in Spark. `availableNow` reads what is there at the start, closes the
+        windows that this completes, and ends; the next run continues from there.
 
-        A `bounded` query is the last one: once it has read all that is there, its sources are
-        final, so that the last windows come out, and nothing may follow. Once every stage it
-        executes is final, it stops. One without sources of its own ends with its upstreams.
+        A `bounded` query is the last one. Once it has read all its input, its sources become final,
+        so that the last windows come out, and nothing may follow. It stops when every stage that it
+        executes is final. Without sources of its own it ends when its upstream stages are final.
 
-        If another driver takes its stages over, the query ends with an error that says so, or goes
-        on unreported with `on_fenced="continue"`.
+        If another driver takes its stages over, the query fails with an error that says so. With
+        `on_fenced="continue"` it goes on, unreported.
 
-        Raises `ValueError`, also as `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`, if
-        the query does not do what its stages need.
+        Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
+        `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`.
         """
         _check_is_writer(writer)
         trigger = _check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
         tree = self._plans.read(plan.frame_of(writer))
-        passage = check(tree, self._stages, self._reports)
+        query_stages = check(tree, self._stages, self._reports)
         controls = [node.control.id for node in tree.walk() if node.control is not None]
         self._check_settings(controls)
         with self._lock:
-            self._forget_ended()
-            self._check_free([*passage.sources, *passage.promises])
-            watermarks = self._look()
-            self._check_not_final(passage, watermarks, bounded=bounded)
+            self._remove_ended()
+            self._check_not_taken([*query_stages.sources, *query_stages.promises])
+            watermarks = self._fetch_watermarks()
+            self._check_not_final(query_stages, watermarks, bounded=bounded)
             return self._start(
-                writer, passage, controls, trigger, watermarks, bounded=bounded, on_fenced=on_fenced
+                writer,
+                query_stages,
+                controls,
+                trigger,
+                watermarks,
+                bounded=bounded,
+                on_fenced=on_fenced,
             )
 
     def _start(
         self,
         writer: DataStreamWriter,
-        passage: Passage,
+        query_stages: QueryStages,
         controls: Sequence[str],
         trigger: str,
         watermarks: Mapping[str, StageWatermark] | None,
@@ -358,25 +364,25 @@ class Pipeline:
         bounded: bool,
         on_fenced: str,
     ) -> StreamingQuery:
-        sources = [self._stages[each] for each in passage.sources]
-        keyed = [self._stages[each] for each in passage.promises]
-        inputs = {each: ancestors(self._stages, each) for each in passage.promises}
+        sources = [self._stages[each] for each in query_stages.sources]
+        keyed = [self._stages[each] for each in query_stages.promises]
+        inputs = {each: ancestors(self._stages, each) for each in query_stages.promises}
         name = f"{_host()}-{os.getpid()}.{self._new_id()}"
-        run = self._first_run([stage.name for stage in (*sources, *keyed)])
-        keeper = Keeper(
+        run = self._try_open_run([stage.name for stage in (*sources, *keyed)])
+        supervisor = Supervisor(
             Assignment(
                 job=self._job,
                 query=name,
                 sources=sources,
                 keyed=keyed,
-                promises=passage.promises,
+                promises=query_stages.promises,
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
-                reads_all=passage.reads_all,
+                reads_all=query_stages.reads_all,
                 inputs=inputs,
                 idle_after_ms={
                     each: self._idle_after_ms[each]
-                    for each in passage.sources
+                    for each in query_stages.sources
                     if each in self._idle_after_ms
                 },
             ),
@@ -388,17 +394,19 @@ class Pipeline:
         )
         holder: list[StreamingQuery] = []
         feed = Feed(
-            Run(
+            FeedConfig(
                 job=self._job,
-                promises=passage.promises,
-                caps_ms=self._caps_ms(passage, watermarks) if trigger == _AVAILABLE_NOW else {},
+                promises=query_stages.promises,
+                caps_ms=self._caps_ms(query_stages, watermarks)
+                if trigger == _AVAILABLE_NOW
+                else {},
                 inputs=inputs,
                 bounded=bounded,
                 ends_when_idle=trigger == _AVAILABLE_NOW,
                 patience_ms=self._patience_ms,
                 poll_ms=self._poll_ms,
             ),
-            keeper=keeper,
+            supervisor=supervisor,
             client=self._client,
             progress=lambda: plan.last_progress(holder[0]) if holder else None,
             clock=self._clock,
@@ -406,39 +414,39 @@ class Pipeline:
         for control in controls:
             stage, _ = self._feeds[control]
             self._feeds[control] = stage, feed
-        keeper.start()
+        supervisor.start()
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
-        with self._board.starting(), self._local_properties(properties):
+        with self._events.starting(), self._local_properties(properties):
             try:
                 query = writer.start()
             except BaseException:
-                keeper.tell(Signal.STOP)
+                supervisor.notify(Signal.STOP)
                 raise
             holder.append(query)
             stops = trigger != _AVAILABLE_NOW
-            keeper.attach(
-                Query(
+            supervisor.attach(
+                QueryHandle(
                     stop=lambda: _stop_quietly(query) if stops else None,
                     fail=lambda message: plan.fail(self._spark, query, message),
                     stops_when_fenced=on_fenced == "stop",
-                    found_nothing_new=lambda: plan.found_nothing_new(query),
+                    has_no_new_data=lambda: plan.has_no_new_data(query),
                     failed=lambda: plan.has_failed(query),
-                    fed=bool(controls),
+                    has_control_sources=bool(controls),
                 )
             )
-            self._started.append((query, keeper))
-            self._board.register(str(query.runId), keeper)
+            self._started.append((query, supervisor))
+            self._events.register(str(query.runId), supervisor)
         return query
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.
 
-        Spark's checkpoints know nothing of it: give every query a new one, and an empty output.
+        Spark's checkpoints do not change: give every query a new one, and an empty output.
         Raises `RuntimeError` while a query of this pipeline runs, `Unavailable`.
         """
         with self._lock:
-            self._forget_ended()
-            running = [stage for _, keeper in self._started for stage in keeper.stages]
+            self._remove_ended()
+            running = [stage for _, supervisor in self._started for stage in supervisor.stages]
             if running:
                 raise RuntimeError(
                     f"a query of this pipeline still executes {', '.join(running)}: stop it before "
@@ -447,13 +455,13 @@ class Pipeline:
             self._client.reset(self._job)
 
     def stop(self) -> None:
-        """Stop the queries that still run, commit what they have done, and follow no more."""
+        """Stop the queries that still run, and commit what they have done."""
         for query, _ in self._started:
             _stop_quietly(query)
-        for query, keeper in self._started:
-            _say_goodbye(query, keeper, Signal.STOP)
-        for _, keeper in self._started:
-            keeper.join(_JOIN_MS)
+        for query, supervisor in self._started:
+            _notify_end(query, supervisor, Signal.STOP)
+        for _, supervisor in self._started:
+            supervisor.join(_JOIN_MS)
         self._listener.close()
         self._link.close()
 
@@ -462,102 +470,110 @@ class Pipeline:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
-    def _answer(self, control: str, reader: str, at: Offset) -> Offset:
+    def _next_offset(self, control: str, reader: str, at: Offset) -> Offset:
         """Answer a control source, through the link. Raises `NotStartedError`."""
         stage, feed = self._feeds.get(control, ("", None))
         if feed is None:
             raise NotStartedError(stage)
         return feed.next(reader, stage, at)
 
-    def _forget_ended(self) -> None:
-        """Keep only the counts of queries that are over: a driver may start them by the thousand."""
-        for query, keeper in list(self._started):
-            if not query.isActive and keeper.alive:
-                _say_goodbye(query, keeper, Signal.ENDED)
-                keeper.join(_JOIN_MS)
-            if not keeper.alive and not query.isActive:
-                self._past_counts.update(keeper.counts)
-                self._started.remove((query, keeper))
+    def _remove_ended(self) -> None:
+        """Keep only the counts of queries that have ended: a driver may start thousands."""
+        for query, supervisor in list(self._started):
+            if not query.isActive and supervisor.alive:
+                _notify_end(query, supervisor, Signal.ENDED)
+                supervisor.join(_JOIN_MS)
+            if not supervisor.alive and not query.isActive:
+                self._past_counts.update(supervisor.counts)
+                self._started.remove((query, supervisor))
                 for control, (stage, feed) in self._feeds.items():
-                    if feed is not None and feed.keeper is keeper:
+                    if feed is not None and feed.supervisor is supervisor:
                         self._feeds[control] = stage, None
 
-    def _check_free(self, stages: Sequence[str]) -> None:
-        for query, keeper in self._started:
+    def _check_not_taken(self, stages: Sequence[str]) -> None:
+        for query, supervisor in self._started:
             for stage in stages:
-                if stage in keeper.stages and query.isActive:
+                if stage in supervisor.stages and query.isActive:
                     named = query.name or str(query.id)
                     raise StageTakenError(
                         f"stage {stage!r} is executed by query {named!r} of this pipeline, and only "
-                        f"one query can promise for it. Stop that one; or, where several queries "
-                        f"read the same data, call source() in one of them and let the others begin "
-                        f"with watermarked(), or declare a source stage for each"
+                        f"one query can report for it. Stop that one. If several queries read the "
+                        f"same data, call source() in one of them and begin the others with "
+                        f"watermarked(), or declare a source stage for each"
                     )
 
     def _check_settings(self, controls: Sequence[str]) -> None:
         several = "spark.sql.streaming.statefulOperator.allowMultiple"
         if str(self._spark.conf.get(several, "true")).lower() != "true":
             raise ValueError(
-                f"{several} is off, and Spark then knows no watermark of each operator's own, from "
-                f"which a stage's promise is read: leave it at true"
+                f"{several} is off. Then Spark does not give each operator its own watermark, which "
+                f"a stage's promise relies on: leave it at true"
             )
         policy = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
         if len(controls) > 1 and str(policy).lower() != "min":
             raise ValueError(
-                f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several "
+                f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several calls of "
                 f"watermarked() in one query it must be 'min'"
             )
 
-    def _look(self) -> Mapping[str, StageWatermark] | None:
-        """See where all stages are, before the query's sources settle what they will read."""
+    def _fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
+        """Fetch all watermarks, before the query's sources fix what they will read."""
         try:
             return self._client.watermarks(self._job)
         except AggregatorError as error:
-            _log.warning("job %s: where its stages are is not known now: %s", self._job, error)
+            _log.warning("job %s: its watermarks are not known yet: %s", self._job, error)
             return None
 
     def _check_not_final(
-        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None, *, bounded: bool
+        self,
+        query_stages: QueryStages,
+        watermarks: Mapping[str, StageWatermark] | None,
+        *,
+        bounded: bool,
     ) -> None:
-        """Refuse to run a final source again, but let an interrupted bounded run come to its end."""
+        """Refuse to run a final source again, but let an interrupted bounded run finish."""
         if watermarks is None:
             return
-        final = [each for each in passage.sources if each in watermarks and watermarks[each].final]
+        final = [
+            each for each in query_stages.sources if each in watermarks and watermarks[each].final
+        ]
         unfinished = [
-            each for each in passage.promises if each in watermarks and not watermarks[each].final
+            each
+            for each in query_stages.promises
+            if each in watermarks and not watermarks[each].final
         ]
         if not final or (bounded and unfinished):
             return
         raise FinalSourceError(
             f"source {final[0]!r} of job {self._job!r} is final: a bounded query has promised that "
-            f"nothing more comes from it, so whatever it read now would be late. To run it again, "
+            f"nothing more comes from it, so anything it read now would be late. To run it again, "
             f"start the job over with Pipeline.reset() or `tidegauge reset {self._job}`, with new "
-            f"checkpoints and an empty output; for a job that runs every day, leave out bounded=True"
+            f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
         )
 
     def _caps_ms(
-        self, passage: Passage, watermarks: Mapping[str, StageWatermark] | None
+        self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None
     ) -> dict[str, int | None]:
-        """Say how far the stages that read other queries' output may go in an `availableNow` run.
+        """Cap the input watermarks of an `availableNow` run's stages that read other queries' output.
 
-        Such a run reads what was there at its start. A watermark that another query publishes
-        later covers rows that this run will not read. What was published before the start does not.
+        Such a run reads what was there at its start. A watermark that another query publishes later
+        covers rows that this run will not read. One published before the start does not.
         """
-        executed = {*passage.sources, *passage.promises}
+        executed = {*query_stages.sources, *query_stages.promises}
         caps_ms: dict[str, int | None] = {}
-        for stage in passage.promises:
+        for stage in query_stages.promises:
             others = upstream(self._stages, stage, executed)
             if not others:
                 continue
             if watermarks is None:
                 caps_ms[stage] = None
-            elif not passage.sources:
+            elif not query_stages.sources:
                 caps_ms[stage] = watermarks[stage].input_ms
             else:
                 outputs = [watermarks[other].output_ms for other in others]
@@ -571,10 +587,10 @@ class Pipeline:
         except Unavailable as error:
             _log.warning("job %s is not declared yet: %s", self._job, error)
 
-    def _first_run(self, stages: Sequence[str]) -> int | None:
-        """Open a run if the service is there; if not, the query starts all the same.
+    def _try_open_run(self, stages: Sequence[str]) -> int | None:
+        """Open a run; None if the service does not answer, in which case the query starts anyway.
 
-        Its tasks then report nothing. Its keeper goes on asking for a run, and with it reports for
+        Its tasks then report nothing. Its supervisor keeps trying to open a run, and then reports for
         them.
         """
         try:
@@ -587,19 +603,19 @@ class Pipeline:
         self._client.declare(self._job, self._spec, replace=self._replace)
         return self._client.open_run(self._job, stages, holder=f"driver-{_host()}-{os.getpid()}")
 
-    def _stage(self, name: str, kind: str) -> StageSpec:
+    def _stage(self, name: str, role: str) -> StageSpec:
         spec = self._stages.get(name)
         if spec is None:
             raise ValueError(
                 f"stage {name!r} is not in the specification of job {self._job!r}; it has "
                 f"{', '.join(sorted(self._stages))}"
             )
-        if spec.kind != kind:
-            raise ValueError(f"stage {name!r} is a {spec.kind} in the specification, not a {kind}")
+        if spec.role != role:
+            raise ValueError(f"stage {name!r} is a {spec.role} in the specification, not a {role}")
         return spec
 
-    def _place(self, stage: str, *, whole_shards: bool = False) -> Place:
-        return Place(
+    def _target(self, stage: str, *, partitioned_by_shard: bool = False) -> ReportTarget:
+        return ReportTarget(
             url=self._url,
             job=self._job,
             stage=stage,
@@ -607,13 +623,13 @@ class Pipeline:
             patience_ms=self._patience_ms,
             clock=self._clock,
             tallies=self._accumulator,
-            whole_shards=whole_shards,
+            partitioned_by_shard=partitioned_by_shard,
         )
 
     @contextmanager
     def _local_properties(self, properties: Mapping[str, str]) -> Generator[None]:
-        """Set what the query's tasks are to know: a query inherits the properties of the thread
-        that starts it. Other threads may start other queries at the same time.
+        """Set local properties for a query's tasks: a query inherits those of the thread that starts
+        it. Other threads may start other queries at the same time.
         """
         context = self._spark.sparkContext
         before = {name: context.getLocalProperty(name) for name in properties}
@@ -623,33 +639,33 @@ class Pipeline:
             yield
         finally:
             for name, old in before.items():
-                # None takes a property away, whatever its annotation says.
+                # None removes a property, whatever the annotation says.
                 context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
 
 
-def _say_goodbye(query: StreamingQuery, keeper: Keeper, how: Signal) -> None:
-    """Tell a keeper that its query is over, but first of its last batch.
+def _notify_end(query: StreamingQuery, supervisor: Supervisor, signal: Signal) -> None:
+    """Notify a supervisor of its query's last batch, then of its end.
 
-    Spark's listener bus may be behind: it tells of a batch some time after the query has ended.
+    Spark's listener bus may lag: it may report a batch only after the query has ended.
     """
     try:
         newest = plan.last_progress(query)
-    except Exception:  # noqa: BLE001  (Spark itself may be gone; then nobody knows of that batch)
+    except Exception:  # noqa: BLE001  (Spark itself may be gone, and the batch with it)
         newest = None
     if newest is not None:
-        keeper.tell(newest)
-    keeper.tell(how)
+        supervisor.notify(newest)
+    supervisor.notify(signal)
 
 
 def _stop_quietly(query: StreamingQuery) -> None:
     try:
         query.stop()
-    except Exception:  # noqa: BLE001  (it has failed or is gone; whoever awaits it hears of that)
-        _log.info("query %s did not stop in order", query.id, exc_info=True)
+    except Exception:  # noqa: BLE001  (it has failed or is gone; awaitTermination() raises that)
+        _log.info("query %s did not stop cleanly", query.id, exc_info=True)
 
 
 def _column(name: str) -> Column:
-    """Name a column, whatever characters are in its name."""
+    """Refer to a column, whatever characters its name contains."""
     return F.col(_quoted(name))
 
 
@@ -658,13 +674,13 @@ def _quoted(name: str) -> str:
 
 
 def _by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -> DataFrame:
-    """Bring all rows of a shard into one task, and as many shards into each task as into the others.
+    """Bring all rows of a shard into one task, with the shards spread evenly over the tasks.
 
-    Hashes of a few names do not spread evenly: two tasks would share eight shards as three and five,
-    and each batch would wait for the second. Many names do, and to look each row's name up among many
-    would take longer than that costs.
+    Hashing spreads a few names unevenly: two tasks might get three and five of eight shards, and each
+    batch would wait for the slower one. It spreads many names well enough, and looking up each row's
+    name in a long list would cost more than it saves.
     """
-    if len(shards) > _MOST_DEALT_OUT:
+    if len(shards) > _MAX_ASSIGNED_SHARDS:
         return frame.repartition(tasks, _column(shard))
     names = F.array(*[F.lit(name) for name in shards])
     return frame.repartitionById(
@@ -682,25 +698,25 @@ def _host() -> str:
 
 
 def _control_schema(frame: DataFrame) -> StructType:
-    """Take the data's columns, any of which may be null in a control row.
+    """Return the data's columns, all nullable, as control rows set only the event time.
 
-    Raises `ValueError` for a type that Arrow does not have.
+    Raises `ValueError` for a type that Arrow does not support.
     """
     for field in frame.schema:
         if not has_type(field):
             raise ValueError(
-                f"column {field.name!r} is of type {field.dataType.simpleString()}, which cannot go "
+                f"column {field.name!r} is of type {field.dataType.simpleString()}, which cannot pass "
                 f"through watermarked(): cast it, or leave it out"
             )
     return StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
 
 
 def _is_window(field: StructField) -> bool:
-    kind = field.dataType
+    data_type = field.dataType
     return (
-        isinstance(kind, StructType)
-        and kind.names == ["start", "end"]
-        and isinstance(kind["end"].dataType, TimestampType)
+        isinstance(data_type, StructType)
+        and data_type.names == ["start", "end"]
+        and isinstance(data_type["end"].dataType, TimestampType)
     )
 
 
@@ -714,15 +730,15 @@ def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
     if name is None:
         if len(candidates) > 1:
             raise ValueError(
-                f"stage {stage!r}: {', '.join(candidates)} could each be the event time of what "
-                f"leaves it: say which, report(…, event_time={candidates[-1]!r})"
+                f"stage {stage!r}: {', '.join(candidates)} could each be the event time of its "
+                f"output: name one, report(…, event_time={candidates[-1]!r})"
             )
         return candidates[0] if candidates else None
     _check_column(frame, name)
     if name not in candidates:
-        kind = frame.schema[name].dataType.simpleString()
+        data_type = frame.schema[name].dataType.simpleString()
         raise ValueError(
-            f"event time {name!r} is of type {kind}; it must be a timestamp (with local time zone) "
+            f"event time {name!r} is of type {data_type}; it must be a timestamp (with local time zone) "
             f"or a window"
         )
     return name
@@ -730,33 +746,33 @@ def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
 
 def _check_is_writer(writer: object) -> None:
     if not isinstance(writer, DataStreamWriter):
-        raise ValueError(  # noqa: TRY004  (a wrong argument, as all that start() refuses)
-            f"start() takes what frame.writeStream… gives, in place of its own start(), not {writer!r}"
+        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that start() refuses)
+            f"start() takes the writer that frame.writeStream… returns, not {writer!r}"
         )
 
 
 def _check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
-    """Check what a writer asks of Spark, and return its trigger's name. Raises `ValueError`."""
+    """Check a writer's options, and return its trigger's name. Raises `ValueError`."""
     trigger = plan.trigger_of(writer)
-    if trigger in _UNFIT_TRIGGERS:
+    if trigger in _UNSUPPORTED_TRIGGERS:
         raise ValueError(
-            f"the trigger does not fit: {_UNFIT_TRIGGERS[trigger]}; use processingTime or "
+            f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
             f"availableNow"
         )
     if bounded and trigger == _ONCE:
         raise ValueError(
-            "a bounded query needs more than one batch to bring its last windows out: use "
-            "trigger(availableNow=True) in place of once=True"
+            "a bounded query needs more than one batch to emit its last windows: use "
+            "trigger(availableNow=True) instead of once=True"
         )
     if plan.output_mode_of(writer) == "complete":
         raise ValueError(
-            "complete mode writes every window again in each batch, however old, so no watermark "
-            "holds for what leaves the query: use append, or update, and let the reader keep the "
-            "newest row of each window"
+            "complete mode rewrites every window in each batch, however old, so no watermark can "
+            "hold for the query's output: use append, or update, and let the reader keep the newest "
+            "row of each window"
         )
     if plan.is_async(writer):
         raise ValueError(
-            "asyncProgressTrackingEnabled commits batches later than it runs them: leave it out"
+            "asyncProgressTrackingEnabled commits batches some time after they ran: leave it out"
         )
     return trigger
 
@@ -772,27 +788,28 @@ def _check_session(spark: SparkSession) -> None:
     if worker is None or Path(worker).parent != Path(sys.executable).parent:
         raise RuntimeError(
             f"Spark's Python workers would run {spark.sparkContext.pythonExec!r}, not "
-            f"{sys.executable!r}, and miss its packages: set the environment variable "
+            f"{sys.executable!r}, and lack its packages: set the environment variable "
             f"PYSPARK_PYTHON to sys.executable before the session starts"
         )
 
 
 def _check_url(url: object) -> None:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ValueError(f"url {url!r} is no address of a service: write it like http://host:8000")
+        raise ValueError(f"url {url!r} is not a service's URL: write it like http://host:8000")
 
 
 def _check_strategy(strategy: object) -> None:
     if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
         raise ValueError(  # noqa: TRY004  (as above)
-            f"strategy {strategy!r} is none: write BoundedOutOfOrderness('10 minutes') or Ascending()"
+            f"strategy {strategy!r} is not a strategy: write BoundedOutOfOrderness('10 minutes') or "
+            f"Ascending()"
         )
 
 
 def _check_column(frame: DataFrame, name: object) -> None:
     if not isinstance(name, str):
         raise ValueError(  # noqa: TRY004  (as above)
-            f"a column is named by its name, a string, not by {name!r}"
+            f"give a column's name, a string, not {name!r}"
         )
     if name not in frame.columns:
         raise ValueError(f"there is no column {name!r}; there are {', '.join(frame.columns)}")
@@ -800,9 +817,9 @@ def _check_column(frame: DataFrame, name: object) -> None:
 
 def _check_time(frame: DataFrame, name: str) -> None:
     _check_column(frame, name)
-    kind = frame.schema[name].dataType
-    if not isinstance(kind, TimestampType):
-        raise ValueError(  # noqa: TRY004  (a wrong value of a right type: a column's name)
-            f"event time {name!r} is of type {kind.simpleString()}; it must be a timestamp (with "
+    data_type = frame.schema[name].dataType
+    if not isinstance(data_type, TimestampType):
+        raise ValueError(  # noqa: TRY004  (the column's name has the right type, its value is wrong)
+            f"event time {name!r} is of type {data_type.simpleString()}; it must be a timestamp (with "
             f"local time zone)"
         )

@@ -1,9 +1,9 @@
 # pyright: basic, reportCallIssue=false, reportOptionalCall=false
 # ruff: noqa: SLF001
-"""What the driver reads out of Spark's own objects, all in one place: it is not public API.
+"""Everything that the driver reads from Spark's internal objects, which are not public API.
 
-The rest of the agent sees plain values: a plan is a tree of `Node`s, a batch that is done is a
-`Progressed`. A twin of this module for Spark Connect would have to fill the same names.
+The rest of the agent sees plain values: a plan is a tree of `Node`s, a finished batch a
+`CommittedBatch`. Support for Spark Connect would need a second implementation of this module.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ JavaObject: TypeAlias = Any
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PROBE_MS: Final = 4_000_000_000_000
-"""A watermark to ask Spark about a join with: large enough to travel as a Java long."""
+"""A sample watermark for asking Spark about a join: large enough for py4j to pass a Java long."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
 
 MARK: Final = "tidegauge."
-"""What the names of the agent's own functions in a plan begin with."""
+"""The prefix of the names of the agent's own functions in a plan."""
 SOURCE_MARK: Final = f"{MARK}source."
 RANGES_MARK: Final = f"{MARK}ranges."
-"""Names of the two reporters in Spark's plan, before a number of their own and the stage."""
+"""Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
 
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
 _LIMITS: Final = frozenset(
@@ -48,14 +48,14 @@ _LIMITS: Final = frozenset(
         "minoffsetspertrigger",
     }
 )
-"""Options by which a source leaves for a later batch what it could read now, in lower case."""
+"""Options, in lower case, that make a source leave available data for a later batch."""
 
 
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
 class Stamp(StrEnum):
-    """What a column's value is to event time."""
+    """How a column's value relates to event time."""
 
     TIME = "time"
     """A row's event time."""
@@ -71,7 +71,7 @@ class Stamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a node: Spark's id of it, and what Spark itself knows of its event time."""
+    """A column of a node, with Spark's id and what Spark's metadata says about event time."""
 
     id: int
     name: str
@@ -84,8 +84,8 @@ class Bounds:
 
     left_ms: int | None
     right_ms: int | None
-    lopsided: bool = False
-    """The event time of one side is equal to something that is not the event time of the other."""
+    one_sided_equality: bool = False
+    """One side's event time is equated with something that is not the other side's event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,16 @@ class Node:
     """A node of a query's logical plan."""
 
     operator: str
-    """Spark's name of it, such as `Aggregate`."""
+    """Spark's name for it, such as `Aggregate`."""
     children: tuple[Node, ...] = ()
     output: tuple[Column, ...] = ()
     streaming: bool = True
     mark: str = ""
-    """Name of the agent's function in it, if it is one of the agent's own nodes."""
+    """The name of the agent's function in it, if it is one of the agent's own nodes."""
     event_time: int | None = None
-    """Of a source's reporter: the column that it goes by, by its id."""
+    """Of a source's reporter: the id of its event time column."""
     copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """Columns that are others, renamed (id by id), or a field of theirs, by the field's name."""
+    """By column id: the column that it copies, and the name of the field if it copies only that."""
     groups: tuple[Column, ...] = ()
     """What an aggregation groups by."""
     bounds: Bounds | None = None
@@ -119,7 +119,7 @@ class Node:
     limits: tuple[str, ...] = ()
     """Options that limit how much of a source one batch reads."""
     delay_ms: int = 0
-    """Of a watermark's definition."""
+    """The delay of a `withWatermark`."""
 
     def walk(self) -> Iterator[Node]:
         """Yield it and every node below."""
@@ -129,7 +129,7 @@ class Node:
 
     @property
     def is_control_union(self) -> bool:
-        """Whether it is where `Pipeline.watermarked` brings a control source and the data together."""
+        """Whether it is the union of control source and data that `Pipeline.watermarked` makes."""
         return self.operator == "Union" and _leads_to_control(self.children[0])
 
 
@@ -140,16 +140,16 @@ def _leads_to_control(node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
-    """Spark has committed a batch."""
+class CommittedBatch:
+    """A batch that Spark has committed."""
 
     epoch: int
     watermark_ms: int
     """Spark's own watermark, which the batch ran with; 0: none yet."""
     read_nothing: bool = False
-    """Nothing was new in any source but the control sources."""
+    """Whether it found no new data in any source except control sources."""
     dropped_rows: int = 0
-    """Rows that its operators dropped as late."""
+    """The number of rows that its operators dropped as late."""
 
 
 class PlanReader:
@@ -165,19 +165,19 @@ class PlanReader:
         self._option: JavaObject = jvm.scala.Option
 
     def read(self, frame: DataFrame) -> Node:
-        """Read it as it stands before optimisation: the marks are in it, whatever is done to it."""
+        """Read the analysed plan: before optimisation all marks are still in it."""
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
         joins = iter(())
         if any(_is_stream_join(node) for node in _java_walk(analyzed)):
-            # The conditions of joins are read as Spark will run them: with what a later `where`
-            # adds, and without `BETWEEN`, which Spark takes apart only here.
+            # Join conditions are read as Spark will run them: with the conditions of a later
+            # `where`, and with `BETWEEN` already split into two comparisons.
             optimized = self._optimizer.execute(analyzed)
             joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
         return self._node(analyzed, joins)
 
     def _node(self, node: JavaObject, joins: Iterator[Bounds]) -> Node:
         name, streaming = node.nodeName(), node.isStreaming()
-        # Before the children: the joins' bounds are listed from the top.
+        # Before the children: the joins' bounds are listed top-down.
         bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
         children = tuple(self._node(child, joins) for child in _items(node.children()))
         mark = _mark(node) if name == "Filter" else ""
@@ -199,21 +199,24 @@ class PlanReader:
 
     def _bounds(self, join: JavaObject) -> Bounds:
         if self._joins.isWatermarkInJoinKeys(join):
-            return Bounds(0, 0, lopsided=_is_lopsided(join))
+            return Bounds(0, 0, one_sided_equality=_has_one_sided_equality(join))
         left, right = join.left(), join.right()
         return Bounds(self._behind(left, right, join), self._behind(right, left, join))
 
     def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
-        """Say how far behind the watermark the rows of one side may be; None: unbounded.
+        """Return how far behind the watermark the rows of one side may be; None: unbounded.
 
-        Spark takes a comparison of any column with the other side's event time for a bound on this
-        side's, such as a deadline or a window's end, and forgets rows too early by it. So a bound
-        counts only if it is there with the event times alone; what Spark then goes by is never less.
+        Spark takes a comparison of any column (such as a deadline or a window's end) with the other
+        side's event time for a bound on this side's event time, and evicts rows too early by it. So a
+        bound counts only if the two event times alone imply it. The larger of that bound and the one
+        that Spark uses is returned.
         """
-        sound = self._bound(self._set(_event_times(of)), self._set(_event_times(other)), join)
-        if sound is None:
+        bound_by_event_times = self._bound(
+            self._set(_event_times(of)), self._set(_event_times(other)), join
+        )
+        if bound_by_event_times is None:
             return None
-        return max(sound, self._bound(of.outputSet(), other.outputSet(), join) or 0)
+        return max(bound_by_event_times, self._bound(of.outputSet(), other.outputSet(), join) or 0)
 
     def _bound(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
         probe = self._option.apply(_PROBE_MS)
@@ -227,7 +230,7 @@ class PlanReader:
         return found
 
 
-def _is_lopsided(join: JavaObject) -> bool:
+def _has_one_sided_equality(join: JavaObject) -> bool:
     condition = join.condition()
     parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
     equal = [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
@@ -235,7 +238,7 @@ def _is_lopsided(join: JavaObject) -> bool:
 
 
 def _event_times(side: JavaObject) -> list[JavaObject]:
-    """Return a side's event time; Spark fails on a join with a side that has more than one."""
+    """Return a side's event time columns. Spark fails on a join if a side has more than one."""
     return [each for each in _items(side.output()) if _stamp(each) is Stamp.TIME]
 
 
@@ -277,7 +280,7 @@ def _column(attribute: JavaObject) -> Column:
 
 
 def _stamp(attribute: JavaObject) -> Stamp | None:
-    """Read what Spark notes of a column: that it is event time, or a window over it."""
+    """Read from Spark's metadata whether a column is event time, or a window over it."""
     metadata = _metadata(attribute)
     if _DELAY not in metadata:
         return None
@@ -299,7 +302,7 @@ def _has(thing: JavaObject, method: str) -> bool:
 
 
 def _expressions(node: JavaObject) -> JavaObject:
-    """Return what a node computes, as far as columns may be copied by it; None: nothing."""
+    """Return a node's expressions if it may copy columns; None otherwise."""
     match node.nodeName():
         case "Project":
             return node.projectList()
@@ -312,10 +315,10 @@ def _expressions(node: JavaObject) -> JavaObject:
 def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for each in [] if projections is None else _items(projections):
-        kind = each.getClass().getSimpleName()
-        if kind == "AttributeReference":
+        class_name = each.getClass().getSimpleName()
+        if class_name == "AttributeReference":
             found[each.exprId().id()] = each.exprId().id(), ""
-        elif kind == "Alias":
+        elif class_name == "Alias":
             copied = _copied(each.child())
             if copied is not None:
                 found[each.exprId().id()] = copied
@@ -323,10 +326,10 @@ def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
 
 
 def _copied(expression: JavaObject) -> tuple[int, str] | None:
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
+    class_name = expression.getClass().getSimpleName()
+    if class_name == "AttributeReference":
         return expression.exprId().id(), ""
-    if kind == "GetStructField":
+    if class_name == "GetStructField":
         of = expression.child()
         if of.getClass().getSimpleName() == "AttributeReference":
             fields = of.dataType().fieldNames()
@@ -343,9 +346,9 @@ def _mark(node: JavaObject) -> str:
 
 
 def _reported_time(node: JavaObject) -> int | None:
-    """Read which column a source's reporter is shown as the event time: the second."""
-    shown = _copied(node.condition().children().apply(1))
-    return None if shown is None or shown[1] else shown[0]
+    """Return the id of the column that a source's reporter takes as event time: its second argument."""
+    argument = _copied(node.condition().children().apply(1))
+    return None if argument is None or argument[1] else argument[0]
 
 
 def _control(node: JavaObject) -> Control | None:
@@ -373,22 +376,22 @@ def _delay_ms(node: JavaObject) -> int:
 
 
 def frame_of(writer: DataStreamWriter) -> DataFrame:
-    """Return what the writer writes."""
+    """Return the data frame that a writer writes."""
     return writer._df
 
 
 def trigger_of(writer: DataStreamWriter) -> str:
-    """Name the writer's trigger, as Spark's classes do: `AvailableNowTrigger` and so on."""
+    """Return the class name of the writer's trigger, such as `AvailableNowTrigger`."""
     return str(_setting(writer, "trigger").toString()).partition("(")[0]
 
 
 def output_mode_of(writer: DataStreamWriter) -> str:
-    """Name the writer's output mode: `append`, `update` or `complete`."""
+    """Return the writer's output mode: `append`, `update` or `complete`."""
     return str(_setting(writer, "outputMode").toString()).lower()
 
 
 def is_async(writer: DataStreamWriter) -> bool:
-    """Say whether Spark is to commit its batches later than it runs them."""
+    """Return whether Spark is to commit batches asynchronously, some time after they ran."""
     options = str(_setting(writer, "extraOptions").toString()).lower()
     return "asyncprogresstrackingenabled -> true" in options
 
@@ -400,25 +403,25 @@ def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     return found.get(writer_)
 
 
-def found_nothing_new(query: StreamingQuery) -> bool:
-    """Say whether the newest trigger has found nothing new in any of the query's sources."""
+def has_no_new_data(query: StreamingQuery) -> bool:
+    """Return whether the latest trigger found no new data in any of the query's sources."""
     return bool(_execution(query).noNewData())
 
 
 def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
-    """Let a query end with an error, at its next trigger at the latest.
+    """Make a query fail with an error, at its next trigger at the latest.
 
-    Spark has no public way to. This is the one by which its own background work does it.
+    Spark has no public API for that. This is what its own background threads use.
     """
     jvm: JavaObject = spark._jvm
     _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
 
 
 def has_failed(query: StreamingQuery) -> bool:
-    """Say whether a query has ended with an error, such as that Spark is gone."""
+    """Return whether a query has ended with an error, which includes that Spark is gone."""
     try:
         return query.exception() is not None
-    except Exception:  # noqa: BLE001  (whatever it is, there is no query any more)
+    except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
         return True
 
 
@@ -427,10 +430,10 @@ def _execution(query: StreamingQuery) -> JavaObject:
     return wrapped.streamingQuery()
 
 
-def last_progress(query: StreamingQuery) -> Progressed | None:
-    """Return the newest batch that a query has done since it started; None if there is none.
+def last_progress(query: StreamingQuery) -> CommittedBatch | None:
+    """Return the latest batch that a query has committed since it started; None if there is none.
 
-    Spark notes it before it plans the next batch, and tells its listeners only some time later.
+    Spark records it before it plans the next batch, but notifies its listeners some time later.
     """
     wrapped: JavaObject = query._jsq
     progress = wrapped.lastProgress()
@@ -438,62 +441,62 @@ def last_progress(query: StreamingQuery) -> Progressed | None:
 
 
 class Listener:
-    """Hears from Spark of every batch that is done and of every query that has ended, by run id.
+    """Listens for every batch that Spark commits and every query that ends, by run id.
 
-    PySpark's own listener turns each event into Python objects by some hundreds of calls to the JVM,
-    in every batch of every query. All that is needed of it is one JSON text.
+    PySpark's own listener converts each event to Python objects with hundreds of calls to the JVM,
+    in every batch of every query. One JSON text is all that is needed.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         *,
-        progressed: Callable[[str, Progressed], None],
-        ended: Callable[[str], None],
+        batch_committed: Callable[[str, CommittedBatch], None],
+        query_ended: Callable[[str], None],
     ) -> None:
         context: JavaObject = spark.sparkContext
         gateway: JavaObject = context._gateway
         ensure_callback_server_started(gateway)
-        self._progressed = progressed
-        self._ended = ended
+        self._batch_committed = batch_committed
+        self._query_ended = query_ended
         package = gateway.jvm.org.apache.spark.sql.streaming
         self._listener: JavaObject = package.PythonStreamingQueryListenerWrapper(self)
         self._queries: JavaObject = spark.streams._jsqm
         self._queries.addListener(self._listener)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Remove the listener from Spark."""
         self._queries.removeListener(self._listener)
 
     def onQueryStarted(self, event: JavaObject) -> None:  # noqa: N802
-        """Nothing to do: who starts a query knows of it."""
+        """Nothing to do: the pipeline starts its queries itself."""
 
     def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
         """Read the batch."""
         body = json.loads(event.progress().json())
-        self._progressed(body["runId"], read_progress(body))
+        self._batch_committed(body["runId"], read_progress(body))
 
     def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802
         """Nothing to do."""
 
     def onQueryTerminated(self, event: JavaObject) -> None:  # noqa: N802
-        """Read which query it was."""
-        self._ended(str(event.runId().toString()))
+        """Read which query ended."""
+        self._query_ended(str(event.runId().toString()))
 
     class Java:
-        """What py4j shows this class to the JVM as."""
+        """The Java interface as which py4j exposes this class to the JVM."""
 
         implements: Final = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
-def read_progress(body: Mapping[str, Any]) -> Progressed:
+def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
     """Read a batch's progress, as Spark writes it.
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    Progressed(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
+    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
     """
-    return Progressed(
+    return CommittedBatch(
         epoch=body["batchId"],
         watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
         read_nothing=all(
@@ -508,8 +511,8 @@ def read_progress(body: Mapping[str, Any]) -> Progressed:
 
 
 def _is_control(offset: object) -> bool:
-    """Tell a control source by its offsets: Spark describes it by its own class only."""
-    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).stored().keys()
+    """Recognise a control source by its offsets: Spark reports only its own wrapper's class."""
+    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).to_dict().keys()
 
 
 def parse_watermark_ms(text: str | None) -> int:
@@ -523,6 +526,6 @@ def parse_watermark_ms(text: str | None) -> int:
     if not text:
         return 0
     if text.startswith("+"):
-        # Python's calendar ends with the year 9999. Beyond is nothing but the end of time.
+        # Python's calendar ends with the year 9999. The only later watermark is the end of time.
         return END_MS
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)

@@ -1,7 +1,7 @@
-"""What runs in the executors: rows pass unchanged, and the task claims and reports beside them.
+"""What runs on the executors: rows pass through unchanged while their task claims and reports.
 
-A task never fails because of the aggregator. What it cannot report in time is dropped and counted;
-the driver, which hears from the tasks through Spark as well, makes good for it after the batch.
+A task never fails because of the aggregator. What it cannot report in time is dropped and counted.
+The driver, which gets the same promises through Spark, reports them after the batch instead.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from typing import Final
 
 from pyspark import Accumulator, TaskContext
 
-from spark_agent.arrow import Array, all_true, newest, older
+from spark_agent.arrow import Array, all_true, count_older_than, newest_times
 from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
 from spark_agent.clock import Clock
 from spark_agent.link import NotStartedError
 from spark_agent.strategies import Strategy
-from spark_agent.tally import Count, Early, Tallies, Tally
+from spark_agent.tally import Count, EarlyRow, Tallies, Tally
 from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
 
 QUERY_PROPERTY: Final = "tidegauge.query"
-"""Local property of the thread that starts a query, and so of its tasks: which start this is."""
+"""Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
 RUN_PROPERTY: Final = "tidegauge.run"
-"""Likewise: the run number; empty if the aggregator was away at the start."""
+"""Likewise: the run number; empty if the aggregator was unavailable at the start."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
-AWAY_FOR_MS: Final = 5_000
-"""After a call that found no aggregator, tasks of this process leave it alone for so long: else an
-aggregator that hangs would cost every task of every batch its whole patience."""
-_away_until_ms: Final[dict[tuple[int, str], int]] = {}
+BACKOFF_MS: Final = 5_000
+"""After a call without an answer, the tasks of this process make no requests for this long.
+Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
+_backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
 
 
-def spare_collector() -> None:
-    """Take what this process has imported out of the garbage collector's sight, once.
+def freeze_imports() -> None:
+    """Exclude the modules that this process has imported from garbage collection, once.
 
-    Spark's workers collect all garbage after every task. To look through the modules of a worker takes
-    some 30 ms each time, more than all that is done here; and modules are no garbage.
+    Spark's workers run a full collection after every task. Scanning a worker's modules takes some
+    30 ms each time, more than everything done here, and modules are never garbage.
     """
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 class EarlyRowsError(Exception):
-    """Rows left a stage older than what it had already promised."""
+    """Rows left a stage older than it had already promised."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to report, and how much time it may take. Travels to the executors."""
+class ReportTarget:
+    """Where a task's reports go, and how long a call may take. Pickled and sent to the executors."""
 
     url: str
     job: str
@@ -63,13 +63,13 @@ class Place:
     patience_ms: int
     clock: Clock
     tallies: Accumulator[Tallies]
-    whole_shards: bool = False
-    """Whether somebody said that all of a shard's rows are in one task; it is checked."""
+    partitioned_by_shard: bool = False
+    """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class TaskIdentity:
-    """Who is speaking: one attempt at one task of one batch of one started query."""
+class Task:
+    """Identifies a task: one attempt, for one partition, in one batch of one started query."""
 
     query: str
     rank: Rank | None
@@ -79,14 +79,14 @@ class TaskIdentity:
     holder: str
 
 
-def current_task(stage: str) -> TaskIdentity | None:
-    """Say who this task is; None if it is not one of a query's own, but of an action beside it.
+def current_task(stage: str) -> Task | None:
+    """Identify the running task; None if it belongs to no streaming batch.
 
     Raises `NotStartedError` if its query was not started with `Pipeline.start`.
 
-    The attempt in the rank is Spark's task attempt id, not its attempt number: that one starts over
-    when Spark repeats a whole stage, while the id rises over all tasks of the application, so the
-    attempt that was started last always outranks the others.
+    The attempt in the rank is Spark's task attempt id, not its attempt number. The number starts over
+    when Spark repeats a whole stage. The id rises over all tasks of the application, so the attempt
+    that was started last always outranks the others.
     """
     context = TaskContext.get()
     batch = context and context.getLocalProperty(_BATCH_PROPERTY)
@@ -97,7 +97,7 @@ def current_task(stage: str) -> TaskIdentity | None:
         raise NotStartedError(stage)
     epoch, attempt = int(batch), context.taskAttemptId()
     run = context.getLocalProperty(RUN_PROPERTY)
-    return TaskIdentity(
+    return Task(
         query=query,
         rank=Rank(int(run), epoch, attempt) if run else None,
         epoch=epoch,
@@ -106,53 +106,55 @@ def current_task(stage: str) -> TaskIdentity | None:
     )
 
 
-class Attempt:
-    """One task's dealings with the service for a stage. No method raises for the service's sake."""
+class TaskAttempt:
+    """One task's claims and reports for a stage. No method raises when the service fails."""
 
-    def __init__(self, place: Place, task: TaskIdentity) -> None:
-        self._place = place
+    def __init__(self, target: ReportTarget, task: Task) -> None:
+        self._target = target
         self._task = task
         self._leases: list[Lease] = []
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
-        """Ask what the stage has promised so far: rows before that are late. None: not known."""
-        if self._task.rank is None or self._away():
+        """Return what the stage has promised so far: rows before that are late. None: unknown."""
+        if self._task.rank is None or self._backing_off():
             return None
-        place = self._place
+        target = self._target
         try:
-            found = shared_client(place.url, place.patience_ms).watermark(place.job, place.stage)
+            found = shared_client(target.url, target.patience_ms).watermark(
+                target.job, target.stage
+            )
         except AggregatorError as error:
-            self._note(error, "look", 0)
+            self._drop(error, "watermark request", 0)
             return None
         return found and found.output_ms
 
     def claim(self, ranges: Sequence[str]) -> None:
-        """Claim ranges, and so fence every older attempt at this task from here on.
+        """Claim ranges, which fences every older attempt at this task.
 
-        Ranges that were claimed before are to be among them: one lease then covers them all.
+        `ranges` must include those claimed before, so that one lease covers them all.
         """
-        rank, place = self._task.rank, self._place
-        if rank is None or not ranges or self._away():
+        rank, target = self._task.rank, self._target
+        if rank is None or not ranges or self._backing_off():
             return
         try:
-            lease = shared_client(place.url, place.patience_ms).claim(
-                place.job,
-                place.stage,
+            lease = shared_client(target.url, target.patience_ms).claim(
+                target.job,
+                target.stage,
                 ranges,
                 holder=self._task.holder,
-                ttl_ms=place.ttl_ms,
+                ttl_ms=target.ttl_ms,
                 rank=rank,
             )
         except AggregatorError as error:
-            self._note(error, "claim", len(ranges))
+            self._drop(error, "claim", len(ranges))
         else:
             self._leases = [lease]
 
     def report(self, promises: Mapping[str, int] | None = None) -> None:
         """Report the claimed ranges for this epoch.
 
-        `promises` (ms) by shard for a source. Without it: key ranges, whose promise is the input
+        For a source, `promises` (ms) are by shard. Key ranges have none: they promise the input
         watermark that Spark ran the batch with, which the driver adds at the commit.
         """
         for lease in self._leases:
@@ -164,44 +166,50 @@ class Attempt:
             if ranges:
                 self._send(lease, ranges)
 
-    def tell_driver(
-        self, promises: Mapping[str, int] | None = None, early: Early | None = None
+    def report_to_driver(
+        self, promises: Mapping[str, int] | None = None, early: EarlyRow | None = None
     ) -> None:
-        """Let the driver know too, through Spark; it counts if the task succeeds."""
-        key = (self._task.query, self._place.stage, self._task.epoch)
+        """Send the driver the same through Spark, which drops it if the task fails."""
+        key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
-        said = dict(promises or {})
-        partitions = dict.fromkeys(said, here) if self._place.whole_shards else {}
-        self._place.tallies.add(
-            {key: Tally(said, {self._task.partition: dict(self.counts)}, partitions, early)}
+        shard_promises = dict(promises or {})
+        partitions = (
+            dict.fromkeys(shard_promises, here) if self._target.partitioned_by_shard else {}
+        )
+        self._target.tallies.add(
+            {
+                key: Tally(
+                    shard_promises, {self._task.partition: dict(self.counts)}, partitions, early
+                )
+            }
         )
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
-        place = self._place
-        if self._away():
+        target = self._target
+        if self._backing_off():
             self.counts[Count.REPORTS_DROPPED] += len(ranges)
             return
         try:
-            accepted = shared_client(place.url, place.patience_ms).report(
-                place.job, place.stage, lease.token, ranges, epoch=self._task.epoch
+            accepted = shared_client(target.url, target.patience_ms).report(
+                target.job, target.stage, lease.token, ranges, epoch=self._task.epoch
             )
         except AggregatorError as error:
-            self._note(error, "report", len(ranges))
+            self._drop(error, "report", len(ranges))
         else:
             self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
 
-    def _away(self) -> bool:
-        until_ms = _away_until_ms.get((os.getpid(), self._place.url), 0)
-        return self._place.clock.steady_ms() < until_ms
+    def _backing_off(self) -> bool:
+        until_ms = _backoff_until_ms.get((os.getpid(), self._target.url), 0)
+        return self._target.clock.steady_ms() < until_ms
 
-    def _note(self, error: AggregatorError, what: str, ranges: int) -> None:
+    def _drop(self, error: AggregatorError, what: str, ranges: int) -> None:
         if isinstance(error, Unavailable):
-            now_ms = self._place.clock.steady_ms()
-            _away_until_ms[os.getpid(), self._place.url] = now_ms + AWAY_FOR_MS
+            now_ms = self._target.clock.steady_ms()
+            _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
         self.counts[Count.REPORTS_DROPPED] += ranges
         _log.info(
-            "stage %s, epoch %d: %s of %d ranges dropped: %s",
-            self._place.stage,
+            "stage %s, epoch %d: %s failed, %d ranges not reported: %s",
+            self._target.stage,
             self._task.epoch,
             what,
             ranges,
@@ -210,29 +218,28 @@ class Attempt:
 
 
 class SourceReporter:
-    """Watches a source's rows pass by: the newest event time of each shard.
+    """Tracks the newest event time of each shard as a source's rows pass through.
 
-    Upstream, Spark has brought all rows of a shard into one task. A shard is claimed when its
-    first rows are seen, so that the task need not know which shards are its own (its partition id
-    does not tell: a union further down shifts it). A shard without rows says nothing, and keeps
-    its promise.
+    Upstream, Spark has brought all rows of a shard into one task. A task claims a shard when it sees
+    the shard's first rows. It cannot know its shards beforehand: a union further down shifts the
+    partition id. A shard without rows is not reported and keeps its promise.
     """
 
     def __init__(
-        self, place: Place, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
+        self, target: ReportTarget, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
     ) -> None:
-        self._place = place
+        self._target = target
         self._shards = shards
         self._strategy = strategy
         self._tolerance_ms = tolerance_ms
 
     def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
-        """Take batches of shards and event times; say of every row that it passes."""
-        task = current_task(self._place.stage)
+        """Take batches of shards and event times; return True for every row."""
+        task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for _, times in batches)
             return
-        attempt = Attempt(self._place, task)
+        attempt = TaskAttempt(self._target, task)
         newest_ms: dict[str, int] = {}
         late_before_ms: int | None = None
         for number, (names, times) in enumerate(batches):
@@ -248,20 +255,20 @@ class SourceReporter:
             shard: self._strategy.promise_ms(time_ms) for shard, time_ms in newest_ms.items()
         }
         attempt.report(promises)
-        attempt.tell_driver(promises)
-        spare_collector()
+        attempt.report_to_driver(promises)
+        freeze_imports()
 
     def _newest_ms(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
     ) -> dict[str, int]:
-        # One row dated 9999 would close every window there is: a date so far ahead is an error in
-        # the data and must not speak for its shard.
-        found = newest(
+        # One row dated 9999 would close every window. A date that far ahead is an error in the data
+        # and must not raise its shard's promise.
+        found = newest_times(
             names,
             times,
             shards=self._shards,
             late_before_ms=late_before_ms,
-            horizon_ms=self._place.clock.wall_ms() + self._tolerance_ms,
+            horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
         )
         counts[Count.LATE_ROWS] += found.late_rows
         counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
@@ -271,56 +278,61 @@ class SourceReporter:
 
 
 class RangeReporter:
-    """Reports a keyed stage's ranges: task i of n stands for key range i of n.
+    """Reports a keyed stage's ranges: task i of n reports for key range i of n.
 
-    It needs no holds: what the stage promises follows from the watermark that Spark ran the batch
-    with and from the operators (`spark_agent.operators`), and is the same for all ranges. The
-    driver adds it at the commit. Where there are more or fewer tasks than ranges, as behind a
-    `repartition` or a `limit`, the driver speaks for the ranges that no task stood for.
+    It needs no holds. What the stage promises follows from its operators (`spark_agent.operators`)
+    and from the watermark that Spark ran the batch with, and is the same for all ranges. The driver
+    adds it at the commit. Where there are more or fewer tasks than ranges, as after a `repartition`
+    or a `limit`, the driver reports for the ranges without a task.
 
-    Beside that it is the guard: rows that leave older than what was already promised are counted,
-    or fail the task.
+    It also guards the promise: rows that leave older than already promised are counted, or fail the
+    task.
     """
 
     def __init__(
-        self, place: Place, ranges: Sequence[str], *, dated: bool, fail_on_early: bool
+        self,
+        target: ReportTarget,
+        ranges: Sequence[str],
+        *,
+        has_event_time: bool,
+        fail_on_early: bool,
     ) -> None:
-        self._place = place
+        self._target = target
         self._ranges = tuple(ranges)
-        self._dated = dated
+        self._has_event_time = has_event_time
         self._fail_on_early = fail_on_early
 
     def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
-        """Take batches of event times; say of every row that it passes."""
-        task = current_task(self._place.stage)
+        """Take batches of event times; return True for every row."""
+        task = current_task(self._target.stage)
         if task is None:
             yield from (all_true(times) for times in batches)
             return
-        attempt = Attempt(self._place, task)
+        attempt = TaskAttempt(self._target, task)
         attempt.claim(self._ranges[task.partition : task.partition + 1])
         promised_ms: int | None = None
-        early: Early | None = None
+        early: EarlyRow | None = None
         for number, times in enumerate(batches):
-            if self._dated and number == 0:
+            if self._has_event_time and number == 0:
                 promised_ms = attempt.promised_ms()
             if promised_ms is not None:
                 early = self._guard(times, promised_ms, early, attempt.counts)
             yield all_true(times)
         attempt.report()
-        attempt.tell_driver(early=early)
-        spare_collector()
+        attempt.report_to_driver(early=early)
+        freeze_imports()
 
     def _guard(
-        self, times: Array, promised_ms: int, early: Early | None, counts: Counter[str]
-    ) -> Early | None:
-        count, oldest_ms = older(times, promised_ms)
+        self, times: Array, promised_ms: int, early: EarlyRow | None, counts: Counter[str]
+    ) -> EarlyRow | None:
+        count, oldest_ms = count_older_than(times, promised_ms)
         if oldest_ms is None:
             return early
         counts[Count.EARLY_ROWS] += count
-        found = Early(oldest_ms, promised_ms)
+        found = EarlyRow(oldest_ms, promised_ms)
         if self._fail_on_early:
             raise EarlyRowsError(
-                f"stage {self._place.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
+                f"stage {self._target.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
                 f"than its published watermark {instant_text(promised_ms)}: stamp rows with the end "
                 f"of their window, or declare how far behind the watermark they may be: "
                 f"report(…, delay=…). on_early='count' lets such rows pass"

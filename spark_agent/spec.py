@@ -1,4 +1,4 @@
-"""The agent's reading of a pipeline's specification: just what it needs to know of each stage."""
+"""Parses a pipeline's specification, as far as the agent needs it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise `ValueError` unless the service takes such a name.
+    """Raise `ValueError` unless the service accepts the name.
 
     >>> check_name("shard", "été")
     Traceback (most recent call last):
-    ValueError: shard 'été' is no name: up to 128 of the letters A-Z and a-z, digits, and . _ -, \
-the first of them a letter or a digit
+    ValueError: shard 'été' is not a valid name: use up to 128 letters A-Z and a-z, digits, and \
+. _ -, and start with a letter or a digit
     """
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{what} {name!r} is no name: up to 128 of the letters A-Z and a-z, digits, and . _ -, "
-            f"the first of them a letter or a digit"
+            f"{what} {name!r} is not a valid name: use up to 128 letters A-Z and a-z, digits, and "
+            f". _ -, and start with a letter or a digit"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One stage: a source has shards, a keyed stage ranges (their ids, in order)."""
+    """One stage: a source has shards, a keyed stage has ranges (their ids, in order)."""
 
     name: str
     shards: tuple[str, ...] = ()
@@ -37,34 +37,34 @@ class StageSpec:
     inputs: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> str:
-        """The word for what it is."""
+    def role(self) -> str:
+        """What the stage is, as error messages call it."""
         if self.shards:
             return "source"
         return "keyed stage" if self.ranges else "passthrough stage"
 
 
 def read_spec(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, StageSpec]:
-    """Read the `stages` of a specification, as the service takes them.
+    """Parse the `stages` of a specification, in the service's format. Raises `ValueError`.
 
-    The service checks the graph; here only that each stage is of some kind. Raises `ValueError`.
+    Only the form of each stage is checked here; the service checks the graph.
     """
     _check_shape(stages)
     if not stages:
-        raise ValueError("spec: it has no stages; give at least one source")
+        raise ValueError("spec: it has no stages; give it at least one source")
     return {name: _read_stage(name, stage) for name, stage in stages.items()}
 
 
 def _check_shape(stages: object) -> None:
     if not isinstance(stages, Mapping):
-        raise ValueError(  # noqa: TRY004  (as all that is wrong with a specification)
-            f"spec: it maps names of stages to what they are, {{…}}; this is {stages!r}"
+        raise ValueError(  # noqa: TRY004  (like every error in a specification)
+            f"spec: it must be a mapping from stage names to stages, {{…}}, not {stages!r}"
         )
     found = cast("Mapping[object, object]", stages)
     for name, stage in found.items():
         if not isinstance(stage, Mapping):
             raise ValueError(  # noqa: TRY004
-                f"spec: stage {name!r} is a mapping, such as {{'shards': […]}}, not {stage!r}"
+                f"spec: stage {name!r} must be a mapping, such as {{'shards': […]}}, not {stage!r}"
             )
 
 
@@ -81,15 +81,16 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
     if stage.get("passthrough"):
         return StageSpec(name, inputs=inputs)
     raise ValueError(
-        f"spec: stage {name!r} has none of 'shards' (a source), 'ranges' (a keyed stage) "
-        f"and 'passthrough': {dict(stage)!r}"
+        f"spec: stage {name!r} has neither 'shards' (a source), nor 'ranges' (a keyed stage), nor "
+        f"'passthrough': {dict(stage)!r}"
     )
 
 
 def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str]) -> set[str]:
-    """Return the stages outside of `within` whose output a stage's input is made of.
+    """Return the nearest upstream stages outside `within` that feed a stage's input.
 
-    Passthrough stages, which nobody executes, and the stages in `within` are looked through.
+    Passthrough stages, which no query executes, and the stages in `within` are replaced by their
+    own upstreams.
 
     >>> stages = read_spec({"a": {"shards": ["0"]}, "b": {"shards": ["0"]},
     ...   "both": {"inputs": ["a", "b"], "passthrough": True}, "k": {"inputs": ["both"], "ranges": 1}})
@@ -101,7 +102,7 @@ def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str
         known = stages.get(each)
         if known is None:
             continue
-        if each in within or known.kind == "passthrough stage":
+        if each in within or known.role == "passthrough stage":
             found |= upstream(stages, each, within)
         else:
             found.add(each)

@@ -1,4 +1,4 @@
-"""How a source's task judges, from the event times that it saw, what may still come."""
+"""How a source's task derives a promise from the event times that it has seen."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ EARLIEST_MS: Final = -62_135_596_800_000
 
 
 class Strategy(Protocol):
-    """What a shard may promise. A value: it travels to the executors, and keeps no state.
+    """What a shard may promise. It is pickled and sent to the executors, so it keeps no state.
 
     It needs none: the service never lets a promise go down, so a batch of old rows changes nothing.
     """
 
     def promise_ms(self, newest_ms: int) -> int:
-        """Say from which event time on (ms, UTC) everything is that is still to come from a shard.
+        """Return the event time (ms, UTC) that no row still to come from the shard is older than.
 
-        `newest_ms` is the largest event time that the shard has shown in this batch, rounded down.
-        A promise that turns out too high makes on-time rows late; one too low costs only waiting.
+        `newest_ms` is the shard's newest event time in this batch, rounded down. A promise that is
+        too high makes on-time rows late; one that is too low only delays results.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class BoundedOutOfOrderness:
-    """Rows come at most `bound` later than newer ones of their shard.
+    """Rows may be up to `bound` older than the newest row of their shard before them.
 
     >>> BoundedOutOfOrderness("12 hours").promise_ms(1_357_041_600_000)
     1356998400000
@@ -46,8 +46,8 @@ class BoundedOutOfOrderness:
 
 @dataclass(frozen=True, slots=True)
 class Ascending:
-    """Rows of a shard come in the order of their event times."""
+    """The rows of a shard arrive in event time order."""
 
     def promise_ms(self, newest_ms: int) -> int:
-        """See `Strategy`. The same instant may come again, so it is not promised away."""
+        """See `Strategy`. More rows with the same event time may follow, so it is not exceeded."""
         return newest_ms

@@ -1,8 +1,8 @@
-"""What tasks tell the driver, beside what they tell the service.
+"""What tasks send to the driver, besides their reports to the service.
 
-A Spark accumulator carries it: Spark adds up what the successful tasks of a batch said before it
-calls the batch done, so the driver has it all when it commits the epoch. With it the driver can
-put right whatever did not reach the service (see `spark_agent.keeper`).
+It travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
+completes the batch, so the driver has all of them when it commits the epoch, and can report what
+did not reach the service (see `spark_agent.supervisor`).
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from enum import StrEnum
 from pyspark import AccumulatorParam
 
 TallyKey = tuple[str, str, int]
-"""The started query (its incarnation), the stage, the epoch."""
+"""The name of the query's start, the stage, the epoch."""
 
 
 class Count(StrEnum):
-    """What is counted, because it should not happen often."""
+    """What is counted because it should be rare."""
 
     REPORTS_DROPPED = "reports_dropped"
-    """Ranges that a task could not report: the aggregator was away, slow, or fenced it."""
+    """Ranges that a task could not report: the aggregator was unavailable, slow, or fenced it."""
     EARLY_ROWS = "early_rows"
-    """Rows that left a stage older than what it had already promised: readers have them as late."""
+    """Rows that left a stage older than it had already promised: to readers they are late."""
     LATE_ROWS = "late_rows"
-    """Rows older than what their source had promised: its strategy promises too much. Windows that
-    are still open take them in, closed ones do not."""
+    """Rows older than their source had promised: its strategy promises too much. Windows that are
+    still open include them, closed ones do not."""
     DROPPED_ROWS = "dropped_rows"
-    """Rows that Spark's operators dropped as late. Where Spark adds up before its state, as it does
-    before windows, a group of rows with one key and window counts once."""
+    """Rows that Spark's operators dropped as late. Where Spark aggregates before its state, as it does
+    for windows, the rows of one key and window count once."""
     ROWS_BEFORE_1970 = "rows_before_1970"
-    """Rows dated before 1970, where Spark's watermark begins: its operators drop them as late."""
+    """Rows dated before 1970, where Spark's watermark starts: its operators drop them as late."""
     FAR_FUTURE_ROWS = "far_future_rows"
-    """Rows dated further ahead of the clock than tolerated; they moved nothing."""
+    """Rows dated further ahead of the clock than the tolerance allows; they raise no promise."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
-    """Rows of a shard that the stage does not have; they passed, but moved nothing."""
+    """Rows of a shard that the stage does not have; they pass, but raise no promise."""
     SPLIT_SHARDS = "split_shards"
-    """Shards whose rows were in several tasks of a batch, although they were said to be together."""
+    """Shards whose rows were in several tasks of a batch, although `partitioned_by_shard` was set."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Early:
+class EarlyRow:
     """The oldest row that left a stage behind its published watermark (both ms)."""
 
     row_ms: int
@@ -51,21 +51,21 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the tasks of one stage said in one epoch."""
+    """The promises and counts of a stage's tasks in one epoch."""
 
     promises: Mapping[str, int] = field(default_factory=dict[str, int])
     """Promises (ms) by shard."""
     counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, Mapping[str, int]])
-    """By partition, then by the words of `Count`."""
+    """By partition, then by `Count`."""
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     """The partitions in which each shard had rows."""
-    early: Early | None = None
+    early: EarlyRow | None = None
 
     def __add__(self, other: Tally) -> Tally:
-        """Take both together. Of two promises in one epoch (a retried task) the smaller counts.
+        """Merge two tallies. Of two promises for a shard (a retried task) the smaller one counts.
 
-        What a partition has counted twice it has seen twice: `foreachBatch` may read its rows several
-        times. It counts once.
+        If a partition was counted more than once, the larger count is taken, not the sum:
+        `foreachBatch` may read its rows several times.
 
         >>> both = Tally({"a": 5}, {0: {"x": 1}}) + Tally({"a": 3, "b": 9}, {0: {"x": 1}, 1: {"x": 2}})
         >>> both.promises, both.total
@@ -103,24 +103,24 @@ Tallies = dict[TallyKey, Tally]
 
 
 class TallyParam(AccumulatorParam[Tallies]):
-    """How Spark adds tallies up."""
+    """How Spark merges tallies."""
 
     def zero(self, value: Tallies) -> Tallies:  # noqa: ARG002  (the base class has it)
         """Start from nothing."""
         return {}
 
     def addInPlace(self, value1: Tallies, value2: Tallies) -> Tallies:  # noqa: N802
-        """Add the second to the first."""
+        """Merge the second into the first."""
         for key, tally in value2.items():
             value1[key] = value1.get(key, Tally()) + tally
         return value1
 
 
-def take(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
-    """Remove and return what was said of a stage up to an epoch, oldest first.
+def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
+    """Remove and return a stage's tallies up to an epoch, oldest first.
 
-    Safe beside Spark's accumulator thread: each `pop` is atomic, and the epochs asked for are
-    done, so that nothing more is added to them but by tasks that lost, whose word is not needed.
+    Safe while Spark's accumulator thread runs: each `pop` is atomic, and the batches of these epochs
+    are committed, so only tasks that lost to another attempt still add to them, which can be ignored.
     """
     keys = sorted(
         key for key in list(tallies) if key[:2] == (query, stage) and key[2] <= through_epoch

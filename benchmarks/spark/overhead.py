@@ -24,7 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.checks import Passage
+from spark_agent.checks import QueryStages
 from spark_agent.operators import Promise
 
 RANGES: Final = 2
@@ -45,7 +45,7 @@ class Variant(StrEnum):
     SOURCE = "with source()"
     """The watermark is Spark's own, delayed like that."""
     CONTROL = "with source(), watermarked()"
-    """The watermark is tidegauge's; the driver alone speaks for the ranges."""
+    """The watermark is tidegauge's; only the driver reports for the ranges."""
     WHOLE = "with source(), watermarked(), report()"
 
 
@@ -167,8 +167,10 @@ class Bench:
         if variant is Variant.WHOLE:
             return pipeline.report(sessions, stage=_STAGE), pipeline.start
         # A stage without report() is refused; here it is what is to be measured.
-        passage = Passage(sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False)
-        stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=passage)))
+        query_stages = QueryStages(
+            sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False
+        )
+        stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=query_stages)))
         return sessions, pipeline.start
 
 

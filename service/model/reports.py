@@ -47,7 +47,7 @@ class Report:
     """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
     idle: Sequence[bool] | None = None
     """None: none of them is."""
-    holds: Sequence[Holds | None] | None = None
+    notes: Sequence[RangeNote | None] | None = None
     """None: none of them has any."""
     epoch: int | None = None
     observed_input: int | None = None

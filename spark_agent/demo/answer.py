@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false
-"""The answer that the streams must arrive at, by a plain batch job with nothing of Spark in it."""
+"""The expected answer of the streams, computed by a plain batch job without Spark."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pandas as pd
 from spark_agent.demo.flights import NEW_YORK, Flights
 
 GAP: Final = timedelta(hours=48)
-"""An aircraft that has not left New York for so long has ended its session."""
+"""An aircraft's session ends when it has not left New York for this long."""
 WEEK: Final = timedelta(days=7)
-FIRST_MONDAY: Final = datetime(1970, 1, 5)  # noqa: DTZ001  (pandas has all in UTC, and says so itself)
+FIRST_MONDAY: Final = datetime(1970, 1, 5)  # noqa: DTZ001  (all of pandas' times here are UTC, without a time zone)
 
 SessionKey = tuple[str, str, int]
 """Source, aircraft, start (ms)."""
 Departure = tuple[str, int, float]
-"""Aircraft, when it left (ms), and how far one could see (miles)."""
+"""Aircraft, departure time (ms), and visibility (miles)."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """Sessions by key: their end (ms) and flights. Weeks by start (ms): sessions and mean minutes.
 
-    Departures from New York's airports with the weather of the hour, and how often each.
+    Departures from New York's airports with the weather of the hour, and how often each occurs.
     """
 
     sessions: dict[SessionKey, tuple[int, int]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many windows and joined rows are equal in two answers, out of how many either has."""
+    """How many windows and joined rows are equal in two answers, and how many there are in either."""
 
     equal_sessions: int
     sessions: int
@@ -48,13 +48,13 @@ class Comparison:
 
     @property
     def all_equal(self) -> bool:
-        """Every one is."""
+        """Whether all of them are equal."""
         equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
         return equal == (self.sessions, self.weeks, self.departures)
 
 
 def compare(one: Answer, other: Answer) -> Comparison:
-    """Compare window by window; one that only one of the two has is not equal."""
+    """Compare two answers; a window that only one of them has counts as unequal."""
     return Comparison(
         equal_sessions=_equal(one.sessions, other.sessions),
         sessions=len(one.sessions.keys() | other.sessions.keys()),
@@ -73,7 +73,7 @@ def batch_answer(flights: Flights) -> Answer:
     """Compute the sessions of each aircraft at each source, and the weekly average over all."""
     table = flights.table.sort_values(["source", "tailnum", "departed_at"])
     aircraft = table.groupby(["source", "tailnum"])["departed_at"]
-    # A departure that falls on the very end of a session still belongs to it.
+    # A departure exactly at the end of a session still belongs to it.
     number = (aircraft.diff() > GAP).groupby([table["source"], table["tailnum"]]).cumsum()
     sessions = (
         table.groupby([table["source"], table["tailnum"], number.rename("number")])["departed_at"]

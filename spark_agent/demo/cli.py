@@ -1,4 +1,4 @@
-"""The command `tidegauge demo`. Imports nothing of Spark until it runs: `--help` works without."""
+"""The command `tidegauge demo`. Imports Spark only when it runs: `--help` works without it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from spark_agent.demo.outcome import CannotRunError, Outcome, Plan
+from spark_agent.demo.outcome import CannotRunError, DemoOptions, Outcome
 from spark_agent.durations import duration_ms
 
 _EXIT_UNEQUAL: Final = 1
-_EXIT_CANNOT: Final = 2
+_EXIT_CANNOT_RUN: Final = 2
 _WHOLE_YEAR: Final = 366
-"""The last flights of 2013 left after midnight, by UTC."""
+"""The last flights of 2013 left after midnight UTC."""
 _BATCHES: Final = 24
-"""Slices to read the logs in: enough to see the watermarks wander, few enough for two cores."""
+"""How many slices the logs are read in: enough to see watermarks advance, few enough for two cores."""
 
 
 def demo(
@@ -75,7 +75,7 @@ def demo(
     `tidegauge demo --keep --port 8000`.
     """
     try:
-        plan = Plan(
+        options = DemoOptions(
             days=_WHOLE_YEAR if full else days,
             bound_ms=_bound_ms(bound),
             slice_days=slice_days or -(-(_WHOLE_YEAR if full else days) // _BATCHES),
@@ -83,14 +83,14 @@ def demo(
             keep=keep,
             quiet=json_,
         )
-        with _workplace(folder, keep=keep) as place:
-            outcome: Outcome = _runner().run(plan, place)
+        with _working_folder(folder, keep=keep) as work_folder:
+            outcome: Outcome = _runner().run(options, work_folder)
     except CannotRunError as problem:
         Console(stderr=True, soft_wrap=True).print(
             f"tidegauge demo: {problem}", markup=False, highlight=False
         )
-        raise typer.Exit(_EXIT_CANNOT) from None
-    _tell(outcome, as_json=json_)
+        raise typer.Exit(_EXIT_CANNOT_RUN) from None
+    _print_outcome(outcome, as_json=json_)
     if not outcome.all_equal:
         raise typer.Exit(_EXIT_UNEQUAL)
 
@@ -112,33 +112,33 @@ def _runner() -> Any:  # noqa: ANN401  (a module)
 
 
 @contextmanager
-def _workplace(folder: Path | None, *, keep: bool) -> Generator[Path]:
-    """Give an empty folder; a temporary one goes at the end, unless it is to be kept."""
-    place = _make_folder(folder)
+def _working_folder(folder: Path | None, *, keep: bool) -> Generator[Path]:
+    """Provide an empty folder; a temporary one is deleted at the end, unless `keep` is set."""
+    work_folder = _make_folder(folder)
     try:
-        yield place
+        yield work_folder
     finally:
         if folder is None and not keep:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(work_folder, ignore_errors=True)
 
 
 def _make_folder(folder: Path | None) -> Path:
     try:
-        place = (folder or Path(tempfile.mkdtemp(prefix="tidegauge-demo-"))).absolute()
-        place.mkdir(parents=True, exist_ok=True)
-        (place / ".writable").touch()
-        (place / ".writable").unlink()
+        work_folder = (folder or Path(tempfile.mkdtemp(prefix="tidegauge-demo-"))).absolute()
+        work_folder.mkdir(parents=True, exist_ok=True)
+        (work_folder / ".writable").touch()
+        (work_folder / ".writable").unlink()
     except OSError as error:
         where = folder or tempfile.gettempdir()
         raise CannotRunError(
             f"cannot write to {where} ({error.strerror}): choose another folder with --folder"
         ) from None
-    if any(place.iterdir()):
-        raise CannotRunError(f"{place} is not empty: choose an empty folder with --folder")
-    return place
+    if any(work_folder.iterdir()):
+        raise CannotRunError(f"{work_folder} is not empty: choose an empty folder with --folder")
+    return work_folder
 
 
-def _tell(outcome: Outcome, *, as_json: bool) -> None:
+def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(outcome.as_json()))
         return

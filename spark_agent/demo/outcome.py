@@ -1,4 +1,4 @@
-"""What the demonstration is asked for, and what comes of it."""
+"""The demonstration's options and its outcome."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class CannotRunError(Exception):
-    """The demonstration cannot run here; the text is one line that says what to do."""
+    """The demonstration cannot run here; the message is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What was asked for."""
+class DemoOptions:
+    """The options of a run."""
 
     days: int
     bound_ms: int
@@ -24,7 +24,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """The outcome of a run."""
 
     flights: int
     days: int
@@ -32,7 +32,7 @@ class Outcome:
     late_rows: int
     """Rows that came after their source's watermark had passed them."""
     dropped_rows: int
-    """Those among them that Spark dropped, because their windows were closed."""
+    """Those of them that Spark dropped because their windows were closed."""
     equal_sessions: int
     sessions: int
     equal_weeks: int
@@ -41,16 +41,16 @@ class Outcome:
     departures: int
     """Departures from New York's airports, joined with the weather of the hour."""
     service_url: str | None = None
-    """Where the service still runs, if it was to be kept; `service_pid` ends it."""
+    """Where the service still runs, if it was to be kept; kill `service_pid` to stop it."""
     service_pid: int | None = None
     folder: str | None = None
 
     @property
     def all_equal(self) -> bool:
-        """Every window and every joined row is as the batch job has it."""
+        """Whether every window and every joined row equals the batch job's."""
         equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
         return equal == (self.sessions, self.weeks, self.departures)
 
     def as_json(self) -> dict[str, Any]:
-        """Write it for programs."""
+        """Return it for programs."""
         return asdict(self) | {"all_equal": self.all_equal}

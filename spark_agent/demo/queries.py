@@ -23,8 +23,8 @@ SOURCES: Final = (NEWARK, NEW_YORK)
 WEEKLY: Final = "weekly-average"
 WEATHER: Final = "weather"
 DEPARTURES: Final = "departures"
-"""New York's logs again, as the source of the join: a source is one query's own."""
-WEATHERED: Final = "departures-weather"
+"""New York's logs again, as the join's source: each source stage belongs to one query."""
+DEPARTURES_WEATHER: Final = "departures-weather"
 STATIONS: Final = ("JFK", "LGA")
 RANGES: Final = 2
 
@@ -34,7 +34,7 @@ _TRIGGER: Final = "100 milliseconds"
 
 
 def rotations(source: str) -> str:
-    """Name the keyed stage behind a source."""
+    """Return the name of the keyed stage fed by a source."""
     return f"{source}-rotations"
 
 
@@ -44,12 +44,12 @@ STAGES: Final = (
     WEEKLY,
     WEATHER,
     DEPARTURES,
-    WEATHERED,
+    DEPARTURES_WEATHER,
 )
 
 
 def specification(flights: Flights) -> dict[str, dict[str, object]]:
-    """Two sources with a shard for each carrier, sessions behind each, the average over both.
+    """Two sources with a shard per carrier, sessions for each source, and the average over both.
 
     And a join: New York's departures with the weather of the hour.
     """
@@ -59,26 +59,26 @@ def specification(flights: Flights) -> dict[str, dict[str, object]]:
         WEEKLY: {"inputs": [rotations(source) for source in SOURCES], "ranges": RANGES},
         WEATHER: {"shards": list(STATIONS)},
         DEPARTURES: {"shards": flights.carriers(NEW_YORK)},
-        WEATHERED: {"inputs": [DEPARTURES, WEATHER], "ranges": RANGES},
+        DEPARTURES_WEATHER: {"inputs": [DEPARTURES, WEATHER], "ranges": RANGES},
     }
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where everything lies."""
+    """The folders that the demonstration uses."""
 
     root: Path
 
     def logs(self, source: str) -> Path:
-        """Say where the carriers write."""
+        """Return where a source's carriers write."""
         return self.root / "logs" / source
 
     def output(self, stage: str) -> Path:
-        """Say where a stage writes."""
+        """Return where a stage's query writes."""
         return self.root / "output" / stage
 
     def checkpoint(self, stage: str) -> Path:
-        """Say where Spark remembers how far a stage's query is."""
+        """Return where Spark checkpoints a stage's query."""
         return self.root / "checkpoints" / stage
 
 
@@ -90,7 +90,7 @@ def start_queries(
     flights: Flights,
     slices_per_batch: int = 1,
 ) -> list[StreamingQuery]:
-    """Start them all. Those that write come first: who reads files must find how they are kept."""
+    """Start all queries, writers first: a file source must find its input folder and its format."""
 
     def logs(source: str, schema: str, logs_per_slice: int) -> DataFrame:
         limited = spark.readStream.option("maxFilesPerTrigger", slices_per_batch * logs_per_slice)
@@ -104,8 +104,8 @@ def start_queries(
         queries.append(_start(pipeline, sessions, rotations(source), folders))
     departures = logs(NEW_YORK, LOG_SCHEMA, carriers[NEW_YORK])
     weather = logs(WEATHER, WEATHER_SCHEMA, len(STATIONS))
-    joined = _weathered(pipeline, departures, weather, strategy)
-    queries.append(_start(pipeline, joined, WEATHERED, folders))
+    joined = _departures_with_weather(pipeline, departures, weather, strategy)
+    queries.append(_start(pipeline, joined, DEPARTURES_WEATHER, folders))
     queries.append(_start(pipeline, _weekly(spark, pipeline, folders), WEEKLY, folders))
     return queries
 
@@ -130,13 +130,13 @@ def _sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strate
     return pipeline.report(sessions, stage=stage, event_time="ended_at")
 
 
-def _weathered(
+def _departures_with_weather(
     pipeline: Pipeline, departures: DataFrame, weather: DataFrame, strategy: Strategy
 ) -> DataFrame:
     """Join each departure with what its airport's station observed at the full hour.
 
-    The bounds on both event times tell Spark how long a row may find its partner; the equal hours
-    are only there for speed.
+    The bounds on both event times tell Spark how long to keep a row for its partner. The equality of
+    the hours is only there for speed.
     """
     left = pipeline.source(
         departures, stage=DEPARTURES, shard="log", event_time="departed_at", strategy=strategy
@@ -146,12 +146,12 @@ def _weathered(
     )
     flights = pipeline.watermarked(
         left.where(F.col("tailnum").isNotNull()).withColumn("hour", _hour("departed_at")),
-        stage=WEATHERED,
+        stage=DEPARTURES_WEATHER,
         event_time="departed_at",
     )
     observations = pipeline.watermarked(
         right.withColumn("full_hour", _hour("observed_at")),
-        stage=WEATHERED,
+        stage=DEPARTURES_WEATHER,
         event_time="observed_at",
     )
     joined = flights.join(
@@ -161,7 +161,7 @@ def _weathered(
             "AND observed_at > departed_at - INTERVAL 1 HOUR"
         ),
     ).select("tailnum", "departed_at", "visibility")
-    return pipeline.report(joined, stage=WEATHERED, event_time="departed_at")
+    return pipeline.report(joined, stage=DEPARTURES_WEATHER, event_time="departed_at")
 
 
 def _hour(event_time: str) -> Column:
@@ -222,7 +222,7 @@ def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:
     departures = Counter(
         (row["tailnum"], row["departed"], row["visibility"])
         for row in spark.read.schema(_JOINED_SCHEMA)
-        .parquet(str(folders.output(WEATHERED)))
+        .parquet(str(folders.output(DEPARTURES_WEATHER)))
         .select("tailnum", F.unix_millis("departed_at").alias("departed"), "visibility")
         .toLocalIterator()
     )

@@ -18,7 +18,7 @@ from spark_agent.client import Client
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.demo.answer import Comparison, batch_answer, compare
 from spark_agent.demo.flights import START, Flights, load_flights, write_logs, write_weather
-from spark_agent.demo.outcome import CannotRunError, Outcome, Plan
+from spark_agent.demo.outcome import CannotRunError, DemoOptions, Outcome
 from spark_agent.demo.queries import (
     DEPARTURES,
     JOB,
@@ -34,23 +34,23 @@ from spark_agent.demo.queries import (
 )
 from spark_agent.demo.server import CannotServeError, Server, start_server
 from spark_agent.demo.session import java_problem, spark_session
-from spark_agent.demo.view import Journey, LiveView, NoView, PlainView, View
+from spark_agent.demo.view import LiveView, NoView, PlainView, Timeline, View
 from spark_agent.pipeline import Pipeline
 from spark_agent.strategies import BoundedOutOfOrderness
 from spark_agent.tally import Count
 
-_LOOK_MS: Final = 250
+_UPDATE_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """Rows that came late, and those that came too late."""
+class LateRows:
+    """How many rows came late, and how many of them Spark dropped."""
 
     rows: int
     dropped: int
 
 
-def run(plan: Plan, place: Path) -> Outcome:
+def run(options: DemoOptions, folder: Path) -> Outcome:
     """Run it in an empty folder. Raises `CannotRunError`."""
     problem = java_problem()
     if problem is not None:
@@ -58,79 +58,83 @@ def run(plan: Plan, place: Path) -> Outcome:
     clock, console = SystemClock(), Console(highlight=False)
     began_ms = clock.steady_ms()
     try:
-        server = start_server(place, plan.port, clock)
+        server = start_server(folder, options.port, clock)
     except CannotServeError as error:
         raise CannotRunError(str(error)) from None
-    stays = False
+    keep_running = False
     try:
-        if not plan.quiet:
+        if not options.quiet:
             console.print(f"tidegauge runs at {server.url}; reading the flights")
-        outcome = _stream(plan, place, server, clock, console)
-        stays = plan.keep
+        outcome = _stream(options, folder, server, clock, console)
+        keep_running = options.keep
     finally:
-        if not stays:
+        if not keep_running:
             server.stop()
     outcome = replace(outcome, seconds=(clock.steady_ms() - began_ms) / 1_000)
-    if not stays:
+    if not keep_running:
         return outcome
     pid = server.process.pid
-    return replace(outcome, service_url=server.url, service_pid=pid, folder=str(place))
+    return replace(outcome, service_url=server.url, service_pid=pid, folder=str(folder))
 
 
-def _stream(plan: Plan, place: Path, server: Server, clock: Clock, console: Console) -> Outcome:
-    folders, flights = Folders(place), load_flights(plan.days)
+def _stream(
+    options: DemoOptions, folder: Path, server: Server, clock: Clock, console: Console
+) -> Outcome:
+    folders, flights = Folders(folder), load_flights(options.days)
     for source in SOURCES:
-        write_logs(flights, source, folders.logs(source), plan.slice_days)
+        write_logs(flights, source, folders.logs(source), options.slice_days)
         folders.output(rotations(source)).mkdir(parents=True)
-    write_weather(flights, folders.logs(WEATHER), plan.slice_days)
-    if not plan.quiet:
+    write_weather(flights, folders.logs(WEATHER), options.slice_days)
+    if not options.quiet:
         console.print(
             f"{len(flights.table):,} flights, written up to {flights.longest_delay} after they "
             f"left; starting Spark"
         )
-    journey = Journey(
+    timeline = Timeline(
         job=JOB,
         stages=STAGES,
         sources=(*SOURCES, WEATHER, DEPARTURES),
         start_ms=_ms(START),
         end_ms=_ms(flights.end),
-        bound_ms=plan.bound_ms,
+        bound_ms=options.bound_ms,
     )
-    with _log_to(place / "agent.log"), spark_session(place, RANGES) as spark:
-        view = _view(plan, console)
-        late = _follow(plan, spark, folders, flights, journey, server, view, clock)
+    with _log_to(folder / "agent.log"), spark_session(folder, RANGES) as spark:
+        view = _view(options, console)
+        late_rows = _follow(options, spark, folders, flights, timeline, server, view, clock)
         comparison = compare(streamed_answer(spark, folders), batch_answer(flights))
-    return _outcome(plan, flights, late, comparison)
+    return _outcome(options, flights, late_rows, comparison)
 
 
 def _follow(
-    plan: Plan,
+    options: DemoOptions,
     spark: SparkSession,
     folders: Folders,
     flights: Flights,
-    journey: Journey,
+    timeline: Timeline,
     server: Server,
     view: View,
     clock: Clock,
-) -> Late:
+) -> LateRows:
     """Start the queries and watch until they have ended."""
     client = Client(server.url)
     with Pipeline(server.url, JOB, specification(flights), spark=spark) as pipeline, view:
-        strategy = BoundedOutOfOrderness(plan.bound_ms)
+        strategy = BoundedOutOfOrderness(options.bound_ms)
         queries = start_queries(spark, pipeline, folders, strategy, flights)
         while any(query.isActive for query in queries):
             _raise_failure(queries)
-            _look(journey, client, view)
-            clock.pause(_LOOK_MS)
+            _update_view(timeline, client, view)
+            clock.pause(_UPDATE_MS)
         _raise_failure(queries)
-        _look(journey, client, view)
-    # The counts are complete only now: the pipeline has stopped.
-    return Late(pipeline.counts[Count.LATE_ROWS], sum(_dropped_rows(query) for query in queries))
+        _update_view(timeline, client, view)
+    # The counts are complete only after the pipeline has stopped.
+    return LateRows(
+        pipeline.counts[Count.LATE_ROWS], sum(_dropped_rows(query) for query in queries)
+    )
 
 
 @contextmanager
 def _log_to(path: Path) -> Generator[None]:
-    """Write the agent's warnings to a file: on the screen they would tear the view."""
+    """Write the agent's warnings to a file: on the screen they would break up the view."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("spark_agent")
@@ -142,14 +146,14 @@ def _log_to(path: Path) -> Generator[None]:
         handler.close()
 
 
-def _look(journey: Journey, client: Client, view: View) -> None:
-    moment = journey.look(client)
-    if moment is not None:
-        view.show(moment)
+def _update_view(timeline: Timeline, client: Client, view: View) -> None:
+    snapshot = timeline.snapshot(client)
+    if snapshot is not None:
+        view.show(snapshot)
 
 
 def _raise_failure(queries: Sequence[StreamingQuery]) -> None:
-    """Do not wait for the others to end: they wait for the one that failed."""
+    """Raise the error of a failed query: the others wait for it and would never end."""
     for query in queries:
         failure = query.exception()
         if failure is not None:
@@ -164,19 +168,21 @@ def _dropped_rows(query: StreamingQuery) -> int:
     )
 
 
-def _view(plan: Plan, console: Console) -> View:
-    if plan.quiet:
+def _view(options: DemoOptions, console: Console) -> View:
+    if options.quiet:
         return NoView()
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def _outcome(plan: Plan, flights: Flights, late: Late, comparison: Comparison) -> Outcome:
+def _outcome(
+    options: DemoOptions, flights: Flights, late_rows: LateRows, comparison: Comparison
+) -> Outcome:
     return Outcome(
         flights=len(flights.table),
-        days=plan.days,
+        days=options.days,
         seconds=0.0,
-        late_rows=late.rows,
-        dropped_rows=late.dropped,
+        late_rows=late_rows.rows,
+        dropped_rows=late_rows.dropped,
         equal_sessions=comparison.equal_sessions,
         sessions=comparison.sessions,
         equal_weeks=comparison.equal_weeks,

@@ -1,4 +1,4 @@
-"""The demonstration's own tidegauge, as a process on embedded stores."""
+"""The demonstration's own tidegauge service, a process with embedded stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STOP_MS: Final = 15_000
 
 
 class CannotServeError(Exception):
-    """The service could not be started; the text says why, and what to do."""
+    """The service could not be started; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Server:
     log: Path
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+        """Terminate it, and wait for its end."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(_STOP_MS / 1_000)

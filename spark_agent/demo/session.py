@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 JAVA_WANTED: Final = 17
 
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a program that ends before an optimising compiler has paid off."""
+"""For a program that ends before an optimising compiler pays off."""
 
 _LOGGING: Final = """\
 rootLogger.level = error
@@ -30,7 +30,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def java_problem() -> str | None:
-    """Say in a line what is wrong with this machine's Java; None if Spark can run with it."""
+    """Return one line on what is wrong with this machine's Java; None if Spark can run with it."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     advice = (
@@ -40,15 +40,15 @@ def java_problem() -> str | None:
     if java is None:
         where = f"under JAVA_HOME ({home})" if home else "on the PATH"
         return f"Spark needs Java, and there is none {where}: {advice}"
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
-    found = _java_version(said.stderr)
+    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+    found = _java_version(result.stderr)
     if found is not None and found < JAVA_WANTED:
         return f"Spark needs Java {JAVA_WANTED}, and {java} is Java {found}: {advice}"
     return None
 
 
 def _java_version(text: str) -> int | None:
-    """Read the major version that `java -version` tells.
+    """Parse the major version from the output of `java -version`.
 
     >>> _java_version('openjdk version "17.0.15" 2025-04-15'), _java_version('java version "1.8.0"')
     (17, 8)
@@ -61,7 +61,7 @@ def _java_version(text: str) -> int | None:
 
 @contextmanager
 def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
-    """Start Spark on all cores; whatever it has to say beside results goes to `folder/spark.log`."""
+    """Start Spark on all cores; its error output goes to `folder/spark.log`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = folder / "log4j2.properties"
     settings.write_text(_LOGGING)
@@ -84,7 +84,7 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
             # An idle query looks for work every 10 ms by default, which costs a core here.
             .config("spark.sql.streaming.pollingDelay", "50ms")
             .config("spark.sql.streaming.minBatchesToRetain", 2)
-            # All of them: the late rows are counted at the end.
+            # Keep all of them: the dropped rows are summed up at the end.
             .config("spark.sql.streaming.numRecentProgressUpdates", 10_000)
             .config("spark.local.dir", str(folder / "spark"))
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
@@ -98,7 +98,7 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
 
 @contextmanager
 def _errors_to(path: Path) -> Generator[None]:
-    """Let processes that are started meanwhile, such as Spark's, write their errors to a file."""
+    """Redirect stderr to a file for processes that are started inside the block, such as Spark's."""
     sys.stderr.flush()
     own = os.dup(2)
     with path.open("ab") as log:

@@ -1,4 +1,4 @@
-"""What the demonstration shows while it runs: where every stage is, and what holds it."""
+"""What the demonstration shows while it runs: each stage's watermarks, and what holds them back."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class StageLine:
     output_ms: int | None
     status: str
     lag_ms: int | None
-    """How far the output is behind the newest event that the sources have read."""
+    """How far the output watermark is behind the newest event that the sources have read."""
     held_by: str
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """All stages at one moment, and which part of the way (0 to 1) the whole pipeline is."""
+class Snapshot:
+    """All stages at one moment, and the progress of the whole pipeline (0 to 1)."""
 
     lines: Sequence[StageLine]
     done: float
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
-    """The stretch of event time (ms) to go, and by how much (ms) the sources hold back."""
+class Timeline:
+    """The range of event time (ms) to cover, and the bound (ms) of the sources' strategy."""
 
     job: str
     stages: Sequence[str]
@@ -50,11 +50,14 @@ class Journey:
     end_ms: int
     bound_ms: int
 
-    def look(self, client: Client) -> Moment | None:
-        """Ask tidegauge where everything is; None if it does not say."""
+    def snapshot(self, client: Client) -> Snapshot | None:
+        """Ask tidegauge for all watermarks; None if it does not answer."""
         try:
             watermarks = client.watermarks(self.job)
-            held = {each: _holder(client, self.job, each, watermarks[each]) for each in self.stages}
+            held = {
+                each: _lowest_range(client, self.job, each, watermarks[each])
+                for each in self.stages
+            }
         except AggregatorError:
             return None
         newest_ms = self._newest_ms(watermarks)
@@ -70,7 +73,7 @@ class Journey:
             for stage in self.stages
         ]
         parts = [self._part(line.output_ms) for line in lines]
-        return Moment(lines, sum(parts) / len(parts))
+        return Snapshot(lines, sum(parts) / len(parts))
 
     def _newest_ms(self, watermarks: Mapping[str, StageWatermark]) -> int | None:
         outputs = [watermarks[source].output_ms for source in self.sources]
@@ -83,7 +86,7 @@ class Journey:
         if output_ms is None:
             return 0.0
         part = (output_ms - self.start_ms) / (self.end_ms - self.start_ms)
-        # A watermark at the end of the days is not yet the end: sessions are still open.
+        # At the end of the last day the pipeline is not done: sessions are still open.
         return 1.0 if output_ms == MAX_MS else min(max(part, 0.0), 0.99)
 
 
@@ -93,8 +96,8 @@ def _lag_ms(output_ms: int | None, newest_ms: int | None) -> int | None:
     return max(newest_ms - output_ms, 0)
 
 
-def _holder(client: Client, job: str, stage: str, watermark: StageWatermark) -> str:
-    """Name the range that promised least: the stage waits for it."""
+def _lowest_range(client: Client, job: str, stage: str, watermark: StageWatermark) -> str:
+    """Return the range with the lowest promise: the stage waits for it."""
     if watermark.final:
         return ""
     lowest = client.lowest_range(job, stage)
@@ -102,10 +105,10 @@ def _holder(client: Client, job: str, stage: str, watermark: StageWatermark) -> 
 
 
 class View(Protocol):
-    """Where moments are shown."""
+    """Where snapshots are shown."""
 
-    def show(self, moment: Moment) -> None:
-        """Show the newest."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the latest snapshot."""
         ...
 
     def __enter__(self) -> View: ...
@@ -114,14 +117,14 @@ class View(Protocol):
 
 
 class LiveView:
-    """A table that stays in its place on a terminal."""
+    """A table that is updated in place, for terminals."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=False)
 
-    def show(self, moment: Moment) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """See `View`."""
-        self._live.update(Group(_table(moment), ProgressBar(total=1.0, completed=moment.done)))
+        self._live.update(Group(_table(snapshot), ProgressBar(total=1.0, completed=snapshot.done)))
 
     def __enter__(self) -> View:
         self._live.start()
@@ -132,18 +135,18 @@ class LiveView:
 
 
 class PlainView:
-    """A line each tenth of the way, for logs."""
+    """A line for every 10 %, for logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._tenth = -1
 
-    def show(self, moment: Moment) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """See `View`."""
-        tenth = int(moment.done * 10)
+        tenth = int(snapshot.done * 10)
         if tenth > self._tenth:
             self._tenth = tenth
-            where = ", ".join(f"{line.stage} {instant(line.output_ms)}" for line in moment.lines)
+            where = ", ".join(f"{line.stage} {instant(line.output_ms)}" for line in snapshot.lines)
             self._console.print(f"{tenth * 10:3d} %  {where}", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> View:
@@ -154,9 +157,9 @@ class PlainView:
 
 
 class NoView:
-    """Nowhere."""
+    """Shows nothing."""
 
-    def show(self, moment: Moment) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """See `View`."""
 
     def __enter__(self) -> View:
@@ -166,11 +169,11 @@ class NoView:
         return
 
 
-def _table(moment: Moment) -> Table:
+def _table(snapshot: Snapshot) -> Table:
     table = Table(expand=True)
     for title in ("stage", "input watermark", "output watermark", "status", "lag", "held by"):
         table.add_column(title, no_wrap=True)
-    for line in moment.lines:
+    for line in snapshot.lines:
         style = {"final": "green", "unknown": "dim"}.get(line.status, "")
         table.add_row(
             line.stage,

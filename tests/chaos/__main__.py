@@ -1,4 +1,4 @@
-"""Prove that faults lose nothing: each of them several times, then all mixed.
+"""Prove that faults lose nothing: each fault several times, then all mixed.
 
 `python -m tests.chaos`; see `--help`. Exits with 1, and the evidence, if an invariant did not hold.
 """
@@ -25,7 +25,7 @@ from tests.chaos.runner import Outcome, Struck, strike_each, strike_mixed
 
 console = Console(soft_wrap=True, highlight=False)
 EVIDENCE = 5
-"""Violations of a kind that are shown in full."""
+"""How many violations of each rule are shown in full."""
 
 
 def _options() -> argparse.Namespace:
@@ -71,7 +71,7 @@ def _say(struck: Struck) -> None:
 
 
 def _keep(outcome: Outcome, cluster: Cluster, folder: Path | None) -> Path | None:
-    """Keep history and logs if that was asked for, or if somebody has to look at them."""
+    """Keep history and logs if that was requested, or if they show a failure."""
     if folder is None:
         if not outcome.violations:
             return None
@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> 
 
 
 def main() -> int:
-    """Run what was asked for; the exit code."""
+    """Run what was requested; return the exit code."""
     options = _options()
     if options.check is not None:
         history = History.load(options.check)

@@ -1,4 +1,4 @@
-"""What a history proves: from the requests and answers alone, with nothing of the service in it.
+"""Checks a history of requests and answers against the rules, without any code of the service.
 
 Each rule is a function from a history to violations, each with the records that prove it. A rule says
 only what is certain: requests that overlap may have taken effect in either order, one without an answer
@@ -21,10 +21,10 @@ NEVER = -(1 << 63)
 """No watermark yet."""
 NS_PER_MS = 1_000_000
 MARGIN_MS = 500
-"""How far the live store's clock may be from ours, over the length of a lease."""
+"""How far the live store's clock may drift from ours over the length of a lease."""
 DEFAULT_TTL_MS = 10_000
 RESUME_S = 10
-"""How soon after a fault every watermark must move again."""
+"""How soon after a fault every watermark must advance again."""
 
 SLUGS: dict[str, int] = {
     "malformed-json": 400,
@@ -50,7 +50,7 @@ SLUGS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that does not hold, and the records that prove it."""
+    """A violated rule, and the records that prove it."""
 
     rule: str
     text: str
@@ -64,7 +64,7 @@ class Violation:
 
 
 class Seen(NamedTuple):
-    """A stage as an answer shows it: the members that it shows, null being `NEVER`."""
+    """A stage as shown in an answer: its members, with null as `NEVER`."""
 
     key: tuple[str, int, str]
     values: Mapping[str, int]
@@ -72,7 +72,7 @@ class Seen(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A grant that was answered."""
+    """A grant whose answer arrived."""
 
     token: str
     stage: str
@@ -84,7 +84,7 @@ class Lease(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A lease that the service took for current, for these ranges."""
+    """A use of a lease that the service accepted as current, for these ranges."""
 
     lease: Lease
     ranges: tuple[str, ...]
@@ -92,17 +92,17 @@ class Use(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """Why a lease is certainly not current any more."""
+    """Why a lease was certainly no longer current."""
 
     why: str
     record: Record
 
 
 class Maximum:
-    """The record with the largest rank among those that were certainly over by some time."""
+    """Finds the record with the largest rank among those that had certainly ended by some time."""
 
     def __init__(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Each item: when it was over, its rank, and what it is."""
+        """Each item: when it ended, its rank, and the item itself."""
         ordered = sorted(items, key=lambda item: item[0])
         self._ends = [end for end, _, _ in ordered]
         self._best = list(
@@ -110,7 +110,7 @@ class Maximum:
         )
 
     def before(self, at_ns: int) -> tuple[int, Any] | None:
-        """Rank and item, of those that were over strictly before `at_ns`."""
+        """The largest rank and its item, among those that ended strictly before `at_ns`."""
         index = bisect.bisect_left(self._ends, at_ns)
         return None if index == 0 else self._best[index - 1][1:]
 
@@ -161,7 +161,7 @@ class Facts:
         return facts
 
     def _with_generation(self) -> Iterator[tuple[Exchange, int]]:
-        """A report's answer tells no generation: with only one in the job, it is that one."""
+        """A report's answer does not name the generation: if the job had only one, it is that one."""
         known: dict[str, set[int]] = defaultdict(set)
         for record in self.exchanges:
             for state in states(record).values():
@@ -180,7 +180,7 @@ class Facts:
         return [mark for mark in self.marks if mark.kind == kind]
 
     def uses(self) -> Iterator[Use]:
-        """Every time that the service took a lease for current."""
+        """Every time that the service accepted a lease as current."""
         for record in self.answered("report", 200):
             rejected = {one["range"] for one in record.answer["rejected"]}
             lease = self.leases.get(record.request["token"])
@@ -214,7 +214,7 @@ MEMBERS = ("input", "output", "version")
 
 
 def no_step_back(facts: Facts) -> Iterator[Violation]:
-    """1. What was asked for after an answer had arrived is not below that answer, whoever asked."""
+    """1. A request sent after an answer had arrived is not answered with less, whoever sent it."""
     for key, shown in _by_key(facts.seen).items():
         for member in MEMBERS:
             telling = [s for s in shown if member in s.values]
@@ -231,7 +231,7 @@ def no_step_back(facts: Facts) -> Iterator[Violation]:
 
 
 def streams_in_order(facts: Facts) -> Iterator[Violation]:
-    """2. Nor does anything go down from one event of a stream to the next."""
+    """2. Nothing goes down from one event of a stream to the next."""
     last: dict[tuple[int, tuple[str, int, str]], Seen] = {}
     for seen in facts.seen:
         if seen.record.stream is None:
@@ -251,7 +251,7 @@ def streams_in_order(facts: Facts) -> Iterator[Violation]:
 
 
 def versions_tell(facts: Facts) -> Iterator[Violation]:
-    """3. A version stands for one input and one output, and a greater one for none that is less."""
+    """3. A version has one input and one output, and a greater version has none that is less."""
     for key, shown in _by_key(facts.seen).items():
         ordered = sorted((s for s in shown if "output" in s.values), key=_version)
         for one, other in itertools.pairwise(ordered):
@@ -271,7 +271,7 @@ def _version(seen: Seen) -> int:
 
 
 def consistent(facts: Facts) -> Iterator[Violation]:
-    """4. No output is ahead of its own input; in a snapshot, no input of the outputs it is made of."""
+    """4. No output is ahead of its own input and, in a snapshot, no input is ahead of its upstreams."""
     for seen in facts.seen:
         stage, values = seen.key[2], seen.values
         if not facts.topology.upstreams(stage) or "output" not in values:
@@ -309,7 +309,7 @@ def _by_key(seen: Iterable[Seen]) -> dict[tuple[str, int, str], list[Seen]]:
 
 
 class _Rising:
-    """The largest promise that may have been made by some time, and who made it."""
+    """The largest promise that may have been made by some time, and the report that made it."""
 
     def __init__(self, promises: Iterable[tuple[int, int, Exchange]]) -> None:
         self._greatest = Maximum(promises)
@@ -320,7 +320,7 @@ class _Rising:
 
 
 class Oracle:
-    """The most that an honest service may show at any time."""
+    """The most that a correct service may show at any time."""
 
     def __init__(self, facts: Facts, fences: Fences) -> None:
         self._topology = facts.topology
@@ -335,7 +335,7 @@ class Oracle:
         self._none = _Rising(())
 
     def output(self, job: str, stage: str, at_ns: int) -> tuple[int, Exchange | None]:
-        """The bound on an output, and the report that makes it so (None: there is none)."""
+        """The bound on an output, and the report that sets it (None: there is none)."""
         bounds = [
             self._promises.get((job, stage, name), self._none).by(at_ns)
             for name in self._topology.ranges.get(stage, ())
@@ -345,14 +345,14 @@ class Oracle:
         return min(bounds, key=lambda bound: bound[0])
 
     def input(self, job: str, stage: str, at_ns: int) -> tuple[int, Exchange | None]:
-        """The bound on an input: the least of the bounds on the outputs that it is made of."""
+        """The bound on an input: the smallest of its upstreams' output bounds."""
         upstreams = self._topology.upstreams(stage)
         bounds = [self.output(job, upstream, at_ns) for upstream in upstreams]
         return min(bounds, key=lambda bound: bound[0], default=(NEVER, None))
 
 
 class _Said(NamedTuple):
-    """A commit that may have been taken: when at the earliest, and its cap at the most."""
+    """A commit that may have been accepted: the earliest time, and the highest cap."""
 
     start_ns: int
     cap: int
@@ -373,7 +373,7 @@ def _commits(facts: Facts) -> dict[tuple[str, str, int, int], _Said]:
 
 
 def _counted(record: Exchange, facts: Facts, fences: Fences) -> dict[str, Any]:
-    """The ranges of a report that may have been taken."""
+    """The ranges of a report that may have been accepted."""
     if not record.may_have_happened:
         return {}
     words: dict[str, Any] = dict(record.request["ranges"])
@@ -396,7 +396,7 @@ def _promise(
     facts: Facts,
     commits: Mapping[tuple[str, str, int, int], _Said],
 ) -> tuple[int, int] | None:
-    """From when on a range's word may count, and for how much at the most."""
+    """The earliest time that a range's report may count, and the highest promise it may make."""
     start_ns, cap = record.start_ns, MAX
     epoch = record.request.get("epoch")
     if epoch is not None:
@@ -410,7 +410,7 @@ def _promise(
 
 
 def said(record: Exchange, word: Any) -> int:
-    """The promise in a range's word, but for what the commit caps."""
+    """The promise of a range's report, before the commit caps it."""
     if isinstance(word, int):
         return word
     if word is None:
@@ -446,7 +446,7 @@ def nothing_ahead(facts: Facts, fences: Fences) -> Iterator[Violation]:
 
 
 class Fences:
-    """From when on a lease was certainly not current any more, by what was answered."""
+    """When a lease was certainly no longer current, according to the answers."""
 
     def __init__(self, facts: Facts) -> None:
         self._losses = facts.marked("live-lost")
@@ -497,7 +497,7 @@ class Fences:
         activity: dict[str, list[tuple[int, int, Exchange]]] = defaultdict(list)
         doubtful: dict[str, list[int]] = defaultdict(list)
         for lease in facts.leases.values():
-            # By its start: what overlaps with a use may have renewed the lease before it.
+            # By its start: a request that overlaps with a use may have renewed the lease before it.
             activity[lease.token].append((lease.record.start_ns, lease.record.end_ns, lease.record))
         for record in facts.of_action("report", "renew"):
             for token in record.request.get("tokens") or [record.request["token"]]:
@@ -509,7 +509,7 @@ class Fences:
         self._doubtful = {token: sorted(starts) for token, starts in doubtful.items()}
 
     def lost(self, lease: Lease, name: str, at_ns: int) -> Proof | None:
-        """Why the lease on this range was certainly not current at that time, or any later."""
+        """Why the lease on this range was certainly not current at or after that time."""
         return (
             self._superseded(lease, name, at_ns)
             or self._told(lease, name, at_ns)
@@ -545,7 +545,7 @@ class Fences:
         return None
 
     def newest_run(self, job: str, stage: str, at_ns: int) -> tuple[int, Exchange] | None:
-        """The newest run that had certainly begun."""
+        """The newest run that had certainly been opened."""
         runs = self._runs.get((job, stage))
         return None if runs is None else runs.before(at_ns)
 
@@ -567,7 +567,7 @@ class Fences:
 
 
 def fenced(facts: Facts, fences: Fences) -> Iterator[Violation]:
-    """6. Nothing is taken, and no lease renewed, under a lease that is certainly not current."""
+    """6. Nothing is accepted, and no lease renewed, under a lease that is certainly not current."""
     for use in facts.uses():
         for name in use.ranges:
             proof = fences.lost(use.lease, name, use.record.start_ns)
@@ -624,7 +624,7 @@ def runs_rise(facts: Facts, fences: Fences) -> Iterator[Violation]:
 
 
 def epochs_end(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """9. Once an epoch is committed, no report for it, or for an earlier one, is taken."""
+    """9. Once an epoch is committed, no report for it, or for an earlier one, is accepted."""
     commits: dict[tuple[str, str], list[tuple[int, int, Exchange]]] = defaultdict(list)
     for record in facts.answered("commit", 200):
         for stage in record.request["stages"]:
@@ -639,7 +639,7 @@ def epochs_end(facts: Facts, _fences: Fences) -> Iterator[Violation]:
 
 
 def commits_show(facts: Facts, fences: Fences) -> Iterator[Violation]:
-    """10. The answer to a commit of all ranges of a stage shows at least what they promised in it."""
+    """10. After a commit of all ranges of a stage, its answer shows at least what they promised."""
     words: dict[tuple[str, str, int, int], dict[str, int]] = defaultdict(dict)
     for record in facts.of_action("report"):
         epoch, lease = record.request.get("epoch"), facts.leases.get(record.request["token"])
@@ -667,7 +667,7 @@ def commits_show(facts: Facts, fences: Fences) -> Iterator[Violation]:
 
 
 def refused_for_cause(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """11. No watermark is called ahead that had been shown, and no job unknown that had been there."""
+    """11. No watermark that had been shown is refused as ahead, and no existing job as unknown."""
     shown = _greatest_inputs(facts)
     defined = Maximum((r.end_ns, 0, r) for r in facts.of_action("define") if r.status in {200, 201})
     for record in facts.exchanges:
@@ -682,7 +682,7 @@ def refused_for_cause(facts: Facts, _fences: Fences) -> Iterator[Violation]:
 
 
 def stale_for_cause(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """12. No epoch is called stale unless it, or a later one, may be committed; and so with runs."""
+    """12. No epoch is refused as stale unless it, or a later one, may be committed; nor any run."""
     commits, runs = list(facts.of_action("commit")), list(facts.of_action("run"))
     for record in facts.exchanges:
         slug = _slug(record)
@@ -704,7 +704,7 @@ def _greatest_inputs(facts: Facts) -> dict[tuple[str, str], Maximum]:
 
 
 def _was_shown(record: Exchange, shown: Mapping[tuple[str, str], Maximum]) -> bool:
-    """Whether every input watermark in the request had been shown to somebody before it."""
+    """Whether every input watermark in the request had been shown to some reader before it."""
     for stage, wanted in _observed(record).items():
         known = shown.get((record.job, stage))
         best = None if known is None else known.before(record.start_ns)
@@ -753,7 +753,7 @@ def _makes_old(run: Exchange, refused: Exchange, facts: Facts) -> bool:
 
 
 def well_formed(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """13. What is no success is a problem that the contract knows, and an absence says when to retry."""
+    """13. Every failure is a documented problem; an unavailable service says when to retry."""
     for record in facts.exchanges:
         if record.status is None or record.status < 300 or record.status == 304:
             continue
@@ -771,7 +771,7 @@ def well_formed(facts: Facts, _fences: Fences) -> Iterator[Violation]:
 
 
 def resumes(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """14. Within `RESUME_S` of a fault's end every stage is seen further on than it ever was before."""
+    """14. Within `RESUME_S` after a fault every stage is seen further ahead than ever before."""
     faults = facts.marked("fault")
     for stage in facts.topology.stages:
         shown = sorted(
@@ -780,7 +780,7 @@ def resumes(facts: Facts, _fences: Fences) -> Iterator[Violation]:
         )
         for fault in faults:
             if any(other.start_ns < fault.end_ns < other.end_ns for other in faults):
-                # Another one was under way: its end is what counts.
+                # Another fault was still active: its end is what counts.
                 continue
             resumed = _resumed(shown, fault.end_ns)
             until_ns = fault.end_ns + RESUME_S * 1_000 * NS_PER_MS
@@ -796,14 +796,14 @@ def resumes(facts: Facts, _fences: Fences) -> Iterator[Violation]:
 
 
 def _resumed(shown: Sequence[Seen], since_ns: int) -> Seen | None:
-    """The first that is beyond all that was shown by then."""
+    """The first that is ahead of everything shown by then."""
     start = bisect.bisect_right(shown, since_ns, key=lambda s: s.record.end_ns)
     most = max((s.values["output"] for s in shown[:start]), default=NEVER)
     return next((s for s in shown[start:] if s.values["output"] > most), None)
 
 
 def ends_where_it_must(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """15. After every worker's last word, every replica shows exactly that in every stage."""
+    """15. After every worker's final report, every replica shows exactly that in every stage."""
     for final in facts.marked("final"):
         assert final.expected is not None
         last: dict[tuple[str, str], Seen] = {}
@@ -821,7 +821,7 @@ def ends_where_it_must(facts: Facts, _fences: Fences) -> Iterator[Violation]:
 
 
 def streams_keep_up(facts: Facts, _fences: Fences) -> Iterator[Violation]:
-    """16. A stream has shown by its end whatever anybody had been shown `RESUME_S` before that."""
+    """16. By its end a stream has shown everything that any reader had been shown `RESUME_S` before."""
     told: dict[tuple[str, str], list[tuple[int, int, Exchange]]] = defaultdict(list)
     shown: dict[int, dict[str, int]] = defaultdict(dict)
     for seen in facts.seen:

@@ -1,4 +1,4 @@
-"""A client that hops between the replicas, gives up at times, and writes everything down."""
+"""A client that switches between replicas, gives up at times, and records everything."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.chaos.history import Action, Exchange, History
 PATIENCE_S = 3.0
 NO_LIMIT = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 SILENCE = httpx.Timeout(PATIENCE_S, read=RESUME_S + 5)
-"""A stream that is silent for so long is behind: the checker has to see that."""
+"""A stream that is silent for this long is behind; the checker must detect that."""
 _streams = itertools.count(1)
 
 
 @dataclass
 class Mischief:
-    """How often a client misbehaves; the faults turn it up."""
+    """How often a client misbehaves; faults increase it."""
 
     cancel: float = 0.01
-    """Gives up in mid-request."""
+    """Gives up in the middle of a request."""
     repeat: float = 0.03
-    """Says something again, late and out of order."""
+    """Repeats a request, late and out of order."""
 
 
 class Client:
-    """Asks on behalf of somebody, and records it. One for a whole workload, on one event loop."""
+    """Sends and records the requests of a whole workload, on one event loop."""
 
     def __init__(
         self, history: History, job: str, fronts: Mapping[str, str], mischief: Mischief, seed: int
@@ -70,7 +70,7 @@ class Client:
         wait_s: float = 0,
         replica: str | None = None,
     ) -> Exchange:
-        """Ask one replica, any unless it is named; never raises for what the service does."""
+        """Send a request to a replica, a random one unless named; never raises if the service fails."""
         name = replica or self._chance.choice(self.replicas)
         start_ns = time.monotonic_ns()
         status, answer, why, kind, retry = None, None, "", "", None
@@ -95,7 +95,7 @@ class Client:
         except TimeoutError:
             why = "cancelled" if given_up else "timeout"
         except (httpx.TransportError, ValueError) as error:
-            # An answer that was cut off in the middle tells nothing: it may be half a number.
+            # An answer that was cut off is unusable: it may end in the middle of a number.
             why = repr(error)
             sent = not isinstance(error, httpx.ConnectError)
         exchange = Exchange(

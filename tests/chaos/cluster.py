@@ -1,4 +1,4 @@
-"""Two replicas of the service on one Redis and one Postgres, with a proxy on every way between them."""
+"""Two replicas of the service on one Redis and one Postgres, with a proxy on every connection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.redis_server import RedisServer
 from tests.support.server import START_S, Service
 
 MAX_CONNECTIONS = 40
-"""Of Postgres: few, so that they are soon exhausted."""
+"""The limit of Postgres connections: low, so that it is soon reached."""
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d ")
-"""How one begins; the lines of a traceback begin with something else."""
+"""How a log line starts; the lines of a traceback start differently."""
 
 
 class Replica(Service):
@@ -52,7 +52,7 @@ class Replica(Service):
         return "\n".join(kept)[:8_000]
 
     def wait_ready(self) -> None:
-        """Start it again if it ends because a store is away: so would whoever runs it."""
+        """Restart it if it ends because a store is unavailable, as a process manager would."""
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -69,7 +69,7 @@ class Replica(Service):
                 return
 
     def pause(self) -> None:
-        """Stand still, in the middle of whatever it does."""
+        """Pause it, in the middle of whatever it is doing."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -96,7 +96,7 @@ class Stores:
         return self._stack.enter_context(RedisServer(self._folder / f"redis-{self._made}"))
 
     def urls(self) -> tuple[str, str]:
-        """A replica's own ways to the ledger and to the live store."""
+        """A replica's own connections to the ledger and to the live store."""
         postgres = self._stack.enter_context(Proxy(self.postgres.port, seed=self._made))
         redis = self._stack.enter_context(Proxy(self.redis.port, seed=self._made))
         self.to_postgres.append(postgres)
@@ -106,7 +106,7 @@ class Stores:
 
 
 class Cluster:
-    """What the faults are done to."""
+    """The system that the faults are injected into."""
 
     def __init__(self, folder: Path, *, embedded: bool = False) -> None:
         """`embedded`: one replica on the stores for one process, with no proxy behind it."""
@@ -168,7 +168,7 @@ class Cluster:
             yield from self._stores.to_postgres
 
     def logs(self) -> str:
-        """What each replica has logged of errors, with their tracebacks, and the end of its log."""
+        """The errors that each replica has logged, with tracebacks, and the end of its log."""
         return "\n".join(
             f"--- {r.name}: errors\n{r.errors()}\n--- {r.name}: the end\n{r.log()}"
             for r in self.replicas
@@ -176,7 +176,7 @@ class Cluster:
 
     @contextmanager
     def loses_live_store(self, name: str) -> Generator[None]:
-        """Note in the history that what the live store knew before is lost after this."""
+        """Record in the history that the live store's state is lost from here on."""
         begin_ns = time.monotonic_ns()
         yield
         if self.history is not None:

@@ -1,4 +1,4 @@
-"""What can go wrong. `inject` does it and undoes it, and comes back when all is as before."""
+"""The faults. `inject` causes a fault, ends it, and returns when everything is as before."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.support.proxy import Proxy
 
 @dataclass
 class Scene:
-    """What a fault may lay hands on."""
+    """What a fault may act on."""
 
     cluster: Cluster
     workload: Workload
     chance: random.Random
     hold_s: float = 2.0
-    """How long a fault lasts that could last for any time."""
+    """How long a fault lasts if its duration is up to us."""
 
     def hold(self) -> None:
-        """Let the load go on under the fault."""
+        """Let the load run during the fault."""
         time.sleep(self.hold_s)
 
     def writes(self, timeout_s: float = 5) -> None:
-        """Let something happen that the fault may then lose."""
+        """Let some load run first, which the fault may then lose."""
         before = self.workload.shown()
         self.workload.wait(lambda: self.workload.moved(before), timeout_s)
 
 
 class Fault(ABC):
-    """One kind of thing that goes wrong."""
+    """One kind of fault."""
 
     name: ClassVar[str]
     touches: ClassVar[frozenset[str]]
@@ -51,11 +51,11 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self, scene: Scene) -> None:
-        """Do it, and undo it."""
+        """Cause it, and end it."""
 
 
 class ReplicaKilled(Fault):
-    """A replica ends without a goodbye, and comes back."""
+    """A replica is killed, and restarted."""
 
     name = "replica-killed"
     touches = frozenset({"replica"})
@@ -69,7 +69,7 @@ class ReplicaKilled(Fault):
 
 
 class ReplicaStopped(Fault):
-    """A replica stands still for longer than a lease, then goes on with what it had in hand."""
+    """A replica pauses for longer than a lease, then continues its work."""
 
     name = "replica-stopped"
     touches = frozenset({"replica"})
@@ -85,7 +85,7 @@ class ReplicaStopped(Fault):
 
 
 class RedisFlushed(Fault):
-    """Everything in Redis is gone, while it runs."""
+    """Redis is emptied while it runs."""
 
     name = "redis-flushed"
     touches = frozenset({"redis"})
@@ -96,7 +96,7 @@ class RedisFlushed(Fault):
 
 
 class RedisEmptied(Fault):
-    """Redis ends, and comes back with nothing."""
+    """Redis stops, and comes back empty."""
 
     name = "redis-emptied"
     touches = frozenset({"redis"})
@@ -110,7 +110,7 @@ class RedisEmptied(Fault):
 
 
 class RedisAged(Fault):
-    """Redis ends, and comes back with what it knew some time ago."""
+    """Redis stops, and comes back with an older state."""
 
     name = "redis-aged"
     touches = frozenset({"redis"})
@@ -126,7 +126,7 @@ class RedisAged(Fault):
 
 
 class RedisFailedOver(Fault):
-    """The primary ends, and a replica takes over that has not heard its last words."""
+    """The primary is killed, and a replica takes over that lacks its latest writes."""
 
     name = "redis-failed-over"
     touches = frozenset({"redis"})
@@ -151,7 +151,7 @@ class RedisFailedOver(Fault):
 
 
 class ScriptsFlushed(Fault):
-    """Redis forgets the scripts, now and again."""
+    """Redis forgets the scripts from time to time."""
 
     name = "scripts-flushed"
     touches = frozenset({"redis"})
@@ -163,7 +163,7 @@ class ScriptsFlushed(Fault):
 
 
 class PostgresRestarted(Fault):
-    """Postgres ends, in one of three ways, and comes back."""
+    """Postgres stops, in one of three ways, and comes back."""
 
     name = "postgres-restarted"
     touches = frozenset({"postgres"})
@@ -196,7 +196,7 @@ class ConnectionsExhausted(Fault):
 
 @contextmanager
 def _redis_full(scene: Scene) -> Generator[None]:
-    """As many idle connections as it takes; the way back is a connection from before."""
+    """Opens idle connections until none are left; an older connection ends the fault."""
     redis = scene.cluster.stores.redis
     with socket.create_connection(("127.0.0.1", redis.port), 5) as admin, ExitStack() as idle:
 
@@ -236,7 +236,7 @@ def _postgres_full(scene: Scene) -> Generator[None]:
 
 
 class AnswersLost(Fault):
-    """Answers are cut off on their way, after the deed: to the clients, and from the stores."""
+    """Responses are cut off after the request was executed: to the clients, and from the stores."""
 
     name = "answers-lost"
     touches = frozenset({"ways"})
@@ -260,7 +260,7 @@ def _proxies(proxies: list[Proxy]) -> Generator[list[Proxy]]:
 
 
 class ClientsCancel(Fault):
-    """Clients give up in mid-request."""
+    """Clients give up in the middle of a request."""
 
     name = "clients-cancel"
     touches = frozenset({"cancel"})

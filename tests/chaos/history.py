@@ -1,4 +1,4 @@
-"""What was asked and what was answered, in the order in which it was learnt.
+"""All requests and answers, in the order in which the answers arrived.
 
 One process records all of it, so one monotonic clock tells what was certainly before what: a request
 takes effect, if at all, after its `start_ns`; what an answer tells was true before its `end_ns`.
@@ -22,7 +22,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request, and what its client learnt of it."""
+    """A request, and what its client knows of the outcome."""
 
     who: str
     replica: str
@@ -34,7 +34,7 @@ class Exchange:
     stage: str | None = None
     request: Json = field(default_factory=dict[str, Any])
     status: int | None = None
-    """None: unknown. It may have been done, be done later, or never."""
+    """None: unknown. It may have been executed, may be later, or never."""
     answer: Any = None
     content_type: str = ""
     retry_after: str | None = None
@@ -48,7 +48,7 @@ class Exchange:
 
     @property
     def may_have_happened(self) -> bool:
-        """A refusal changes nothing; a failure may have come after the deed."""
+        """A refusal changes nothing; a failure may have come after the request was executed."""
         return self.sent and (self.status is None or self.status < 300 or self.status >= 500)
 
     def __str__(self) -> str:
@@ -66,14 +66,14 @@ MarkKind = Literal["fault", "live-lost", "final"]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that was done to the system: a fault, the loss of the live store, or its end."""
+    """An event in the system: a fault, the loss of the live store, or the end of either."""
 
     kind: MarkKind
     name: str
     start_ns: int
     end_ns: int
     expected: Mapping[str, int] | None = None
-    """Of `final`: the output of every stage, once all workers have had their last word."""
+    """Of `final`: the output of every stage after all workers' final reports."""
     number: int = -1
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ Record = Exchange | Mark
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What the checker knows of a job: its stages' ranges, and what they are fed by."""
+    """What the checker knows of a job: its stages' ranges and inputs."""
 
     ranges: Mapping[str, tuple[str, ...]]
     inputs: Mapping[str, tuple[str, ...]]
@@ -139,7 +139,7 @@ class History:
         return len(self._records)
 
     def dump(self, path: Path) -> None:
-        """Write it down, a line of JSON for each record, the topology first."""
+        """Write it to a file: one line of JSON per record, the topology first."""
         with path.open("w", encoding="utf-8") as file:
             file.write(json.dumps(asdict(self.topology)) + "\n")
             for record in self:

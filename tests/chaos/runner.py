@@ -1,4 +1,4 @@
-"""A workload, faults under it, and what the checker makes of what was recorded."""
+"""Runs a workload, injects faults, and checks the recorded history."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.chaos.history import History, Mark
 from tests.chaos.workload import Workload
 
 PATIENCE_S = RESUME_S + 2
-"""Longer than progress may take, so that the checker sees that it took too long."""
+"""Longer than progress may take, so that the checker notices if it took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault, or several at once, and how soon after it everything moved again."""
+    """A fault, or several at once, and how soon afterwards everything advanced again."""
 
     fault: str
     lasted_s: float
@@ -30,7 +30,7 @@ class Struck:
 
 @dataclass
 class Outcome:
-    """What came of a workload."""
+    """The outcome of a workload."""
 
     job: str
     history: History
@@ -42,7 +42,7 @@ Say = Callable[[Struck], None]
 
 
 class Run:
-    """One workload on its own job, and the faults that strike it."""
+    """One workload on its own job, and the faults injected under it."""
 
     def __init__(
         self, cluster: Cluster, job: str, *, seed: int, hold_s: float, say: Say = lambda _: None
@@ -66,7 +66,7 @@ class Run:
             self.outcome.violations = check(self._workload.history)
 
     def strike(self, *faults: Fault) -> None:
-        """Let faults happen, all at once, and wait until every watermark moves again."""
+        """Inject faults, all at once, and wait until every watermark advances again."""
         began = time.monotonic()
         errors: list[BaseException] = []
         threads = [
@@ -98,7 +98,7 @@ class Run:
         self._workload.history.add(mark)
 
     def mix(self, faults: Sequence[Fault], seconds: float) -> None:
-        """Strike at random, often with two at once."""
+        """Inject random faults, often two at once."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             first = self._chance.choice(faults)

@@ -23,7 +23,7 @@ def test_faults_lose_nothing(tmp_path: Path):
 
 
 def assert_it_was_put_to_the_proof(history: History) -> None:
-    """Of whatever the checker judges there was something to be judged, also on a busy machine."""
+    """For every rule of the checker the history has something to check, even on a busy machine."""
     exchanges = [record for record in history if isinstance(record, Exchange)]
     counts = Counter((e.action, e.status) for e in exchanges)
     for action, status, least in (

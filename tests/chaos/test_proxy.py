@@ -1,4 +1,4 @@
-"""The proxy does what the faults count on."""
+"""The proxy behaves as the faults expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON_S = 0.1
 
 
 class Echo:
-    """Answers each line with itself, and remembers what it was told."""
+    """Echoes each line, and remembers what it received."""
 
     def __init__(self, name: bytes) -> None:
         self.heard: list[bytes] = []
@@ -64,7 +64,7 @@ def connected(proxy: Proxy) -> Generator[socket.socket]:
 
 
 def ask(client: socket.socket, line: bytes = b"hello\n") -> bytes:
-    """The answer up to its end, or as much as there is of it."""
+    """The answer up to its end, or as much of it as arrived."""
     client.sendall(line)
     answer = b""
     while not answer.endswith(b"\n") and (part := client.recv(100)):

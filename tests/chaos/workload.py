@@ -1,7 +1,7 @@
-"""Eight workers and eight readers that hop between the replicas, whatever becomes of those.
+"""Eight workers and eight readers that switch between replicas, whatever happens to those.
 
 Event time is the time that has passed, so that all workers keep pace with each other, and every
-watermark moves as long as every range reports. Workers are honest but for one thing: they go on
+watermark advances as long as every range reports. Workers are honest with one exception: they go on
 reporting, far ahead of the truth, under leases that they know to be lost. One that counted would show.
 """
 
@@ -25,7 +25,7 @@ from tests.support.api import tile_ids
 
 BASE_MS = 1_767_225_600_000
 FINAL_MS = BASE_MS + 86_400_000
-"""Every worker's last word: beyond all that it said before."""
+"""Every worker's final report: ahead of all its earlier ones."""
 FAR_MS = 10 * 86_400_000
 TTL_MS = 2_000
 TURN_MS = 1_500
@@ -51,13 +51,13 @@ TOPOLOGY = Topology(
 
 @dataclass
 class Common:
-    """What all who take part share."""
+    """What all workers and readers share."""
 
     client: Client
     mischief: Mischief
     began_ns: int = field(default_factory=time.monotonic_ns)
     resting: bool = False
-    """Workers: say the last word, and end."""
+    """Workers: send the final report, and end."""
     errands: set[asyncio.Task[Exchange]] = field(default_factory=set[asyncio.Task[Exchange]])
 
     def elapsed_ms(self) -> int:
@@ -79,14 +79,14 @@ class Common:
         return await self.client.ask(who, "claim", "POST", path, stage=stage, body=body)
 
     async def run_errands(self) -> None:
-        """Wait until whatever was to be sent later has been sent."""
+        """Wait until all delayed requests have been sent."""
         if self.errands:
             await asyncio.wait(set(self.errands))
 
     def send_later(
         self, who: str, stage: str, body: Mapping[str, Any], within_s: float = 0.3
     ) -> None:
-        """Report beside everything else, so that it may overtake, and be overtaken."""
+        """Report concurrently, so that the report may overtake others, and be overtaken."""
 
         async def errand() -> Exchange:
             await asyncio.sleep(random.uniform(0, within_s))
@@ -117,14 +117,14 @@ class Worker:
         self.token: str | None = None
         self.observed: int | None = None
         self.lost: deque[str] = deque(maxlen=20)
-        """Tokens that are certainly not current any more."""
+        """Tokens that are certainly no longer current."""
         self.bodies: deque[dict[str, Any]] = deque(maxlen=20)
 
     async def run(self) -> None:
         while not self.common.resting:
             await self._step()
             await asyncio.sleep(self.chance.uniform(*PACE_S))
-        # The rival has the last word for both.
+        # The rival sends the final report for both.
         while self.turn != 1:
             if await self._last_word():
                 return
@@ -141,7 +141,7 @@ class Worker:
         elif self.chance.random() < (0.02 if self._may_work() else 0.1):
             await self._release(self.token)
         if self.chance.random() < 0.001:
-            # For longer than the lease lasts: what it says then must be refused.
+            # For longer than the lease lasts: what it reports then must be refused.
             await asyncio.sleep((TTL_MS + MARGIN_MS + 300) / 1_000)
         if self.token is not None:
             await self._report(self.token)
@@ -162,7 +162,7 @@ class Worker:
         if exchange.status != 201:
             return
         if exchange.answer["denied"]:
-            # The rival holds a part: then it is not worth having.
+            # The rival holds some of the ranges: do not use this lease.
             self.token = None
             return
         if self.token is not None:
@@ -194,7 +194,7 @@ class Worker:
             self.observed = exchange.answer["input_watermark"]
 
     async def _report(self, token: str) -> bool:
-        """Report; whether all of it was taken."""
+        """Report; return whether all of it was accepted."""
         body = await self._body(token)
         if body is None:
             return False
@@ -247,7 +247,7 @@ class Worker:
             "ranges": dict.fromkeys(self.ranges, ahead),
         }
         if TOPOLOGY.upstreams(self.stage):
-            # No more than was observed, else the refusal would not be the lease's.
+            # No more than was observed: otherwise the refusal would not be about the lease.
             body["ranges"] = {name: {} for name in self.ranges}
             body["input_watermark"] = self.observed
         await self.common.report(self.who, self.stage, body)
@@ -272,7 +272,7 @@ class Driver:
         self.epoch = 0
         self.attempt = 0
         self.old: deque[tuple[str, dict[str, Any]]] = deque(maxlen=20)
-        """Reports of runs and attempts that are over."""
+        """Reports of runs and attempts that have ended."""
 
     async def run(self) -> None:
         while not self.common.resting:
@@ -286,7 +286,7 @@ class Driver:
         return exchange.status == 200 and exchange.answer["output_watermark"] == FINAL_MS
 
     async def _epoch(self) -> None:
-        """One micro-batch; whatever stands against it ends it, and the next one carries on."""
+        """One micro-batch; any obstacle ends it, and the next one continues."""
         if self.run_number is None or self.chance.random() < 0.03:
             await self._begin()
         run = self.run_number
@@ -324,7 +324,7 @@ class Driver:
         await asyncio.sleep(self.chance.uniform(*RETRY_S))
 
     async def _task(self, run: int, stage: str, word: Mapping[str, Any]) -> bool:
-        """Claim and report until it is taken; False: this epoch has come to nothing."""
+        """Claim and report until it is accepted; False: this epoch has failed."""
         while self.run_number is not None:
             token = await self._claim(run, stage)
             if token is None:
@@ -380,7 +380,7 @@ class Driver:
 
 
 class Reader:
-    """Looks, in one way or another, until it is over."""
+    """Reads, in one way or another, until the workload ends."""
 
     def __init__(self, common: Common, who: str) -> None:
         self.common = common
@@ -389,7 +389,7 @@ class Reader:
         self.tags: dict[str, str] = {}
 
     async def look(self) -> None:
-        """Ask for one stage, for all of them, or whether one has changed."""
+        """Read one stage, all of them, or one only if it has changed."""
         while True:
             dice = self.chance.random()
             if dice < 0.3:
@@ -443,7 +443,7 @@ class Reader:
         await self.listen(12_000, 30_000)
 
     async def listen(self, least_ms: int = 1_000, most_ms: int = 5_000) -> None:
-        """Follow events for a while, then go on at any replica, at times from where it was."""
+        """Follow events for a while, then switch replicas, sometimes resuming from the last event."""
         last: str | None = None
         while True:
             replica = self.chance.choice(self.common.client.replicas)
@@ -486,10 +486,10 @@ class Workload:
         self.finish()
 
     def finish(self) -> None:
-        """Let every worker say its last word and every reader see it; end."""
+        """Let every worker send its final report and every reader see it; then end."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                # It has ended by itself, with an error.
+                # It has ended early, with an error.
                 self._loop.call_soon_threadsafe(self._resting.set)
         self._thread.join(2 * FINAL_S + START_S)
         assert not self._thread.is_alive(), "the workload does not end"
@@ -497,17 +497,17 @@ class Workload:
             raise self._error
 
     def shown(self) -> dict[str, int]:
-        """The largest output of each stage that anybody has seen."""
+        """The largest output of each stage that any reader has seen."""
         outputs = {stage: self.history.shown(stage) for stage in TOPOLOGY.stages}
         return {stage: output for stage, output in outputs.items() if output is not None}
 
     def moved(self, before: Mapping[str, int]) -> bool:
-        """Whether every stage has been seen beyond that."""
+        """Whether every stage has been seen ahead of that."""
         now = self.shown()
         return all(s in now and now[s] > before.get(s, now[s] - 1) for s in TOPOLOGY.stages)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for something; False: it did not happen."""
+        """Wait for a condition; False: it did not become true."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self._error is not None:
@@ -569,7 +569,7 @@ class Workload:
 
     async def _finale(self, common: Common, working: list[asyncio.Task[None]]) -> None:
         self.mischief.cancel = self.mischief.repeat = 0
-        # A late repetition is no harm to the watermark, but it could take the last lease's place.
+        # A late repetition does the watermark no harm, but could replace the last lease.
         await common.run_errands()
         common.resting = True
         begin_ns = time.monotonic_ns()

@@ -54,7 +54,7 @@ def test_rows_stamped_against_the_rule_are_counted_and_told(
     frame = stamped_with_the_start(flow, pipeline, "0 s", "count")
     ended(flow.start(pipeline, frame, bounded=True))
     assert pipeline.counts[Count.EARLY_ROWS] > 0
-    assert "stage counts: 3 rows left it older than what it had promised" in caplog.text
+    assert "stage counts: 3 rows left it older than it had promised" in caplog.text
     assert "the oldest row is dated 2023-11-14T22:13:" in caplog.text
 
 

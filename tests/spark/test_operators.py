@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState
 
-from spark_agent.operators import TABLE, Output
+from spark_agent.operators import TABLE, OutputWatermark
 from spark_agent.plan import Bounds, Node, PlanReader
 from tests.spark.flow import ended
 
@@ -130,8 +130,8 @@ def test_what_leaves_an_operator_is_what_spark_says(
     assert (
         TABLE[case.operator].output
         is {
-            True: Output.DECLARED,
-            False: Output.BOUNDS if node.bounds else Output.SAME,
+            True: OutputWatermark.DECLARED,
+            False: OutputWatermark.BOUNDS if node.bounds else OutputWatermark.SAME,
         }[case.behind_ms is None]
     )
     if node.bounds is not None:
@@ -178,12 +178,12 @@ def test_a_join_that_spark_would_call_bounded_is_not(
     ],
 )
 def test_event_time_equal_to_something_else_is_seen(
-    condition: str, lopsided: bool, spark: SparkSession, frames: Frames
+    condition: str, one_sided_equality: bool, spark: SparkSession, frames: Frames
 ) -> None:
     frame = frames("a").join(renamed(frames("b")), F.expr(condition))
     [join] = [node for node in PlanReader(spark).read(frame).walk() if node.operator == "Join"]
     assert join.bounds is not None
-    assert join.bounds.lopsided == lopsided
+    assert join.bounds.one_sided_equality == one_sided_equality
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_agent.client import LeaseLost, RangeReport, Rank, StaleRun, Unavailable
-from spark_agent.keeper import Progressed
+from spark_agent.plan import CommittedBatch
 from spark_agent.tally import Count
 from tests.spark.flow import (
     BOUND,
@@ -58,8 +58,8 @@ def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
     with flow.pipeline() as pipeline:
         query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=True)
         until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
-        [(_, keeper)] = pipeline._started
-        run = keeper._run
+        [(_, supervisor)] = pipeline._started
+        run = supervisor._run
         assert run is not None
         newer = flow.client.claim(
             JOB, SOURCE, None, holder="newer-attempt", ttl_ms=TTL_MS, rank=Rank(run, 0, 10**6)
@@ -110,8 +110,8 @@ def test_a_query_goes_on_from_its_checkpoint_in_a_new_run(flow: Flow) -> None:
     with flow.pipeline() as first:
         flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(COUNTS) > START_MS, "the first windows are closed")
-        [(_, keeper)] = first._started
-        old_run = keeper._run
+        [(_, supervisor)] = first._started
+        old_run = supervisor._run
         assert old_run is not None
     old = flow.client.claim(
         JOB, SOURCE, None, holder="old", ttl_ms=TTL_MS, rank=Rank(old_run, 10**6, 0)
@@ -142,19 +142,19 @@ def test_an_epoch_that_was_never_committed_is_made_good_for_after_a_restart(
     with flow.pipeline() as first:
         query = flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
-        [(_, keeper)] = first._started
-        monkeypatch.setattr(keeper, "_commit", _lose_contact)
+        [(_, supervisor)] = first._started
+        monkeypatch.setattr(supervisor, "_commit", _lose_contact)
         until(lambda: spark_watermark(query) == START_MS + 21_000, "Spark has closed its windows")
         query.stop()
-        keeper._farewell_by_ms = 0  # a driver that dies takes no leave
-        until(lambda: not keeper.alive, "the driver is gone")
+        supervisor._shutdown_deadline_ms = 0  # a driver that dies takes no leave
+        until(lambda: not supervisor.alive, "the driver is gone")
     assert flow.output_of(COUNTS) < START_MS
     with flow.pipeline() as second:
         flow.start(second, flow.counts(second), bounded=False)
         until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
 
 
-def _lose_contact(run: int, done: Progressed) -> None:
+def _lose_contact(run: int, done: CommittedBatch) -> None:
     raise Unavailable(f"run {run}, epoch {done.epoch}")
 
 

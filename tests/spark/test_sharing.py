@@ -154,7 +154,8 @@ def test_shards_that_are_not_where_they_were_said_to_be_are_told(
         finally:
             flow.spark.conf.unset("spark.sql.files.openCostInBytes")
         assert pipeline.counts[Count.SPLIT_SHARDS] == 2
-    assert "partitioned_by_shard=True is not true of this source" in caplog.text
+    message = "this source is not partitioned by shard, so leave out partitioned_by_shard=True"
+    assert message in caplog.text
     assert flow.counted() == windows(readings)
 
 

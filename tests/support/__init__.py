@@ -1,1 +1,1 @@
-"""What the integration tests stand on: the service in process, as a process, and its model."""
+"""What the integration tests share: the service in process, as a process, and its model."""

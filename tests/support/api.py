@@ -1,4 +1,4 @@
-"""Contract version 1 as a handful of calls, and the shape that every answer has to have."""
+"""The HTTP API, version 1, as a handful of calls, and the shape that every answer must have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tile_ids(count: int) -> tuple[str, ...]:
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:
-    """The answer's JSON, if it is the one that was expected."""
+    """The answer's JSON, if its status is as expected."""
     assert response.status_code == status, f"{response.status_code}: {response.text[:2000]}"
     if status == 204:
         assert response.content == b""
@@ -40,7 +40,7 @@ def ok(response: httpx.Response, status: int = 200) -> Any:
 
 
 def problem(response: httpx.Response, status: int, *slugs: str) -> Any:
-    """The problem's JSON (RFC 9457), if it is one of the expected ones."""
+    """The problem's JSON (RFC 9457), if it is an expected one."""
     assert response.status_code == status, f"{response.status_code}: {response.text[:2000]}"
     assert response.headers["content-type"].split(";")[0] == "application/problem+json"
     body = response.json()
@@ -71,7 +71,7 @@ class Api:
         return ok(await self.put(stages), 201)
 
     async def change(self, stages: Mapping[str, Any]) -> Any:
-        """Change the job from whatever it is now."""
+        """Replace the job's current stages."""
         etag = (await self.client.get(self.root)).headers["etag"]
         return ok(await self.put(stages, etag=etag))
 
@@ -174,7 +174,7 @@ class Api:
 
 
 async def events(response: httpx.Response) -> AsyncIterator[tuple[str | None, dict[str, Any]]]:
-    """The server-sent events of a streaming answer as (id, data); comments are passed over."""
+    """The server-sent events of a streaming answer as (id, data); comments are skipped."""
     fields: dict[str, str] = {}
     async for line in response.aiter_lines():
         if line.startswith(":"):
@@ -196,7 +196,7 @@ async def eventually(
     deadline_s: float = 120,
     what: str = "the condition",
 ) -> T:
-    """Ask again and again until the answer is the wanted one."""
+    """Poll until the answer is the wanted one."""
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline_s
     while True:

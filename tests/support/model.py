@@ -1,4 +1,4 @@
-"""What one job must do, in plain Python: everything is worked out again from scratch at every step.
+"""What one job must do, in plain Python: everything is recomputed from scratch at every step.
 
 The model knows nothing of HTTP, stores, heaps or versions. A stage is a dictionary of ranges, each
 with its largest promise, whether it said idle, and its lease; the published values are the joins
@@ -41,7 +41,7 @@ class Lease:
 
 @dataclass
 class Range:
-    """What must report."""
+    """One range that has to report."""
 
     promise: Time = None
     idle: bool = False
@@ -59,7 +59,7 @@ class Range:
 
 @dataclass
 class Word:
-    """What one report said of one range."""
+    """One report for one range."""
 
     token: str
     watermark: Time = None
@@ -71,7 +71,7 @@ class Word:
     final: bool = False
 
     def promise(self, source: bool, cap: Time | str = "absent") -> Time:
-        """What it comes down to; `cap` is the commit's word on the input."""
+        """The promise it amounts to; `cap` is the input watermark of the commit."""
         if self.final:
             return MAX
         if source:
@@ -116,7 +116,7 @@ class Model:
     # -- the aggregation ---------------------------------------------------------------------
 
     def settle(self, now: int) -> None:
-        """Work everything out: who is leased, who is idle, and what each stage may publish."""
+        """Compute which ranges are leased, which are idle, and what each stage may publish."""
         for name in self.order():
             stage = self.stages[name]
             for item in stage.ranges.values():
@@ -188,7 +188,7 @@ class Model:
         return granted
 
     def grant(self, stage: str, granted: Iterable[str], lease: Lease) -> None:
-        """Hand them over: the old leases are out of them at once, idle words with them."""
+        """Grant them: older leases lose them at once, and their idle reports end."""
         for name in granted:
             item = self.stages[stage].ranges[name]
             item.lease, item.idle = lease, False
@@ -226,7 +226,7 @@ class Model:
         item.idle = idle
 
     def report(self, stage: str, words: Mapping[str, Word], epoch: int | None) -> None:
-        """Words that their lease covers."""
+        """Reports for ranges that their lease covers."""
         this = self.stages[stage]
         for key, word in words.items():
             if epoch is not None:
@@ -236,7 +236,7 @@ class Model:
                 self.apply(stage, key, promise, idle=word.idle)
 
     def commit(self, stage: str, epoch: int, cap: Time | str) -> int:
-        """Apply what waits in the epoch; how many ranges that were."""
+        """Apply what waits in the epoch; return how many ranges that were."""
         this = self.stages[stage]
         if this.committed == epoch:
             return 0

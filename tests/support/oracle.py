@@ -1,8 +1,8 @@
-"""Who has promised what, and whether any reader was ever told more, or less than before.
+"""Checks whether any reader was ever shown more than was promised, or less than before.
 
-The load generator tells the oracle of a promise *before* it sends it, so at every instant the
-oracle's minimum is at least what an honest service may show. A reader says when it asks and what it
-was answered; an answer must not be below what any reader had been shown before it was asked for.
+The load generator records a promise with the oracle *before* it sends it, so at every instant the
+oracle's minimum is at least what a correct service may show. A reader records when it asks and what it
+was answered. An answer must not be below what any reader had been shown before the request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Oracle:
         self.observations: dict[str, int] = {}
 
     def promise(self, stage: str, name: str, value: int) -> None:
-        """Somebody is about to send this promise."""
+        """Record a promise that is about to be sent."""
         with self._lock:
             key = (stage, name)
             self._promises[key] = max(value, self._promises.get(key, value))
@@ -50,7 +50,7 @@ class Oracle:
         return None if not bounds or None in bounds else min(b for b in bounds if b is not None)
 
     def ask(self) -> Floor:
-        """A reader is about to ask; give what it gets to `answered`."""
+        """A reader is about to ask. Pass the result to `answered`."""
         with self._lock:
             return dict(self._floor)
 
@@ -106,6 +106,6 @@ class Oracle:
         self.violations.append(text)
 
     def fault(self, text: str) -> None:
-        """Somebody saw something else that must not be."""
+        """Record another violation that was observed."""
         with self._lock:
             self._violation(text)

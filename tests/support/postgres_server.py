@@ -1,4 +1,4 @@
-"""Postgres as it really is, on a loopback port: to be stopped, killed, paused and started again."""
+"""A real Postgres on a loopback port, which tests stop, kill, pause and restart."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PostgresServer:
         return self._process is not None
 
     def start(self) -> None:
-        """Start, and come back once it answers."""
+        """Start, and return once it answers."""
         assert self._process is None, "already running"
         self.folder.mkdir(parents=True, exist_ok=True)
         data = self._cluster()
@@ -66,7 +66,7 @@ class PostgresServer:
             "fsync": "on" if self._durable else "off",
             "shared_buffers": "16MB",
             "logging_collector": "off",
-            # Postgres does not end before those who have connected and then said nothing.
+            # Postgres does not stop before connections on which nothing was ever sent.
             "authentication_timeout": 5,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -105,11 +105,11 @@ class PostgresServer:
             return False
 
     def log(self) -> str:
-        """The end of what it has said."""
+        """The end of its log."""
         return self._log.read_text(errors="replace")[-4000:] if self._log.exists() else ""
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """End; `immediate` without a checkpoint, as after a crash."""
+        """Stop; `immediate` without a checkpoint, as after a crash."""
         if self._process is not None:
             self.resume()
             process, self._process = self._process, None
@@ -120,7 +120,7 @@ class PostgresServer:
         self.start()
 
     def kill(self) -> None:
-        """As the machine would: all of its processes at once."""
+        """Kill it as a machine failure would: all of its processes at once."""
         if self._process is None:
             return
         process, self._process, self._paused = self._process, None, ()
@@ -133,15 +133,15 @@ class PostgresServer:
         wait_until(lambda: not any(map(_alive, backends)), "the backends' end")
 
     def pause(self) -> None:
-        """Stand still, every backend too: connections stay open, nothing is answered."""
-        # The postmaster first: then no backend is added behind the list.
+        """Pause it and every backend: connections stay open, nothing is answered."""
+        # The postmaster first, so that no backend starts after the list was made.
         os.kill(self.pid, signal.SIGSTOP)
         self._paused = [self.pid, *_children(self.pid)]
         for pid in self._paused:
             _signal(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         paused, self._paused = self._paused, ()
         for pid in reversed(paused):
             _signal(pid, signal.SIGCONT)
@@ -188,7 +188,7 @@ class PostgresServer:
 
 
 def _open_folder() -> Path:
-    """Make a folder that others than root can reach, and sweep up after tests that were killed."""
+    """Make a folder that users other than root can access, and clean up after tests that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{HOME}-*-*"):
         whose = left.name.removeprefix(f"{HOME}-").split("-")[0]
         if whose.isdecimal() and not _alive(int(whose)):

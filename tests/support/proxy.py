@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can be told to misbehave."""
+"""A TCP proxy on loopback that can misbehave on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Connection:
     pumps: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
 
     def cut(self) -> None:
-        """Reset both ends: nobody gets a goodbye."""
+        """Reset both ends, without an orderly close."""
         for pump in self.pumps:
             pump.cancel()
         for writer in (self.client, self.server):
@@ -57,10 +57,10 @@ class Proxy:
         self._thread.start()
         self.port: int = self._call(self._listen())
 
-    # ---- what it can be told
+    # ---- what it can be made to do
 
     def retarget(self, port: int) -> None:
-        """Forward elsewhere from now on; connections to the old place are cut."""
+        """Forward elsewhere from now on; connections to the old target are cut."""
         self._target = port
         self.cut_all()
 
@@ -76,11 +76,11 @@ class Proxy:
         self._refusing = True
 
     def stall(self) -> None:
-        """Let nothing through, either way, and cut nothing."""
+        """Forward nothing in either direction, without cutting connections."""
         self._call(self._set_flowing(on=False))
 
     def flow(self) -> None:
-        """Behave."""
+        """Forward normally."""
         self._refusing = False
         self.cut_answers(0)
         self._call(self._set_flowing(on=True))
@@ -161,7 +161,7 @@ class Proxy:
             await self._part(connection)
 
     async def _part(self, connection: _Connection) -> None:
-        """Let what was said before an orderly end arrive; after a cut there is nothing left to say."""
+        """Deliver what was sent before an orderly close; after a cut nothing is left to deliver."""
         for pump in connection.pumps:
             pump.cancel()
         for writer in (connection.client, connection.server):

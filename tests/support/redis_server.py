@@ -1,4 +1,4 @@
-"""Redis as it really is: alone, with a replica, behind a Sentinel, as a Cluster; to be killed."""
+"""Real Redis servers: alone, with a replica, behind a Sentinel, as a Cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 class RedisError(Exception):
-    """What a server refused."""
+    """A server's error reply."""
 
 
 class _Started(ABC):
@@ -76,7 +76,7 @@ class _Server(_Started):
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start, and come back once it answers and has loaded its files."""
+        """Start, and return once it answers and has loaded its files."""
         assert self._process is None, "already running"
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [redis_server(), *self._arguments()]
@@ -97,18 +97,18 @@ class _Server(_Started):
             return False
 
     def log(self) -> str:
-        """The end of what it has said."""
+        """The end of its log."""
         path = self.folder / "redis.log"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
 
     def stop(self) -> None:
-        """End in order, with everything written."""
+        """Stop in order, with everything written."""
         if self._process is not None:
             self.resume()
             self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As the machine would."""
+        """Kill it, as a machine failure would."""
         if self._process is not None:
             self._end(signal.SIGKILL)
 
@@ -118,13 +118,13 @@ class _Server(_Started):
         end(process, how)
 
     def pause(self) -> None:
-        """Stand still: connections stay open, nothing is answered."""
+        """Pause: connections stay open, nothing is answered."""
         assert self._process is not None, "not running"
         self._process.send_signal(signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         if self._paused:
             assert self._process is not None, "not running"
             self._process.send_signal(signal.SIGCONT)
@@ -202,7 +202,7 @@ class RedisServer(_Server):
                 path.unlink()
 
     def replicate(self, primary: RedisServer) -> None:
-        """Become a replica, and come back once all is copied."""
+        """Become a replica, and return once everything is copied."""
         self.command("REPLICAOF", "127.0.0.1", primary.port)
         wait_until(lambda: self.info("replication")["master_link_status"] == "up", "replication")
 
@@ -245,13 +245,13 @@ class RedisCluster(_Started):
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def start(self) -> None:
-        """Start all and bind them together; come back once every one of them says it works."""
+        """Start all nodes and join them; return once every node reports that the cluster works."""
         for node in self.nodes:
             node.start()
         size = -(-SLOTS // len(self.nodes))
         for n, node in enumerate(self.nodes):
             node.command("CLUSTER", "ADDSLOTS", *range(n * size, min(SLOTS, (n + 1) * size)))
-            # Else all begin at 0 and have to settle among themselves who is who.
+            # Otherwise all start at 0 and must first resolve the conflict.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         for node in self.nodes[1:]:
             self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port)
@@ -305,7 +305,7 @@ class RedisSentinel(_Server):
 
     def _arguments(self) -> Sequence[str]:
         config = self.folder / "sentinel.conf"
-        # Once written it is the Sentinel's: it notes there who the primary has become.
+        # Once written, the file is the Sentinel's: it records the current primary there.
         if not config.exists():
             config.write_text(
                 f"port {self.port}\n"
@@ -318,7 +318,7 @@ class RedisSentinel(_Server):
         return [str(config), "--sentinel"]
 
     def start(self) -> None:
-        """Start, and come back once it knows both and would promote the replica."""
+        """Start, and return once it knows both and would promote the replica."""
         if self._replica.info("replication")["role"] == "master":
             self._replica.replicate(self._primary)
         super().start()
@@ -329,7 +329,7 @@ class RedisSentinel(_Server):
         return [_pairs([item.decode() for item in reply]) for reply in replies]
 
     def failover(self) -> None:
-        """Promote the replica now, though the primary lives, and come back once that is done."""
+        """Promote the replica now, although the primary is alive, and return once that is done."""
         before = self.primary_port()
         wait_until(self._begin_failover, "failover begun")
         wait_until(lambda: self.primary_port() != before, "failover done")
@@ -339,18 +339,18 @@ class RedisSentinel(_Server):
         try:
             return self.command("SENTINEL", "FAILOVER", self.name) == "OK"
         except RedisError as error:
-            # INPROG: it has begun by itself, or the last one is not over.
+            # INPROG: a failover has started by itself, or the last one is not finished.
             if not str(error).startswith(("NOGOODSLAVE", "INPROG")):
                 raise
             return False
 
     def primary_port(self) -> int:
-        """Whom it sends clients to."""
+        """The port it sends clients to."""
         _, port = self.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
         return int(port)
 
     def wait_for_primary(self, port: int) -> None:
-        """Return once clients are sent to `port`, and who listens there says it is the primary."""
+        """Return once clients are sent to `port`, and the server there reports itself as primary."""
         found = next(s for s in (self._primary, self._replica) if s.port == port)
         wait_until(
             lambda: self.primary_port() == port and found.info("replication")["role"] == "master",

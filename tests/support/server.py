@@ -84,15 +84,15 @@ class Service:
             return False
 
     def log(self) -> str:
-        """The end of what it has said."""
+        """The end of its log."""
         return (self.folder / "service.log").read_text(errors="replace")[-8000:]
 
     def kill(self) -> None:
-        """As the machine would: no goodbye, no last checkpoint."""
+        """Kill it, as a machine failure would: without a shutdown or a last checkpoint."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to end, and wait until it has: in order, which uvicorn shows by the signal too."""
+        """Terminate it and wait for an orderly end, which uvicorn also shows by the signal."""
         status = self._end(signal.SIGTERM)
         assert status in {0, -signal.SIGTERM}, f"ended with {status}\n{self.log()}"
 

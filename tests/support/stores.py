@@ -1,4 +1,4 @@
-"""Which stores a test runs the service on, and how time passes and state is lost there."""
+"""The stores that a test runs the service on, and how to pass time and lose state there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.redis_server import RedisServer
 
 
 def hasten(servers: Sequence[RedisServer], ms: int) -> None:
-    """Let time pass for leases in Redis, which judges by its own clock: every deadline comes nearer."""
+    """Let time pass for leases in Redis, which uses its own clock: move every deadline closer."""
     for server in servers:
         for key in server.command("KEYS", "*:deadlines"):
             for fence in server.command("ZRANGE", key, 0, -1):

@@ -1,4 +1,4 @@
-"""What control sources are told: watermarks rise, survive, and nothing that happens stops a query."""
+"""What the feed returns: watermarks rise, survive restarts, and no failure stops a query."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from spark_agent.client import MAX_MS, Client
 from spark_agent.control_source import END_MS
-from spark_agent.feed import Feed, Run
+from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkClient, LinkError, LinkServer, Offset
 from spark_agent.operators import Promise
-from spark_agent.plan import Progressed
+from spark_agent.plan import CommittedBatch
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100
@@ -25,25 +25,25 @@ def at(input_ms: int | None, version: int = 1) -> Answer:
 
 
 @dataclass
-class Keeper:
-    """Settles at once, or never."""
+class Supervisor:
+    """Commits at once, or never."""
 
-    settles: bool = True
-    settled: list[int] = field(default_factory=list[int])
-    drained: int = 0
-    drains: bool = True
-    refusals: list[str] = field(default_factory=list[str])
+    commits: bool = True
+    committed: list[int] = field(default_factory=list[int])
+    finalise_calls: int = 0
+    finalises: bool = True
+    failures: list[str] = field(default_factory=list[str])
 
-    def settle(self, done: Progressed, timeout_ms: int) -> bool:
-        self.settled.append(done.epoch)
-        return self.settles
+    def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
+        self.committed.append(batch.epoch)
+        return self.commits
 
-    def drain(self, timeout_ms: int) -> bool:
-        self.drained += 1
-        return self.drains
+    def finalise_sources(self, timeout_ms: int) -> bool:
+        self.finalise_calls += 1
+        return self.finalises
 
-    def refuse(self, message: str) -> None:
-        self.refusals.append(message)
+    def fail_query(self, message: str) -> None:
+        self.failures.append(message)
 
 
 @dataclass
@@ -51,23 +51,23 @@ class Query:
     """A query whose batches are done by the test."""
 
     clock: FakeClock
-    newest: Progressed | None = None
+    latest: CommittedBatch | None = None
 
     def done(self, epoch: int, watermark_ms: int = 0, *, read_nothing: bool = False) -> None:
-        self.newest = Progressed(epoch, watermark_ms, read_nothing)
+        self.latest = CommittedBatch(epoch, watermark_ms, read_nothing)
 
 
 def feed(
     server: Answers,
     query: Query,
-    keeper: Keeper | None = None,
+    supervisor: Supervisor | None = None,
     *,
     promises: Mapping[str, Promise] | None = None,
     caps_ms: Mapping[str, int | None] | None = None,
     bounded: bool = False,
     ends_when_idle: bool = False,
 ) -> Feed:
-    run = Run(
+    config = FeedConfig(
         job="j",
         promises={STAGE: Promise()} if promises is None else promises,
         caps_ms=caps_ms or {},
@@ -79,10 +79,10 @@ def feed(
     )
     client = Client(server.url, patience_ms=100, clock=query.clock, jitter=lambda: 1.0)
     return Feed(
-        run,
-        keeper=keeper or Keeper(),
+        config,
+        supervisor=supervisor or Supervisor(),
         client=client,
-        progress=lambda: query.newest,
+        progress=lambda: query.latest,
         clock=query.clock,
     )
 
@@ -108,15 +108,15 @@ def test_a_watermark_that_moves_is_handed_on_once() -> None:
         assert (first, second) == (Offset(5, 1), Offset(9, 2))
 
 
-def test_a_batch_is_settled_before_the_watermark_is_asked_for() -> None:
+def test_a_batch_is_committed_before_the_watermark_is_asked_for() -> None:
     """So that what batch n has shown is in batch n + 1, whatever the poll interval."""
-    query, keeper = Query(FakeClock()), Keeper()
+    query, supervisor = Query(FakeClock()), Supervisor()
     with Answers(at(5), at(9, 2)) as server:
-        following = feed(server, query, keeper)
+        following = feed(server, query, supervisor)
         first = following.next("r", STAGE, Offset(None, 0))
         query.done(0)
         assert following.next("r", STAGE, first) == Offset(9, 2)
-    assert keeper.settled == [0]
+    assert supervisor.committed == [0]
 
 
 def test_the_end_of_time_is_a_time_that_spark_can_count_to() -> None:
@@ -126,7 +126,7 @@ def test_the_end_of_time_is_a_time_that_spark_can_count_to() -> None:
 
 
 def test_where_a_row_at_the_watermark_is_late_spark_is_given_a_millisecond_less() -> None:
-    promises = {STAGE: Promise(), "rows": Promise(judged_at_ms=1)}
+    promises = {STAGE: Promise(), "rows": Promise(spark_lag_ms=1)}
     with Answers(at(60_000)) as server:
         following = feed(server, Query(FakeClock()), promises=promises)
         assert following.next("r", STAGE, Offset(None, 0)) == Offset(59_999, 1)
@@ -145,22 +145,22 @@ def test_it_never_goes_back() -> None:
 
 
 def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over() -> None:
-    keeper = Keeper()
+    supervisor = Supervisor()
     with Answers(at(5)) as server:
-        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(END_MS, 8))
-    [refusal] = keeper.refusals
-    assert "Give the query a new checkpoint and an empty output" in refusal
+        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(END_MS, 8))
+    [failure] = supervisor.failures
+    assert "Give the query a new checkpoint and an empty output" in failure
 
 
-def test_a_checkpoint_ahead_of_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    keeper = Keeper()
+def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = Supervisor()
     with Answers(at(5)) as server:
-        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(70, 8))
-        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(5, 8))
-        feed(server, Query(FakeClock()), keeper).next("r", STAGE, Offset(None, 8))
-    assert keeper.refusals == []
-    [told] = [record.message for record in caplog.records if "checkpoint" in record.message]
-    assert "has come to 1970-01-01T00:00:00.070Z, but the job only to" in told
+        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(70, 8))
+        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(5, 8))
+        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(None, 8))
+    assert supervisor.failures == []
+    [logged] = [record.message for record in caplog.records if "checkpoint" in record.message]
+    assert "checkpoint is at 1970-01-01T00:00:00.070Z, but the job is only at" in logged
 
 
 def test_a_run_over_what_was_there_goes_no_further_than_it_was_then() -> None:
@@ -183,7 +183,9 @@ def test_a_batch_more_where_spark_has_not_run_with_what_it_was_handed() -> None:
         assert following.next("r", STAGE, again) == again
 
 
-def test_a_watermark_that_stands_in_spark_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watermark_that_is_stuck_in_spark_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     query = Query(FakeClock())
     with Answers(at(5)) as server:
         following = feed(server, query)
@@ -191,70 +193,72 @@ def test_a_watermark_that_stands_in_spark_is_told_once(caplog: pytest.LogCapture
         for epoch in range(10):
             query.done(epoch, 0)
             here = following.next("r", STAGE, here)
-    told = [record for record in caplog.records if "Spark's watermark stands" in record.message]
-    assert len(told) == 1
+    logged = [record for record in caplog.records if "Spark's watermark is stuck" in record.message]
+    assert len(logged) == 1
     assert here.turn == 4, "no batches without end"
 
 
 class TestDrained:
     def test_an_empty_batch_shows_it(self) -> None:
-        query, keeper = Query(FakeClock()), Keeper()
+        query, supervisor = Query(FakeClock()), Supervisor()
         with Answers(at(None)) as server:
-            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0)
             here = following.next("r", STAGE, here)
-            assert (here, keeper.drained) == (Offset(None, 2), 0), "one more batch, to see"
+            assert (here, supervisor.finalise_calls) == (Offset(None, 2), 0), (
+                "one more batch, to see"
+            )
             query.done(1, read_nothing=True)
             following.next("r", STAGE, here)
-            assert keeper.drained == 1
+            assert supervisor.finalise_calls == 1
 
     def test_a_trigger_without_a_batch_shows_it(self) -> None:
-        query, keeper = Query(FakeClock()), Keeper()
+        query, supervisor = Query(FakeClock()), Supervisor()
         with Answers(at(None)) as server:
-            following = feed(server, query, keeper, bounded=True)
+            following = feed(server, query, supervisor, bounded=True)
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0)
             assert following.next("r", STAGE, here) == here
-            assert keeper.drained == 0
+            assert supervisor.finalise_calls == 0
             following.next("r", STAGE, here)
-            assert keeper.drained == 1
+            assert supervisor.finalise_calls == 1
 
     def test_another_reader_of_the_same_trigger_shows_nothing(self) -> None:
-        query, keeper = Query(FakeClock()), Keeper()
+        query, supervisor = Query(FakeClock()), Supervisor()
         with Answers(at(None)) as server:
-            following = feed(server, query, keeper, bounded=True)
+            following = feed(server, query, supervisor, bounded=True)
             here = following.next("left", STAGE, Offset(None, 0))
             following.next("right", STAGE, Offset(None, 0))
             query.done(0)
             following.next("left", STAGE, here)
             following.next("right", STAGE, here)
-            assert keeper.drained == 0
+            assert supervisor.finalise_calls == 0
 
     def test_a_repeated_batch_of_an_earlier_start_shows_nothing(self) -> None:
-        query, keeper = Query(FakeClock()), Keeper()
+        query, supervisor = Query(FakeClock()), Supervisor()
         query.done(7, read_nothing=True)
         with Answers(at(None)) as server:
-            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
             following.next("r", STAGE, Offset(None, 3))
-            assert keeper.drained == 0
+            assert supervisor.finalise_calls == 0
 
     def test_a_source_that_cannot_be_made_final_keeps_the_run_going_but_not_for_ever(self) -> None:
-        query, keeper = Query(FakeClock()), Keeper(drains=False)
+        query, supervisor = Query(FakeClock()), Supervisor(finalises=False)
         with Answers(at(None)) as server:
-            following = feed(server, query, keeper, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
             here = following.next("r", STAGE, Offset(None, 0))
             for epoch in range(3):
                 query.done(epoch, read_nothing=epoch > 0)
                 after = following.next("r", STAGE, here)
                 assert after.turn > here.turn, "else Spark would end the run as if all were well"
                 here = after
-            assert (keeper.drained, keeper.refusals) == (2, [])
+            assert (supervisor.finalise_calls, supervisor.failures) == (2, [])
             query.clock.now_ms += 60_000
             following.next("r", STAGE, here)
-        [refusal] = keeper.refusals
-        assert "its last windows did not come out" in refusal
-        assert "run it again" in refusal
+        [failure] = supervisor.failures
+        assert "its last windows did not come out" in failure
+        assert "run it again" in failure
 
 
 def test_a_stage_that_waits_for_an_input_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -268,8 +272,8 @@ def test_a_stage_that_waits_for_an_input_says_so_once(caplog: pytest.LogCaptureF
         for epoch in range(6):
             query.done(epoch)
             here = following.next("r", STAGE, here)
-    [told] = [each for each in caplog.messages if "has no input watermark" in each]
-    assert "b has promised nothing yet" in told
+    [logged] = [each for each in caplog.messages if "has no input watermark" in each]
+    assert "b has promised nothing yet" in logged
 
 
 def test_what_is_missing_is_asked_for_once_also_where_the_service_is_gone_by_then() -> None:
@@ -304,9 +308,9 @@ def test_it_asks_no_more_often_than_it_may() -> None:
 
 @pytest.mark.parametrize("failure", [Answer(503), Answer(404, {"type": "/problems/unknown-job"})])
 def test_a_service_that_fails_costs_news_and_nothing_else(failure: Answer) -> None:
-    query, keeper = Query(FakeClock()), Keeper(settles=False)
+    query, supervisor = Query(FakeClock()), Supervisor(commits=False)
     with Answers(at(5), failure) as server:
-        following = feed(server, query, keeper)
+        following = feed(server, query, supervisor)
         here = following.next("r", STAGE, Offset(None, 0))
         query.done(0, 5)
         before = query.clock.now_ms

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_agent.arrow import Newest, newest, older
+from spark_agent.arrow import NewestTimes, count_older_than, newest_times
 from spark_agent.client import MAX_MS
 from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
 
 FAR_MS = 1_000_000
 
 
-def show(rows: list[tuple[str | None, int | None]], late_before_ms: int | None = None) -> Newest:
-    return newest(
+def show(
+    rows: list[tuple[str | None, int | None]], late_before_ms: int | None = None
+) -> NewestTimes:
+    return newest_times(
         pa.array([shard for shard, _ in rows], pa.string()),
         pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
         shards=frozenset({"a", "b"}),
@@ -29,7 +31,7 @@ def test_the_newest_of_each_shard_rounded_down() -> None:
 
 
 def test_rows_without_a_time_say_nothing() -> None:
-    assert show([("a", None), ("b", 7_000)]) == Newest({"b": 7})
+    assert show([("a", None), ("b", 7_000)]) == NewestTimes({"b": 7})
 
 
 def test_rows_of_nobody_known_are_counted() -> None:
@@ -61,13 +63,13 @@ def test_rows_before_1970_are_counted() -> None:
 
 def test_the_oldest_of_those_that_are_older() -> None:
     times = pa.array([4_999, None, 3_001, 5_000], pa.timestamp("us", "UTC"))
-    assert older(times, 5) == (2, 3)
-    assert older(times, 3) == (0, None)
-    assert older(pa.array([None], pa.timestamp("us", "UTC")), 5) == (0, None)
+    assert count_older_than(times, 5) == (2, 3)
+    assert count_older_than(times, 3) == (0, None)
+    assert count_older_than(pa.array([None], pa.timestamp("us", "UTC")), 5) == (0, None)
 
 
 def test_no_rows() -> None:
-    assert show([]) == Newest({})
+    assert show([]) == NewestTimes({})
 
 
 def test_strategies() -> None:

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from spark_agent.checks import Passage, Report, check
-from spark_agent.operators import TABLE, Leaving, Promise, UnsoundPlanError, leaving, promise_of
+from spark_agent.checks import QueryStages, ReportCall, check
+from spark_agent.operators import (
+    TABLE,
+    OutputRows,
+    Promise,
+    UnsoundPlanError,
+    output_rows,
+    promise_of,
+)
 from spark_agent.plan import Bounds, Column, Control, Node, Stamp
 from spark_agent.spec import read_spec
 
@@ -61,15 +68,15 @@ def project(child: Node, *columns: tuple[int, str, int, str]) -> Node:
 
 def promise(node: Node, column: str | None = None, delay_ms: int | None = None) -> Promise:
     found = None if column is None else next(each for each in node.output if each.name == column)
-    return promise_of("hourly", leaving(node), found, delay_ms)
+    return promise_of("hourly", output_rows(node), found, delay_ms)
 
 
 def reported(child: Node, mark: str = RANGES) -> Node:
     return Node("Filter", (child,), output=child.output, mark=mark)
 
 
-def checked(plan: Node, event_time: str | None = None) -> Passage:
-    return check(plan, STAGES, {RANGES: Report("hourly", event_time, None)})
+def checked(plan: Node, event_time: str | None = None) -> QueryStages:
+    return check(plan, STAGES, {RANGES: ReportCall("hourly", event_time, None)})
 
 
 class TestStamps:
@@ -88,7 +95,7 @@ class TestStamps:
 
     def test_an_aggregate_of_times_is_nobody_s_time(self) -> None:
         node = replace(windows(watermarked()), output=(WINDOW, Column(8, "latest")))
-        with pytest.raises(UnsoundPlanError, match=r"how old 'latest' may be cannot be read"):
+        with pytest.raises(UnsoundPlanError, match=r"does not show how old 'latest' may be"):
             promise(node, "latest")
 
     def test_renamed_columns_are_followed(self) -> None:
@@ -109,7 +116,7 @@ class TestStamps:
     def test_a_union_is_as_good_as_the_worse_branch(self) -> None:
         made = Node("MapInPandas", (watermarked(),), output=(replace(AT, id=21), KEY))
         both = Node("Union", (watermarked(), made), output=(AT, KEY))
-        with pytest.raises(UnsoundPlanError, match="cannot be read from the plan"):
+        with pytest.raises(UnsoundPlanError, match="the plan does not show how old 'at' may be"):
             promise(both, "at")
         assert promise(Node("Union", (watermarked(), watermarked()), output=(AT, KEY)), "at")
 
@@ -123,11 +130,11 @@ class TestOperators:
         """Spark lets a session take in a row that is dated exactly at its end."""
         session = Column(5, "session_window", Stamp.SESSION)
         node = Node("Aggregate", (watermarked(),), output=(session, COUNT), groups=(session, KEY))
-        assert promise(node, "session_window") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(node, "session_window") == Promise(spark_lag_ms=1, buffered=True)
         ended = project(node, (9, "ended_at", session.id, "end"))
-        assert promise(ended, "ended_at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(ended, "ended_at") == Promise(spark_lag_ms=1, buffered=True)
         by_time = Node("Aggregate", (watermarked(),), output=(AT, COUNT), groups=(AT,))
-        assert promise(by_time, "at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(by_time, "at") == Promise(spark_lag_ms=1, buffered=True)
 
     def test_an_aggregation_in_sql_may_name_the_end_itself(self) -> None:
         node = replace(windows(watermarked()), output=(Column(9, "ended_at"),))
@@ -142,12 +149,12 @@ class TestOperators:
 
     def test_groups_of_no_event_time_never_close(self) -> None:
         node = Node("Aggregate", (watermarked(),), output=(KEY, COUNT), groups=(KEY,))
-        with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) behind that function"):
+        with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) after that function"):
             promise(node)
 
     def test_a_join_holds_back_by_the_wider_bound(self) -> None:
         node = join(watermarked(), watermarked(), Bounds(3_600_001, 1))
-        assert promise(node, "at") == Promise(3_600_001, judged_at_ms=1, buffered=True)
+        assert promise(node, "at") == Promise(3_600_001, spark_lag_ms=1, buffered=True)
         assert promise(windows(node), "window").behind_ms == 3_600_001
         twice = join(node, watermarked(), Bounds(1, 1_000))
         assert promise(twice, "at").behind_ms == 3_601_001
@@ -159,7 +166,7 @@ class TestOperators:
 
     def test_a_join_by_the_event_time_of_one_side_alone(self) -> None:
         with pytest.raises(UnsoundPlanError, match="would drop that other side's rows"):
-            promise(join(watermarked(), watermarked(), Bounds(0, 0, lopsided=True)), "at")
+            promise(join(watermarked(), watermarked(), Bounds(0, 0, one_sided_equality=True)), "at")
 
     def test_a_join_needs_a_watermark_on_both_sides(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
@@ -172,48 +179,49 @@ class TestOperators:
     def test_deduplication_takes_rows_at_the_watermark(self) -> None:
         for name in ("Deduplicate", "DeduplicateWithinWatermark"):
             node = Node(name, (watermarked(),), output=(AT, KEY))
-            assert promise(node, "at") == Promise(judged_at_ms=1)
+            assert promise(node, "at") == Promise(spark_lag_ms=1)
 
     def test_state_functions_must_be_declared(self) -> None:
         for name in ("FlatMapGroupsInPandasWithState", "TransformWithStateInPySpark"):
             node = Node(name, (watermarked(),), output=(AT,))
             with pytest.raises(UnsoundPlanError, match="only you know how old"):
                 promise(node, "at")
-            assert promise(node, "at", 5_000) == Promise(5_000, judged_at_ms=1, buffered=True)
+            assert promise(node, "at", 5_000) == Promise(5_000, spark_lag_ms=1, buffered=True)
             with pytest.raises(UnsoundPlanError, match="only you know how old"):
                 promise(windows(node), "window")
 
     def test_an_event_time_column_of_a_state_function_is_spark_s_to_guard(self) -> None:
         state = Node("TransformWithStateInPySpark", (watermarked(),))
         node = Node("UpdateEventTimeWatermarkColumn", (state,), output=(AT,))
-        assert promise(node, "at") == Promise(judged_at_ms=1, buffered=True)
+        assert promise(node, "at") == Promise(spark_lag_ms=1, buffered=True)
 
     @pytest.mark.parametrize(
         ("name", "advice"),
         [
-            ("Sort", "sort where the rows are read"),
+            ("Sort", "sort where the output is read"),
             ("FlatMapGroupsInPandas", "use applyInPandasWithState"),
-            ("WithCTE", "as a temporary view of its own"),
+            ("WithCTE", "turn the WITH clause of your SQL into a temporary view"),
             ("NeverHeardOf", "write its output to files"),
         ],
     )
     def test_what_is_not_in_the_table_is_refused(self, name: str, advice: str) -> None:
-        with pytest.raises(UnsoundPlanError, match=f"operator {name} is not known.*{advice}"):
-            leaving(Node(name, (watermarked(),)))
+        message = f"does not know what leaves .* operator {name}: {advice}"
+        with pytest.raises(UnsoundPlanError, match=message):
+            output_rows(Node(name, (watermarked(),)))
 
     def test_rows_that_never_were_watermarked(self) -> None:
         with pytest.raises(UnsoundPlanError, match=r"did not come through watermarked\(\)"):
             promise(Node("Union", (relation(), watermarked()), output=(AT, KEY)), "at")
 
     def test_a_table_alone_has_no_watermark(self) -> None:
-        assert leaving(Node("LogicalRelation", streaming=False)) == Leaving()
+        assert output_rows(Node("LogicalRelation", streaming=False)) == OutputRows()
 
 
-class TestPassage:
+class TestQueryStages:
     def test_a_source_and_a_keyed_stage(self) -> None:
         data = source(relation(limits=("maxfilespertrigger",)))
         found = checked(reported(windows(watermarked(data))), "window")
-        assert found == Passage(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
+        assert found == QueryStages(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
 
     def test_a_limited_source_that_nobody_reports(self) -> None:
         plan = reported(windows(watermarked(relation(limits=("maxfilespertrigger",)))))
@@ -226,9 +234,9 @@ class TestPassage:
             checked(reported(watermarked(data)))
 
     @pytest.mark.parametrize("operator", ["Deduplicate", "Aggregate", "MapInPandas", "Join"])
-    def test_nothing_that_holds_rows_back_stands_behind_the_report(self, operator: str) -> None:
+    def test_nothing_that_holds_rows_back_comes_after_the_report(self, operator: str) -> None:
         plan = Node(operator, (reported(watermarked()),))
-        with pytest.raises(UnsoundPlanError, match=rf"{operator} stands behind report\(\)"):
+        with pytest.raises(UnsoundPlanError, match=rf"{operator} comes after report\(\)"):
             checked(plan)
 
     def test_stages_that_are_each_reported_may_be_unioned(self) -> None:
@@ -238,13 +246,13 @@ class TestPassage:
         marks = {"a": "tidegauge.ranges.1.a", "b": "tidegauge.ranges.2.b"}
         branches = [reported(watermarked(stage=each), mark) for each, mark in marks.items()]
         plan = Node("Project", (Node("Union", tuple(branches)),))
-        reports = {mark: Report(each, "at", None) for each, mark in marks.items()}
+        reports = {mark: ReportCall(each, "at", None) for each, mark in marks.items()}
         assert check(plan, stages, reports).promises == {"a": Promise(), "b": Promise()}
         beside = Node("Union", (branches[0], relation()))
-        with pytest.raises(UnsoundPlanError, match=r"unioned behind report\(\)"):
+        with pytest.raises(UnsoundPlanError, match=r"unioned after report\(\)"):
             check(beside, stages, reports)
 
-    def test_nothing_that_keeps_rows_stands_before_the_watermark(self) -> None:
+    def test_nothing_that_keeps_rows_comes_before_the_watermark(self) -> None:
         """What it let out later would be older than the watermark by then."""
         state = Node("FlatMapGroupsInPandasWithState", (source(),), output=(AT, KEY))
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
@@ -256,7 +264,7 @@ class TestPassage:
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
             checked(reported(watermarked(groups)))
 
-    def test_what_stands_before_a_source_is_its_strategy_s_to_know(self) -> None:
+    def test_what_comes_before_a_source_is_left_to_its_strategy(self) -> None:
         groups = Node("Aggregate", (relation(),), output=(Column(1, "at"), KEY), groups=(KEY,))
         assert checked(reported(watermarked(source(groups)))).sources == ("taps",)
 
@@ -287,7 +295,7 @@ class TestPassage:
             checked(reported(node))
 
     def test_a_report_without_a_watermark(self) -> None:
-        with pytest.raises(UnsoundPlanError, match=r"misses watermarked\(\)"):
+        with pytest.raises(UnsoundPlanError, match=r"lacks watermarked\(\)"):
             checked(reported(relation()))
 
     def test_duplicates_within_nothing(self) -> None:
@@ -295,4 +303,4 @@ class TestPassage:
         with pytest.raises(UnsoundPlanError, match="deduplicate_within='1 hour'"):
             checked(reported(node))
         node = Node("DeduplicateWithinWatermark", (watermarked(delay_ms=5),), output=(AT, KEY))
-        assert checked(reported(node)).promises["hourly"].judged_at_ms == 1
+        assert checked(reported(node)).promises["hourly"].spark_lag_ms == 1

@@ -1,4 +1,4 @@
-"""Says of a stage that stands still what it waits for."""
+"""Logs what a stage whose watermark does not advance is waiting for."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from spark_agent.client import StageWatermark
 _log: Final = logging.getLogger("spark_agent")
 
 
-def tell_of_missing_inputs(
+def log_missing_inputs(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
     """Log why a stage has no input watermark. `inputs` are all stages that it depends on."""
     missing = [each for each in inputs if each in watermarks and watermarks[each].output_ms is None]
     _log.warning(
-        "stage %s has no input watermark, so nothing closes in it: %s has promised nothing yet. Each "
-        "shard of a source must have rows or be idle (idle_after), and a query must execute each stage",
+        "stage %s has no input watermark, so none of its windows close: %s has promised nothing yet. "
+        "Every shard of a source must have rows or be idle (idle_after), and every stage needs a "
+        "query that executes it",
         stage,
         ", ".join(sorted(missing)) or "one of its inputs",
     )
 
 
-def tell_of_unfinished(
+def log_unfinished(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
     """Log why a stage is not final, although its bounded query has ended."""
@@ -32,12 +33,12 @@ def tell_of_unfinished(
     if waits:
         why = f"it waits for {', '.join(sorted(waits))}, not final yet"
     elif stage in watermarks:
-        why = "the query was stopped before"
+        why = "the query was stopped before that"
     else:
-        why = "the aggregator is away"
+        why = "the aggregator is unavailable"
     _log.error(
         "stage %s: its bounded query has ended, but the stage is not final, so its last windows did "
-        "not come out: %s. Run the query again when that is put right",
+        "not come out: %s. Fix that and run the query again",
         stage,
         why,
     )

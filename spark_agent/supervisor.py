@@ -1,0 +1,603 @@
+"""The driver's part of reporting: one supervisor for each started query.
+
+On a thread of its own, it commits each epoch to the service once Spark has committed the batch, in
+order. It reports what the tasks could not, because the service was unavailable, or was killed with
+reports that waited for their commit. That is safe: Spark has committed the batch, so the driver
+knows what holds from then on. It also reports quiet shards as idle. Once a bounded query has drained
+its input, it makes the sources final, and ends the query when all of its stages are final.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from spark_agent.client import (
+    MAX_MS,
+    AggregatorError,
+    Client,
+    InputAhead,
+    Lease,
+    LeaseConflict,
+    RangeReport,
+    Rank,
+    StaleEpoch,
+    StaleRun,
+    UnknownJob,
+)
+from spark_agent.clock import Clock
+from spark_agent.control_source import END_MS
+from spark_agent.diagnostics import log_missing_inputs, log_unfinished
+from spark_agent.idle import QuietShards
+from spark_agent.metrics import count_rows
+from spark_agent.operators import Promise
+from spark_agent.plan import CommittedBatch
+from spark_agent.spec import StageSpec
+from spark_agent.tally import Count, Tallies, Tally, pop_tallies
+from spark_agent.times import instant_text
+
+_log: Final = logging.getLogger("spark_agent")
+
+DRIVER_ATTEMPT: Final = 2**31 - 1
+"""The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,
+but not the next epoch's tasks, since the epoch is compared first."""
+
+_LAST_EPOCH: Final = 2**63 - 1
+_TICK_MS: Final = 200
+_LONGEST_PAUSE_MS: Final = 5_000
+_SHUTDOWN_GRACE_MS: Final = 2_000
+_RENEWALS_PER_LEASE: Final = 3
+"""How many times an idle shard's lease is renewed before it would run out."""
+
+_COUNT_MESSAGES: Final[Mapping[str, str]] = {
+    Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
+    Count.LATE_ROWS: "rows are older than their source had promised: does its strategy fit?",
+    Count.DROPPED_ROWS: "rows were dropped by Spark as late",
+    Count.ROWS_BEFORE_1970: (
+        "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
+    ),
+    Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
+    Count.UNKNOWN_SHARD_ROWS: "rows belong to a shard that is not in the specification",
+    Count.SPLIT_SHARDS: (
+        "times a shard's rows were in several tasks of a batch: this source is not partitioned by "
+        "shard, so leave out partitioned_by_shard=True"
+    ),
+}
+_REREAD_MESSAGE: Final = (
+    "rows are older than their source had promised: this query rereads input that the job has "
+    "already covered, since its checkpoint is new or older than the job"
+)
+
+
+class Signal(Enum):
+    """What a supervisor is notified of, besides committed batches."""
+
+    DRAINED = auto()
+    """The query has read everything its sources had."""
+    ENDED = auto()
+    """The query has terminated."""
+    STOP = auto()
+    """The pipeline is being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a supervisor looks after: a started query, and the stages that it executes."""
+
+    job: str
+    query: str
+    """The name of this start of the query, which its tasks use too."""
+    sources: Sequence[StageSpec]
+    keyed: Sequence[StageSpec]
+    promises: Mapping[str, Promise]
+    """How each keyed stage's promise follows from Spark's watermark."""
+    bounded: bool
+    ttl_ms: int
+    reads_all: bool = True
+    """Whether each batch reads all available data: no source is rate limited."""
+    idle_after_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By source stage that has one: how long a shard must be quiet to be reported idle."""
+    inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    """By keyed stage: every stage that its input watermark depends on."""
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of all stages."""
+        return [stage.name for stage in (*self.sources, *self.keyed)]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryHandle:
+    """How a supervisor controls and inspects its query."""
+
+    stop: Callable[[], None]
+    """Stop it, once its stages are final."""
+    fail: Callable[[str], None]
+    """Make it fail with this error."""
+    has_no_new_data: Callable[[], bool]
+    """Whether its latest trigger found no new data in any source."""
+    failed: Callable[[], bool]
+    """Whether it has ended with an error."""
+    stops_when_fenced: bool = True
+    has_control_sources: bool = True
+    """Whether it has control sources; if so, the feed detects when its input is drained."""
+
+
+class Supervisor:
+    """Supervises one query until it ends. Only its own thread touches its state.
+
+    The public methods are thread-safe.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        client: Client,
+        run: int | None,
+        open_run: Callable[[Sequence[str]], int],
+        tallies: Tallies,
+        clock: Clock,
+    ) -> None:
+        self._assignment = assignment
+        self._client = client
+        self._run = run
+        self._open_run = open_run
+        self._tallies = tallies
+        self._query: QueryHandle | None = None
+        self._failure: str | None = None
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[CommittedBatch | Signal] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run_thread, name=f"tidegauge-{assignment.query}", daemon=True
+        )
+        self._step_done = threading.Condition()
+        self._failing = False
+        self._uncommitted: CommittedBatch | None = None
+        self._committed_epoch = -1
+        self._latest_epoch = -1
+        self._committed_input_ms: int | None = None
+        self._pending_promises: dict[str, dict[str, int]] = {}
+        self._pending_inputs: dict[str, int] = {}
+        self._drained = False
+        self._not_final: dict[str, set[str]] = {
+            stage.name: set(stage.shards) for stage in assignment.sources
+        }
+        self._stop_requested = False
+        self._rereads = False
+        self._last_error_type: type[AggregatorError] | None = None
+        self._shutdown_deadline_ms: int | None = None
+        now_ms = clock.steady_ms()
+        self._quiet = {
+            stage.name: QuietShards(
+                stage.shards, after_ms=assignment.idle_after_ms[stage.name], now_ms=now_ms
+            )
+            for stage in assignment.sources
+            if stage.name in assignment.idle_after_ms
+        }
+        self._idle_until_ms: dict[tuple[str, str], int] = {}
+        self.counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Start the thread. Batches that Spark commits before `attach` are handled too."""
+        self._thread.start()
+
+    def attach(self, query: QueryHandle) -> None:
+        """Set the query, which exists only once Spark has started it."""
+        with self._step_done:
+            self._query = query
+            failure = self._failure
+        if failure is not None:
+            query.fail(failure)
+
+    def fail_query(self, message: str) -> None:
+        """Make the query fail with this error, as soon as it is attached."""
+        _log.error("%s", message)
+        with self._step_done:
+            self._failure = message
+            query = self._query
+        if query is not None:
+            query.fail(message)
+
+    def notify(self, event: CommittedBatch | Signal) -> None:
+        """Queue an event. Never blocks: it is called from Spark's listener bus."""
+        self._inbox.put(event)
+
+    def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
+        """Commit a batch's epoch and wait for it; return whether it was committed in time.
+
+        Returns at once while the service does not answer: the batches must go on.
+        """
+        self.notify(batch)
+        return self._wait(lambda: self._committed_epoch >= batch.epoch, timeout_ms)
+
+    def finalise_sources(self, timeout_ms: int) -> bool:
+        """Make the sources of a drained query final and wait; return whether they became so in time."""
+        self.notify(Signal.DRAINED)
+        return self._wait(
+            lambda: not any(self._not_final.values()), timeout_ms, even_if_failing=True
+        )
+
+    def _wait(
+        self, done: Callable[[], bool], timeout_ms: int, *, even_if_failing: bool = False
+    ) -> bool:
+        with self._step_done:
+            self._step_done.wait_for(
+                lambda: done() or (self._failing and not even_if_failing) or not self.alive,
+                timeout_ms / 1_000,
+            )
+            return done()
+
+    def join(self, timeout_ms: int) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_ms / 1_000)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still supervises its query."""
+        return self._thread.is_alive()
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that its query executes."""
+        return self._assignment.stages
+
+    def _run_thread(self) -> None:
+        try:
+            if self._follow():
+                self._log_if_unfinished()
+        finally:
+            for stage in self._assignment.stages:
+                pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
+            self._notify_step(failing=True)
+
+    def _follow(self) -> bool:
+        """Supervise the query to its end; return False if another run took its stages over."""
+        pause_ms = _TICK_MS
+        while not self._finished():
+            self._receive(pause_ms)
+            try:
+                self._step()
+            except StaleRun as error:
+                self._on_fenced(error)
+                return False
+            except UnknownJob:
+                # The service has a new ledger. Opening a run declares the job again.
+                self._run = None
+            except AggregatorError as error:
+                self._log_once(error)
+                self._notify_step(failing=True)
+                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+            else:
+                self._last_error_type = None
+                self._notify_step(failing=False)
+                pause_ms = _TICK_MS
+        return True
+
+    def _log_if_unfinished(self) -> None:
+        """Log why stages of a query that has ended are unfinished, if that is unexpected.
+
+        If the query failed, Spark's own error says why.
+        """
+        if self._query is not None and self._query.failed():
+            return
+        try:
+            watermarks = self._client.watermarks(self._assignment.job)
+        except AggregatorError:
+            watermarks = {}
+        for stage, inputs in self._assignment.inputs.items():
+            here = watermarks.get(stage)
+            if here is not None and here.final:
+                continue
+            if self._assignment.bounded:
+                log_unfinished(stage, inputs, watermarks)
+            elif here is not None and here.input_ms is None:
+                log_missing_inputs(stage, inputs, watermarks)
+
+    def _notify_step(self, *, failing: bool) -> None:
+        with self._step_done:
+            self._failing = failing
+            self._step_done.notify_all()
+
+    def _log_once(self, error: AggregatorError) -> None:
+        """Log an error once, not on every retry."""
+        if type(error) is not self._last_error_type:
+            self._last_error_type = type(error)
+            _log.warning("query %s: %s; retrying", self._assignment.query, error)
+
+    def _on_fenced(self, error: StaleRun) -> None:
+        stages = ", ".join(self._assignment.stages)
+        message = (
+            f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
+            f"over{self._new_owner()}. {error.problem.get('detail', error)}. The job would not know "
+            f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
+            f"them; with on_fenced='continue' the query would go on regardless"
+        )
+        _log.warning("%s", message)
+        if self._query is not None and self._query.stops_when_fenced:
+            self._query.fail(message)
+
+    def _new_owner(self) -> str:
+        """Return " by " and who holds a lease on the stages now, or "" if that is not known."""
+        for stage in self._assignment.stages:
+            try:
+                holder = (self._client.lowest_range(self._assignment.job, stage) or {}).get(
+                    "holder"
+                )
+            except AggregatorError:
+                return ""
+            if holder and not str(holder).startswith(self._assignment.query):
+                return f" by {holder}"
+        return ""
+
+    def _finished(self) -> bool:
+        if self._shutdown_deadline_ms is None:
+            return False
+        pending = self._pending_promises or self._pending_inputs
+        ending = self._drained and any(self._not_final.values())
+        done = self._uncommitted is None and not pending and not ending
+        return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
+
+    def _receive(self, timeout_ms: int) -> None:
+        """Wait for the first event, then handle all that are queued."""
+        try:
+            self._handle(self._inbox.get(timeout=timeout_ms / 1_000))
+            while True:
+                self._handle(self._inbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _handle(self, event: CommittedBatch | Signal) -> None:
+        match event:
+            case CommittedBatch():
+                self._on_batch(event)
+            case Signal.DRAINED:
+                self._drained = True
+            case Signal.ENDED | Signal.STOP:
+                self._check_drained()
+                self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
+
+    def _on_batch(self, batch: CommittedBatch) -> None:
+        """Handle a committed batch once: both the feed and Spark's listener bus report it."""
+        if batch.epoch <= self._latest_epoch:
+            return
+        self._latest_epoch = batch.epoch
+        # Only the latest matters: watermarks rise from epoch to epoch.
+        self._uncommitted = batch
+        for stage in self._assignment.keyed[:1]:
+            self._count(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
+
+    def _check_drained(self) -> None:
+        """Detect whether a query without control sources has drained its input."""
+        query = self._query
+        if (
+            self._assignment.bounded
+            and not self._drained
+            and query is not None
+            and not query.has_control_sources
+        ):
+            self._drained = self._committed_epoch >= 0 and query.has_no_new_data()
+
+    def _step(self) -> None:
+        if self._run is None:
+            self._run = self._open_run(self._assignment.stages)
+        if self._uncommitted is not None:
+            self._commit(self._run, self._uncommitted)
+            self._uncommitted = None
+        self._report_pending(self._run)
+        self._report_idle(self._run)
+        if self._assignment.bounded:
+            self._check_drained()
+            self._finish_bounded(self._run)
+
+    def _commit(self, run: int, batch: CommittedBatch) -> None:
+        promised = self._promised_ms(batch)
+        stages: dict[str, int | None] = {stage.name: None for stage in self._assignment.sources}
+        stages |= promised
+        applied: Mapping[str, int] = {}
+        try:
+            if stages:  # empty: only keyed stages, and Spark has no watermark to promise by yet
+                applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
+        except StaleEpoch as error:
+            self._warn_of_old_checkpoint(batch, error)
+        except InputAhead as error:
+            # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
+            _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
+        self._committed_epoch = batch.epoch
+        self._committed_input_ms = max(promised.values(), default=None)
+        self._reconcile(batch, promised, applied)
+
+    def _promised_ms(self, batch: CommittedBatch) -> dict[str, int]:
+        """Return what each keyed stage promises after a batch, given Spark's watermark in it."""
+        if batch.watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
+            return {}
+        if batch.watermark_ms >= END_MS - 1:
+            return dict.fromkeys(self._assignment.promises, MAX_MS)
+        return {
+            stage: promise.promise_ms(batch.watermark_ms)
+            for stage, promise in self._assignment.promises.items()
+        }
+
+    def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:
+        """Log once why an epoch is below the job's. What the batch had to report is pending."""
+        if self._rereads:
+            return
+        self._rereads = True
+        _log.warning(
+            "query %s ran batch %d, but the job already has batches of its stages up to %s: the "
+            "query's checkpoint is new, was lost, or is an older copy. Rows that it rereads are late, "
+            "and windows that were closed come out again. Stop the query. Then either restore the "
+            "old checkpoint, or call Pipeline.reset() and start over with an empty output and a new "
+            "checkpoint",
+            self._assignment.query,
+            batch.epoch,
+            error.problem.get("last_epoch", "a later one"),
+        )
+
+    def _reconcile(
+        self, batch: CommittedBatch, promised: Mapping[str, int], applied: Mapping[str, int]
+    ) -> None:
+        """Compare what was applied with what the batch had to report; keep the rest as pending."""
+        now_ms = self._clock.steady_ms()
+        for stage in self._assignment.sources:
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._record_tallies(stage.name, tallies)
+            newest: dict[str, int] = {}
+            for tally in tallies:
+                for shard, promise in tally.promises.items():
+                    newest[shard] = max(promise, newest.get(shard, promise))
+            if stage.name in self._quiet:
+                self._quiet[stage.name].saw(newest, now_ms)
+                if self._assignment.reads_all:
+                    self._quiet[stage.name].caught_up(now_ms)
+            # If several epochs were committed at once, only the last one's reports were applied.
+            if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
+                pending = self._pending_promises.setdefault(stage.name, {})
+                pending |= {s: max(p, pending.get(s, p)) for s, p in newest.items()}
+        for stage in self._assignment.keyed:
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._record_tallies(stage.name, tallies)
+            if stage.name not in promised or applied.get(stage.name, 0) >= len(stage.ranges):
+                self._pending_inputs.pop(stage.name, None)
+            else:
+                self._pending_inputs[stage.name] = promised[stage.name]
+
+    def _record_tallies(self, stage: str, tallies: Sequence[Tally]) -> None:
+        for tally in tallies:
+            split = sum(len(partitions) > 1 for partitions in tally.partitions.values())
+            self._count(stage, {**tally.total, Count.SPLIT_SHARDS: split})
+            if tally.early is not None:
+                _log.warning(
+                    "stage %s: %d rows left it older than it had promised: its published watermark "
+                    "was %s, the oldest row is dated %s. To readers they are late. Stamp rows with "
+                    "the end of their window, or declare how far behind the watermark they may be: "
+                    "report(…, delay=…)",
+                    stage,
+                    tally.total.get(Count.EARLY_ROWS, 0),
+                    instant_text(tally.early.watermark_ms),
+                    instant_text(tally.early.row_ms),
+                )
+
+    def _count(self, stage: str, counts: Mapping[str, int]) -> None:
+        for what, count in counts.items():
+            if not count:
+                continue
+            before = self.counts[what]
+            self.counts[what] += count
+            count_rows(self._assignment.job, stage, what, count)
+            # Logged at the first, then each time the count gains a digit: it may be every row.
+            if what in _COUNT_MESSAGES and (
+                before == 0 or len(str(before + count)) > len(str(before))
+            ):
+                again = what == Count.LATE_ROWS and self._rereads
+                meaning = _REREAD_MESSAGE if again else _COUNT_MESSAGES[what]
+                _log.warning("stage %s: %d %s", stage, before + count, meaning)
+
+    def _report_pending(self, run: int) -> None:
+        """Report what is pending. It still holds: Spark has committed the epochs it belongs to.
+
+        A range that a task of the next batch already holds is denied and stays pending: that batch's
+        commit covers it, or the driver's next claim outranks that task's.
+        """
+        for stage, promises in list(self._pending_promises.items()):
+            reports = {shard: RangeReport(promise) for shard, promise in promises.items()}
+            for shard in self._report_shards(run, stage, reports):
+                del promises[shard]
+            if not promises:
+                del self._pending_promises[stage]
+        for stage, input_ms in list(self._pending_inputs.items()):
+            lease = self._claim(run, stage, None)
+            if lease is None:
+                continue
+            if self._report_input(stage, lease, input_ms) and not lease.denied:
+                del self._pending_inputs[stage]
+
+    def _report_shards(self, run: int, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
+        """Report for shards of a source; return those that nobody else held."""
+        lease = self._claim(run, stage, sorted(reports)) if reports else None
+        if lease is None:
+            return []
+        granted = [shard for shard in lease.granted if shard in reports]
+        if granted:
+            some = {shard: reports[shard] for shard in granted}
+            self._client.report(self._assignment.job, stage, lease.token, some)
+        return granted
+
+    def _report_input(self, stage: str, lease: Lease, input_ms: int) -> bool:
+        reports = {name: RangeReport() for name in lease.granted}
+        try:
+            self._client.report(
+                self._assignment.job, stage, lease.token, reports, input_ms=input_ms
+            )
+        except InputAhead:
+            return False
+        return True
+
+    def _claim(self, run: int, stage: str, ranges: Sequence[str] | None) -> Lease | None:
+        try:
+            return self._client.claim(
+                self._assignment.job,
+                stage,
+                ranges,
+                holder=f"{self._assignment.query}.driver",
+                ttl_ms=self._assignment.ttl_ms,
+                rank=Rank(run, max(self._committed_epoch, 0), DRIVER_ATTEMPT),
+            )
+        except LeaseConflict:
+            return None
+
+    def _report_idle(self, run: int) -> None:
+        """Report quiet shards as idle, and repeat that before the lease runs out.
+
+        A task that has rows of such a shard outranks this claim, and its report makes it active.
+        """
+        now_ms = self._clock.steady_ms()
+        if self._quiet and self._query is not None and self._query.has_no_new_data():
+            for shards in self._quiet.values():
+                shards.caught_up(now_ms)
+        for stage, shards in self._quiet.items():
+            quiet = set(shards.quiet()) & self._not_final[stage]
+            for key in [k for k in self._idle_until_ms if k[0] == stage and k[1] not in quiet]:
+                del self._idle_until_ms[key]
+            due = [s for s in quiet if now_ms >= self._idle_until_ms.get((stage, s), now_ms)]
+            reported = self._report_shards(
+                run, stage, {shard: RangeReport(idle=True) for shard in due}
+            )
+            for shard in reported:
+                self._idle_until_ms[stage, shard] = (
+                    now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
+                )
+
+    def _finish_bounded(self, run: int) -> None:
+        """Make a drained query's sources final; once all its stages are final, stop the query."""
+        if self._assignment.sources and not self._drained:
+            return
+        for stage, shards in self._not_final.items():
+            self._report_final(run, stage, shards)
+        if any(self._not_final.values()) or self._stop_requested or self._query is None:
+            return
+        if self._assignment.keyed and self._committed_input_ms != MAX_MS:
+            return
+        watermarks = self._client.watermarks(self._assignment.job)
+        if all(watermarks[stage].final for stage in self._assignment.stages):
+            self._stop_requested = True
+            self._query.stop()
+
+    def _report_final(self, run: int, stage: str, shards: set[str]) -> None:
+        """Report a source's shards as final. Those that are denied are retried later.
+
+        This is safe even if the last epoch is not committed yet: a source promises only about rows
+        that it has still to emit. The stage that reads it accounts for those already emitted.
+        """
+        final = self._report_shards(
+            run, stage, {shard: RangeReport(final=True) for shard in shards}
+        )
+        shards.difference_update(final)
+        if final:
+            self._pending_promises.pop(stage, None)
