@@ -116,6 +116,17 @@ class StaleRunError(ProblemError):
     slug = "stale-run"
     status = 409
 
+    def __init__(self, detail: str, run: int | None, **members: object) -> None:
+        super().__init__(detail, run=run, **members)
+        self.run = run
+        """Which the stage belongs to. None: to none."""
+
+    def opened_by(self, holder: str) -> StaleRunError:
+        """Return the same error, which also names who opened the stage's run."""
+        return StaleRunError(
+            f"{self.detail}; {holder} opened run {self.run}", self.run, holder=holder
+        )
+
 
 class LeaseConflictError(ProblemError):
     """None of the ranges could be granted."""

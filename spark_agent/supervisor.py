@@ -313,28 +313,17 @@ class Supervisor:
 
     def _on_fenced(self, error: StaleRun) -> None:
         stages = ", ".join(self._assignment.stages)
+        holder = error.problem.get("holder")
+        by = f" by {holder}" if holder else ""
         message = (
             f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
-            f"over{self._new_owner()}. {error.problem.get('detail', error)}. The job would not know "
+            f"over{by}. {error.problem.get('detail', error)}. The job would not know "
             f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
             f"them; with on_fenced='continue' the query would go on regardless"
         )
         _log.warning("%s", message)
         if self._query is not None and self._query.stops_when_fenced:
             self._query.fail(message)
-
-    def _new_owner(self) -> str:
-        """Return " by " and who holds a lease on the stages now, or "" if that is not known."""
-        for stage in self._assignment.stages:
-            try:
-                holder = (self._client.lowest_range(self._assignment.job, stage) or {}).get(
-                    "holder"
-                )
-            except AggregatorError:
-                return ""
-            if holder and not str(holder).startswith(self._assignment.query):
-                return f" by {holder}"
-        return ""
 
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:

@@ -18,6 +18,7 @@ from service.clock import Clock
 from service.errors import (
     LeaseConflictError,
     ProblemError,
+    StaleRunError,
     UnavailableError,
     UnknownStageError,
 )
@@ -118,11 +119,11 @@ class Aggregator:
     # ---- runs and leases
 
     @run_to_completion
-    async def open_run(self, job: str, stages: Sequence[str]) -> int:
+    async def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
         """Open a run for stages. Once this returns, their older runs are fenced."""
         for stage in stages:
             await self.find_stage(job, stage)
-        run = await self._ledger.open_run(job, stages)
+        run = await self._ledger.open_run(job, stages, holder)
         await self._live.open_run(job, stages, run)
         self._publisher.touch(job, stages)
         return run
@@ -134,6 +135,8 @@ class Aggregator:
         except LeaseConflictError as error:
             self._metrics.denied_ranges.inc(len(error.denied))
             raise
+        except StaleRunError as error:
+            raise await self._naming_holder(job, error) from None
         self._metrics.leases_granted.inc()
         if grant.denied:
             self._metrics.denied_ranges.inc(len(grant.denied))
@@ -152,6 +155,15 @@ class Aggregator:
         self._publisher.touch(job, (await self._live.pipeline(job)).stages)
         return released
 
+    async def _naming_holder(self, job: str, error: StaleRunError) -> StaleRunError:
+        """Let whoever is fenced know by whom. The live store does not: only the ledger is asked."""
+        holder: str | None = None
+        if error.run is not None:
+            # Without the ledger the number of the run must do.
+            with suppress(UnavailableError):
+                holder = await self._ledger.run_holder(job, error.run)
+        return error if holder is None else error.opened_by(holder)
+
     # ---- reports
 
     async def find_stage(self, job: str, stage: str) -> Stage:
@@ -167,6 +179,8 @@ class Aggregator:
             reported = await self._live.report(job, stage, report)
         except ProblemError as error:
             self._metrics.count_refused_report(error.slug)
+            if isinstance(error, StaleRunError):
+                raise await self._naming_holder(job, error) from None
             raise
         self._metrics.count_report(reported, waiting=report.epoch is not None)
         if not reported.advances:
@@ -189,7 +203,10 @@ class Aggregator:
         Once this returns, the commit is durable. Raises `UnavailableError` if that takes too long: then
         the commit may be retried.
         """
-        committed = await self._live.commit(job, commit)
+        try:
+            committed = await self._live.commit(job, commit)
+        except StaleRunError as error:
+            raise await self._naming_holder(job, error) from None
         if committed.unrecorded:
             self._publisher.touch_epochs(
                 job,

@@ -19,4 +19,5 @@ endpoints = Endpoints("runs")
 )
 async def open_run(call: Call[OpenRun]) -> RunBody:
     """Open a run for some stages. From then on, older runs of them are fenced."""
-    return RunBody(await call.aggregator.open_run(call.job, call.body.stages))
+    body = call.body
+    return RunBody(await call.aggregator.open_run(call.job, body.stages, body.holder))

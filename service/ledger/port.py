@@ -122,8 +122,12 @@ class Ledger(Protocol):
         """
         ...
 
-    async def open_run(self, job: str, stages: Sequence[str]) -> int:
-        """Give the stages to a new run; return its number. Raises `UnknownJobError`."""
+    async def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
+        """Give the stages to a new run of `holder`; return its number. Raises `UnknownJobError`."""
+        ...
+
+    async def run_holder(self, job: str, run: int) -> str | None:
+        """Return who opened the run. None: no stage belongs to it, or it is older than this record."""
         ...
 
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:

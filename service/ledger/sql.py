@@ -217,7 +217,9 @@ class SqlLedger:
         return int(row.generation)
 
     @_writing
-    async def open_run(self, db: AsyncConnection, job: str, stages: Sequence[str]) -> int:
+    async def open_run(
+        self, db: AsyncConnection, job: str, stages: Sequence[str], holder: str
+    ) -> int:
         """See the port."""
         row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
         if row is None:
@@ -225,9 +227,18 @@ class SqlLedger:
         run = int(row.last_run)
         await db.execute(
             sql.GIVE_STAGE_TO_RUN,
-            [{"b_job": job, "b_stage": stage, "b_run": run} for stage in sorted(set(stages))],
+            [
+                {"b_job": job, "b_stage": stage, "b_run": run, "b_holder": holder}
+                for stage in sorted(set(stages))
+            ],
         )
         return run
+
+    @_reading
+    async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:
+        """See the port."""
+        found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
+        return found.scalar_one_or_none()
 
     @run_to_completion
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:

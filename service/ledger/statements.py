@@ -130,7 +130,12 @@ TAKE_REVISION = (
 GIVE_STAGE_TO_RUN = (
     update(stages)
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))
-    .values(run=bindparam("b_run"))
+    .values(run=bindparam("b_run"), run_holder=bindparam("b_holder"))
+)
+FIND_RUN_HOLDER = (
+    select(stages.c.run_holder)
+    .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
+    .limit(1)
 )
 CHANGE_LAYOUT_OF_STAGE = (
     update(stages)

@@ -57,7 +57,7 @@ def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
     """Return the error: the stage belongs to another run (0: to none)."""
     whose = f"run {theirs}" if theirs else "no run"
     owner = f"run {ours}" if ours else "no run"
-    return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", run=ours or None)
+    return StaleRunError(f"stage {stage!r} belongs to {owner}, not to {whose}", ours or None)
 
 
 def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:

@@ -133,7 +133,7 @@ def test_a_new_incarnation_takes_nothing_that_rests_on_an_older_one(
 
 def test_heads_tell_where_each_job_is(ledger: Ledger, runner: asyncio.Runner) -> None:
     runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
-    run = runner.run(ledger.open_run("j", ["k"]))
+    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
     recorded = runner.run(ledger.record([record(output(5))], 2))["j"]
     runner.run(ledger.replace(NewLayout("j", FINER, ("k",)), 1, 1, 3))
     assert runner.run(ledger.delete("i", 4)) == 1
@@ -190,7 +190,7 @@ def test_the_newest_checkpoint_stays_in_whatever_order_they_arrive(
 def test_a_job_comes_back_as_it_was(
     ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner
 ) -> None:
-    run = runner.run(ledger.open_run("j", ["k"]))
+    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
     watermarks = {"s": StageWatermark(MIN, 20), "k": StageWatermark(20, MIN)}
     this = record(watermarks, epochs={"k": 7}, chunks=(chunk(10, MIN),))
     runner.run(ledger.record([this], 5))
@@ -220,7 +220,7 @@ def test_what_is_unknown_is_said_to_be(ledger: Ledger, runner: asyncio.Runner) -
         lambda: ledger.head("x"),
         lambda: ledger.reset("x", 1),
         lambda: ledger.delete("x", 1),
-        lambda: ledger.open_run("x", ["s"]),
+        lambda: ledger.open_run("x", ["s"], "driver-1"),
     ):
         with pytest.raises(UnknownJobError):
             runner.run(ask())  # type: ignore[arg-type]
@@ -303,7 +303,7 @@ def test_a_stage_with_many_chunks_comes_back(ledgers: Reopen, runner: asyncio.Ru
 
 
 def test_a_reset_starts_over_but_numbers_go_on(ledger: Ledger, runner: asyncio.Runner) -> None:
-    first = runner.run(ledger.open_run("j", ["k"]))
+    first = runner.run(ledger.open_run("j", ["k"], "driver-1"))
     runner.run(ledger.record([record(output(9), epochs={"k": 3})], 2))
     stored = runner.run(ledger.reset("j", 4))
     assert stored.installed.generation == 2
@@ -311,13 +311,23 @@ def test_a_reset_starts_over_but_numbers_go_on(ledger: Ledger, runner: asyncio.R
     assert (stage.progress.run, stage.progress.epoch, stage.view.version) == (0, None, 0)
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
     assert runner.run(ledger.record([record(output(9))], 5)) == {}
-    assert runner.run(ledger.open_run("j", ["k"])) > first
+    assert runner.run(ledger.open_run("j", ["k"], "driver-1")) > first
+
+
+def test_a_run_knows_who_opened_it(ledger: Ledger, runner: asyncio.Runner) -> None:
+    first = runner.run(ledger.open_run("j", ["s", "k"], "driver-1"))
+    second = runner.run(ledger.open_run("j", ["k"], "driver-2"))
+    assert runner.run(ledger.run_holder("j", first)) == "driver-1"
+    assert runner.run(ledger.run_holder("j", second)) == "driver-2"
+    runner.run(ledger.open_run("j", ["s", "k"], "driver-3"))
+    assert runner.run(ledger.run_holder("j", first)) is None
+    assert runner.run(ledger.run_holder("nope", 1)) is None
 
 
 def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     ledger: Ledger, runner: asyncio.Runner
 ) -> None:
-    run = runner.run(ledger.open_run("j", ["k"]))
+    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
     runner.run(ledger.record([record(output(9))], 2))
     before = runner.run(ledger.head("j"))
     assert runner.run(ledger.delete("j", 3)) == 1
@@ -330,7 +340,7 @@ def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     assert stored.installed.revision > before.revision
     assert stored.installed.last_run == run
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
-    assert runner.run(ledger.open_run("j", ["k"])) > run
+    assert runner.run(ledger.open_run("j", ["k"], "driver-1")) > run
 
 
 def test_a_stage_that_was_taken_out_comes_back_where_it_was(

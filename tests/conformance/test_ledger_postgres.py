@@ -153,7 +153,7 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
                 await ledger.replace(new, head.generation, head.layout_version, 1)
                 stored = await ledger.begin_incarnation(job, head.incarnation, 1)
                 begun.extend([] if stored is None else [stored.installed.incarnation])
-                await ledger.open_run(job, ["s", "k"])
+                await ledger.open_run(job, ["s", "k"], "driver-1")
 
     async def watch(ledger: SqlLedger, done: asyncio.Event) -> None:
         seen: list[tuple[int, int]] = []

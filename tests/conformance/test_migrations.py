@@ -25,6 +25,7 @@ from service.ledger.sql import SqlLedger
 from service.ledger.tables import history, incarnations, metadata
 from tests.support.server import ROOT
 
+NEWEST = "0003"
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 
 
@@ -215,7 +216,7 @@ def test_many_processes_may_migrate_at_once(engine: Engine, ledger_url: str) -> 
         replica.stdin.flush()
     said = [replica.communicate(timeout=120)[1] for replica in replicas]
     assert [replica.returncode for replica in replicas] == [0] * 4, said
-    assert revision(engine) == "0002"
+    assert revision(engine) == NEWEST
 
 
 @pytest.mark.parametrize("ledger_url", ["postgres"], indirect=True)
@@ -237,7 +238,7 @@ def test_many_ledgers_and_threads_of_one_process_may_migrate_at_once(
         runner.run(together())
         for other in others:
             other.result()
-    assert revision(engine) == "0002"
+    assert revision(engine) == NEWEST
 
 
 def test_the_second_migration_can_be_undone(engine: Engine) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, problem
+from tests.support.api import Api, ok, problem
 from tests.support.inprocess import InProcess
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +64,23 @@ async def test_a_new_run_voids_older_leases_at_once(job: Api):
     state = await job.watermark("s")
     assert state["output_watermark"] == 5
     assert state["ranges"]["leased"] == 0
+
+
+async def test_whoever_is_fenced_is_told_by_whom(job: Api, gauge: InProcess):
+    first = await job.run("s")
+    token = await job.token("s", run=first)
+    second = ok(await job.open_run(["s"], holder="driver-2"), 201)["run"]
+    for refused in (
+        await job.post_claim("s", run=first),
+        await job.post_report("s", token, {"0": 10}),
+        await job.post_commit(1, {"s": {}}, run=first),
+    ):
+        found = problem(refused, 409, "stale-run")
+        assert (found["run"], found["holder"]) == (second, "driver-2")
+        assert f"driver-2 opened run {second}" in found["detail"]
+    await gauge.crash()
+    again = problem(await gauge.api().post_claim("s", run=first), 409, "stale-run")
+    assert again["holder"] == "driver-2"
 
 
 async def test_a_run_concerns_its_stages_only(job: Api):

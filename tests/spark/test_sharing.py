@@ -104,7 +104,9 @@ def test_a_fenced_query_stops_and_says_why(flow: Flow, pipeline: Pipeline) -> No
     until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
     run = flow.client.open_run(JOB, [SOURCE, COUNTS], holder="another-driver")
     flow.write(steady(range(30, 40)))
-    with pytest.raises(StreamingQueryException, match=rf"is fenced: .* belongs to run {run}"):
+    with pytest.raises(
+        StreamingQueryException, match=rf"over by another-driver\. .* belongs to run {run}"
+    ):
         query.awaitTermination(DEADLINE_S)
     assert not query.isActive
 

@@ -16,6 +16,8 @@ from spark_agent.plan import CommittedBatch
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100
+PATIENCE_MS = 3_000
+"""A request may really take so long: a busy machine is no fault of the code."""
 STAGE = "s"
 
 
@@ -66,6 +68,7 @@ def feed(
     caps_ms: Mapping[str, int | None] | None = None,
     bounded: bool = False,
     ends_when_idle: bool = False,
+    patience_ms: int = PATIENCE_MS,
 ) -> Feed:
     config = FeedConfig(
         job="j",
@@ -74,10 +77,10 @@ def feed(
         inputs={STAGE: {"a", "b"}},
         bounded=bounded,
         ends_when_idle=ends_when_idle,
-        patience_ms=100,
+        patience_ms=patience_ms,
         poll_ms=POLL_MS,
     )
-    client = Client(server.url, patience_ms=100, clock=query.clock, jitter=lambda: 1.0)
+    client = Client(server.url, patience_ms=patience_ms, clock=query.clock, jitter=lambda: 1.0)
     return Feed(
         config,
         supervisor=supervisor or Supervisor(),
@@ -310,7 +313,7 @@ def test_it_asks_no_more_often_than_it_may() -> None:
 def test_a_service_that_fails_costs_news_and_nothing_else(failure: Answer) -> None:
     query, supervisor = Query(FakeClock()), Supervisor(commits=False)
     with Answers(at(5), failure) as server:
-        following = feed(server, query, supervisor)
+        following = feed(server, query, supervisor, patience_ms=100)
         here = following.next("r", STAGE, Offset(None, 0))
         query.done(0, 5)
         before = query.clock.now_ms
