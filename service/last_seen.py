@@ -66,7 +66,8 @@ class LastSeen:
             raise outage from None
         if view is None or _position(view) != _position(head):
             raise outage
-        return view, self._censuses[job]
+        # The job may have been deleted while the ledger was asked.
+        return view, self._censuses.get(job, {})
 
     async def jobs(self) -> Sequence[JobView]:
         """Return the jobs of which no newer view can have been read. Raises `UnavailableError`."""

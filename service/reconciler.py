@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from service.clock import Clock
@@ -67,7 +68,10 @@ class Reconciler:
             try:
                 return await step()
             except StateLostError:
-                await self.restore(job)
+                # It may be lost again while it is restored, or another replica may begin its next
+                # incarnation meanwhile: then the next attempt finds that.
+                with suppress(StateLostError):
+                    await self.restore(job)
                 if self._clock.steady_ms() > deadline_ms:
                     raise UnavailableError(
                         f"the state of job {job!r} is being restored: retry"

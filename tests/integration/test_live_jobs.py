@@ -12,9 +12,12 @@ import pytest
 from service.aggregator import Aggregator, Precondition, Retention
 from service.clock import SystemClock
 from service.frontier.leases import Rank
+from service.frontier.timestamps import MIN
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
+from service.live.port import StateLostError
 from service.metrics import Metrics
+from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim
 from service.model.reports import Report
 from service.spec import decode_spec
@@ -31,6 +34,26 @@ class Forgetful(MemoryLiveStore):
         released = await super().release(job, tokens)
         await self.remove(job, 1)
         return released
+
+
+class LostTwice(MemoryLiveStore):
+    """Loses a job's state once, and once more while it is being brought up to date."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.losses = 0
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        if self.losses == 0:
+            self.losses += 1
+            raise StateLostError(job)
+        return await super().stage(job, stage)
+
+    async def install(self, job: InstalledJob) -> None:
+        if self.losses == 1:
+            self.losses += 1
+            raise StateLostError(job.name)
+        await super().install(job)
 
 
 @pytest.fixture
@@ -57,3 +80,23 @@ async def test_a_state_that_is_lost_after_a_release_is_restored(aggregator: Aggr
     reported, _ = await aggregator.report("j", "s", Report(again.token, ["a", "b"], [5, 7]))
     assert reported.accepted == 2
     assert (await aggregator.reader.stage("j", "s")).view.watermark.output == 5
+
+
+async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_path: Path) -> None:
+    """As when another replica begins the next incarnation between the two."""
+    live, ledger = LostTwice(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    gauge = Aggregator(
+        live,
+        ledger,
+        clock=SystemClock(),
+        metrics=Metrics(),
+        checkpoint_interval_ms=60_000,
+        retention=Retention(fine_ms=1, keep_ms=1),
+    )
+    await gauge.open()
+    await gauge.definitions.define("j", SPEC, Precondition())
+    # The live store is behind the ledger now, and so has something to be brought up to date with.
+    await ledger.open_run("j", ["s"], "driver-1")
+    assert (await gauge.reader.stage("j", "s")).view.watermark.output == MIN
+    assert live.losses == 2
+    await gauge.close()
