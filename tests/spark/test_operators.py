@@ -170,7 +170,7 @@ def test_a_join_that_spark_would_call_bounded_is_not(
 
 
 @pytest.mark.parametrize(
-    ("condition", "lopsided"),
+    ("condition", "one_sided_equality"),
     [
         ("key = other AND at = there", False),
         ("key = other AND at = date_trunc('hour', there)", True),
