@@ -75,6 +75,8 @@ class Definitions:
             etag = layout_etag(stored)
             _check_absent(precondition, etag)
             if stored.installed.pipeline == pipeline:
+                # Perhaps this is a retry, after the live store did not take what the ledger took.
+                await self._install(stored)
                 return stored, False
             _check_current(precondition, etag)
             return await self._replace(stored, spec, pipeline), False

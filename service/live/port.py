@@ -221,7 +221,7 @@ class LiveStore(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Return if the store answers; raise `UnavailableError` otherwise."""
+        """Return if the store takes writes; raise `UnavailableError` otherwise."""
         ...
 
     def wake_readers(self) -> None:

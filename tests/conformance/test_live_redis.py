@@ -6,14 +6,17 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from service.clock import SystemClock
-from service.errors import UnavailableError
+from service.errors import LeaseConflictError, UnavailableError
 from service.frontier.leases import Rank
+from service.frontier.ranges import ShardLayout
+from service.frontier.timestamps import MIN
 from service.live.port import StateLostError
 from service.live.redis.client import RedisClient
 from service.live.redis.schema import job_keys
@@ -21,8 +24,10 @@ from service.live.redis.store import RedisLiveStore
 from service.model.leases import Claim
 from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
+from tests.support.clock import FakeClock
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisServer
+from tests.support.stores import hasten
 
 
 def test_connections_that_are_cut_are_made_again(redis_server: RedisServer) -> None:
@@ -156,6 +161,90 @@ def test_an_incarnation_does_not_begin_twice_around_a_loss(
                 await store.begin(installed(pipeline()))
             assert losses == [1]
             assert redis_server.command("EXISTS", "tidegauge:{j}") == 0
+            await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -> None:
+    """A lease of three seconds must not block its range for the hour by which the clock went back."""
+    redis_server.command("FLUSHALL")
+    hour = 3_600_000
+
+    async def scenario() -> None:
+        clock = FakeClock()
+        store = RedisLiveStore(redis_server.url, clock)
+        await store.open()
+        await store.begin(installed(pipeline()))
+        token = (await store.claim("j", "s", Claim(None, "x", 3_000, Rank()))).token
+        await store.report("j", "s", Report(token, ["a"], [5], idle=[True]))
+        # What is stored was written with the clock of an hour ahead.
+        redis_server.command("HINCRBY", job_keys("j")[0], "clock", hour)
+        for fence in redis_server.command("ZRANGE", job_keys("j")[3], 0, -1):
+            redis_server.command("ZINCRBY", job_keys("j")[3], hour, fence)
+        with pytest.raises(LeaseConflictError) as refused:
+            await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))
+        assert all(denied.expires_in_ms <= 3_000 for denied in refused.value.denied)
+        clock.advance(3_000)
+        hasten([redis_server], 3_000)
+        assert await store.expire("j") == {"j": {"s": 1}}
+        _, agreed = await store.agreements("j", frozenset("s"))
+        assert not agreed["s"].idle
+        assert (await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))).granted == ["a"]
+        await store.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+def test_promises_are_saved_while_another_replica_changes_the_layout(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout moves between the two steps: which chunks have changed, and what is in them."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        one, other = (RedisLiveStore(redis_server.url, SystemClock()) for _ in range(2))
+        await one.begin(installed(pipeline()))
+        token = (await one.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+        await one.report("j", "s", Report(token, ["a", "b"], [5, 6]))
+        ask = one._client.step
+        asked: list[str] = []
+
+        async def interrupted(name: str, *words: Any, **options: Any) -> Any:
+            asked.append(name)
+            if asked == ["unsaved", "unsaved"]:
+                finer = pipeline(ShardLayout.of("abc"))
+                await other.install(installed(finer, layout_version=2))
+            return await ask(name, *words, **options)
+
+        monkeypatch.setattr(one._client, "step", interrupted)
+        chunks = {chunk.stage: chunk for chunk in await one.unsaved()}
+        assert chunks["s"].layout_since == 2
+        assert np.frombuffer(chunks["s"].promises, "<i8").tolist() == [5, 6, MIN]
+        await one.close()
+        await other.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+
+
+def test_replicas_that_install_one_layout_at_once(redis_server: RedisServer) -> None:
+    """Each finds the other half done: what they read must be of one layout, or be read again."""
+    redis_server.command("FLUSHALL")
+
+    async def scenario() -> None:
+        stores = [RedisLiveStore(redis_server.url, SystemClock()) for _ in range(3)]
+        await stores[0].begin(installed(pipeline()))
+        token = (await stores[0].claim("j", "s", Claim(None, "x", 600_000, Rank()))).token
+        await stores[0].report("j", "s", Report(token, ["a", "b"], [5, 6]))
+        for version in range(2, 40):
+            shards = ShardLayout.of(["a", "b", *(f"{n:03}" for n in range(version * 7 % 90))])
+            changed = installed(pipeline(shards), layout_version=version)
+            await asyncio.gather(*(store.install(changed) for store in stores))
+        assert sorted(await stores[0].promises("j", "s"))[-2:] == [5, 6]
+        for store in stores:
             await store.close()
 
     with asyncio.Runner() as runner:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,9 @@ import pytest
 from service.clock import SystemClock
 from service.ledger.port import NewLayout
 from service.ledger.sql import SqlLedger
+from service.live.redis import schema
 from tests.support.api import Api, eventually, ok, problem
+from tests.support.binaries import wait_until
 from tests.support.inprocess import InProcess
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisSentinel, RedisServer
@@ -187,6 +190,83 @@ async def test_a_redis_that_hangs_is_away(job: Api, redis: RedisServer):
     assert answer["accepted"] == 1
 
 
+def refuse_memory(redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "maxmemory", "1")
+
+
+def take_memory(redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "maxmemory", "0")
+
+
+def refuse_without_replicas(redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
+
+
+def take_without_replicas(redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
+
+
+def refuse_as_a_replica(redis: RedisServer) -> None:
+    redis.command("REPLICAOF", "127.0.0.1", "1")
+
+
+def refuse_after_a_failed_save(redis: RedisServer) -> None:
+    # A folder that is gone: Redis may go on writing to files that are open, but makes no new ones.
+    shutil.rmtree(redis._data)
+    redis.command("CONFIG", "SET", "save", "1 1")
+    redis.command("BGSAVE")
+    wait_until(
+        lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err", "the save to fail"
+    )
+
+
+def take_after_a_failed_save(redis: RedisServer) -> None:
+    redis.command("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "take"),
+    [
+        (refuse_memory, take_memory),
+        (refuse_without_replicas, take_without_replicas),
+        (refuse_as_a_replica, RedisServer.promote),
+        (refuse_after_a_failed_save, take_after_a_failed_save),
+    ],
+)
+async def test_a_redis_that_refuses_writes_is_away(
+    job: Api,
+    gauge: InProcess,
+    redis: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    refuse: Callable[[RedisServer], None],
+    take: Callable[[RedisServer], None],
+):
+    """The server answers, but takes no writes: scripts fail with errors of many forms."""
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    refuse(redis)
+    refused = [
+        await job.post_report("s", token, {"0": 20, "1": 20}),
+        await job.post_claim("s", run=1, epoch=9, holder="another"),
+        await job.post_commit(7, {"s": {}}, run=1),
+        await job.put(FLOW | {"s": {"shards": ["0", "1", "2"]}}, etag="*"),
+        await gauge.api("new").put(FLOW),
+        await job.open_run(["s"]),
+        await gauge.client.post(f"{job.root}/leases/renew", json={"tokens": [token]}),
+        await gauge.client.post(f"{job.root}/leases/release", json={"tokens": [token]}),
+    ]
+    for response in refused:
+        problem(response, 503, "unavailable")
+    problem(await gauge.client.get("/readyz"), 503, "unavailable")
+    assert [r for r in caplog.records if r.exc_info] == []
+    take(redis)
+    # Whatever the ledger took meanwhile is there now, and a retry does the rest.
+    await gauge.api("new").put(FLOW)
+    ok(await job.put(FLOW | {"s": {"shards": ["0", "1", "2"]}}, etag="*"))
+    token = await job.token("s", run=await job.run("s"))
+    await job.report("s", token, {"0": 30, "1": 30, "2": 30})
+    assert await outputs(job) == (30, 30)
+
+
 async def test_without_postgres_watermarks_stand_and_reports_are_taken(
     job: Api, gauge: InProcess, own_postgres: PostgresServer
 ):
@@ -234,6 +314,58 @@ async def test_invariant_8_no_layout_is_passed_over(job: Api, gauge: InProcess):
     await ledger.close()
     await job.change(FLOW | {"s": {"shards": ["0", "00", "1"]}})
     assert await job.promises("s") == {"0": 10, "00": None, "1": None}
+
+
+def throw_away(redis: RedisServer, key: str) -> None:
+    redis.command("DEL", key)
+
+
+def overwrite(redis: RedisServer, key: str) -> None:
+    redis.command("DEL", key)
+    redis.command("XADD", key, "*", "something", "else")
+
+
+def cut_short(redis: RedisServer, key: str) -> None:
+    """Text, where most keys are something else: the type is wrong, or the columns are too short."""
+    redis.command("SET", key, "short")
+
+
+@pytest.mark.parametrize("damage", [throw_away, overwrite, cut_short])
+@pytest.mark.parametrize(
+    "key", [schema.JOBS, *schema.job_keys("job"), *schema.stage_keys("job", "s")]
+)
+async def test_any_key_that_is_damaged_is_mended(
+    job: Api,
+    gauge: InProcess,
+    redis: RedisServer,
+    key: str,
+    damage: Callable[[RedisServer, str], None],
+):
+    """Whatever is missing or of a wrong type is restored from the ledger, as if all was lost."""
+    token = await job.token("s", run=1, ttl_ms=600_000)
+    await job.report("s", token, {"0": 50, "1": {"watermark": 12, "holds": {"x": 11}}}, epoch=2)
+    await job.report("s", token, {"1": {"watermark": 11, "idle": True}})
+    assert await outputs(job) == (10, 10)
+    damage(redis, key)
+    for path in ("", "/watermarks", "/stages/s/watermark", "/stages/s/ranges"):
+        ok(await gauge.client.get(f"{job.root}{path}"))
+    assert await outputs(job) == (10, 10)
+    answers = [
+        await job.post_report("s", token, {"0": 15}),
+        await gauge.client.post(f"{job.root}/leases/renew", json={"tokens": [token]}),
+        await job.post_commit(2, {"s": {}}, run=1),
+        await job.put(FLOW | {"s": {"shards": ["0", "1", "2"]}}, etag="*"),
+    ]
+    assert [r.status_code for r in answers if r.status_code not in (200, 410)] == []
+    token = await job.token("s", run=1)
+    await job.report("s", token, {"0": 60, "1": 61, "2": 62})
+    assert await outputs(job) == (60, 60)
+    ok(await job.reset())
+    await eventually(lambda: listed(gauge), lambda names: names == ["job"])
+
+
+async def listed(gauge: InProcess) -> list[str]:
+    return [line["job"] for line in ok(await gauge.client.get("/v1/jobs"))["jobs"]]
 
 
 @pytest.mark.parametrize("key", ["", ":weights", ":owners"])

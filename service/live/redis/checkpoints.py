@@ -12,7 +12,6 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import PromiseChunk
@@ -65,13 +64,9 @@ async def _chunks(
         part = chunks[start : start + _CHUNKS_AT_ONCE]
         stages = list(dict.fromkeys(stage for stage, _ in part))
         wanted = [[stages.index(stage) + 1, number] for stage, number in part]
-        raw = await steps.run(
-            job_layout.job, "unsaved", job_layout.keys(stages), job_layout.id, pack(wanted)
+        (_, heads, incarnation), *columns = await steps.step_with_columns(
+            job_layout, "unsaved", stages, wanted
         )
-        # The first reply has the heads of the chunks; after it come their columns, unpacked.
-        replies: list[bytes] = raw
-        _, heads, incarnation = steps.read_reply(job_layout, replies[0])
-        columns = replies[1:]
         for (stage, number), (stamp, idle, since), column in zip(part, heads, columns, strict=True):
             weights = np.frombuffer(column, dtype="<f8")
             promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})

@@ -7,6 +7,7 @@ last writes. The step notices in the same atomic script that would have relied o
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
@@ -40,12 +41,25 @@ _CONNECTIONS = 32
 _CONNECT_TIMEOUT_S = 1.0
 _TIMEOUT_S = 3.0
 _POOL_TIMEOUT_S = 3.0
+_PROBE_TTL_MS = 60_000
 
-_REFUSALS = ("OOM ", "MISCONF ", "NOREPLICAS ", "READONLY ", "LOADING ", "MASTERDOWN ", "BUSY ")
-"""Errors of a server that is up, but cannot take a write now."""
+_REFUSED = re.compile(
+    r"(?:^|[ -])(OOM|MISCONF|NOREPLICAS|READONLY|LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN|NOPERM) "
+)
+"""Errors of a server that is up, but cannot take a write now.
+
+Of a plain command the code is the first word, or is taken off (then it is the error's `status_code`).
+Of a command within a script, older servers put it into the middle: `Error running script …: -OOM …`.
+"""
+
+_WRONG_TYPE = re.compile(r"(?:^|[ -])WRONGTYPE ")
 
 Hint = tuple[str, bytes] | None
 """A channel and a message on it; None: messages may have been missed."""
+
+
+class WrongTypeError(Exception):
+    """A key holds something else than what this program writes there."""
 
 
 class Server:
@@ -119,8 +133,8 @@ class RedisClient:
     ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a step as one atomic script; return its reply.
 
-        Raises `UnavailableError`. A broken connection is retried once, since it may have broken long
-        ago, unless the step must not be run twice.
+        Raises `UnavailableError`, `WrongTypeError`. A broken connection is retried once, since it may
+        have broken long ago, unless the step must not be run twice.
         """
         tries = 2 if repeatable else 1
         while True:
@@ -143,16 +157,14 @@ class RedisClient:
                 # Redis forgets scripts when it restarts. EVAL loads this one again.
                 return await self._execute("EVAL", source, *rest)
         except ResponseError as error:
-            if str(error).startswith(_REFUSALS):
-                raise _unavailable(error) from error
-            raise
+            raise _translated(error) from error
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
         except RuntimeError as error:
             raise _broken(error) from error
 
     async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
-        """Run a plain command. Raises `UnavailableError`."""
+        """Run a plain command. Raises `UnavailableError`, `WrongTypeError`."""
         try:
             return await self._execute(*parts)
         except RuntimeError as error:
@@ -160,13 +172,11 @@ class RedisClient:
         except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
             raise _unavailable(error) from error
         except ResponseError as error:
-            if str(error).startswith(_REFUSALS):
-                raise _unavailable(error) from error
-            raise
+            raise _translated(error) from error
 
-    async def ping(self, key: Key) -> None:
-        """Return if the server with this key answers. Raises `UnavailableError`."""
-        await self.command("EXISTS", key)
+    async def probe(self, key: Key) -> None:
+        """Return if the server with this key takes writes. Raises `UnavailableError`."""
+        await self.command("SET", key, "", "PX", _PROBE_TTL_MS)
 
     async def hints(self, pattern: str) -> AsyncGenerator[Hint]:
         """Yield the messages on matching channels; None: some may have been missed.
@@ -222,6 +232,17 @@ def _broken(error: RuntimeError) -> RedisConnectionError:
     if "closed" not in str(error):
         raise error
     return RedisConnectionError(str(error))
+
+
+def _translated(error: ResponseError) -> Exception:
+    """Say what a server's error means; return the error itself if it is none that was foreseen."""
+    message = f"{error.status_code or ''} {error}"
+    if _WRONG_TYPE.search(message):
+        return WrongTypeError(str(error))
+    refused = _REFUSED.search(message)
+    if refused is None:
+        return error
+    return UnavailableError(f"the live store refuses commands now: {message[refused.start(1) :]}")
 
 
 def _unavailable(error: BaseException) -> UnavailableError:

@@ -22,7 +22,7 @@ from service.live.redis.states import (
     pairs,
     read_leases,
 )
-from service.live.redis.steps import FrozenError, LayoutChangedError, Steps, reply
+from service.live.redis.steps import FrozenError, LayoutChangedError, Steps, reply, stage_layout
 from service.model.jobs import InstalledJob
 
 
@@ -63,7 +63,7 @@ async def install(steps: Steps, job: InstalledJob) -> bool:
 
 
 async def _meta(steps: Steps, job: str) -> Meta:
-    return Meta.read(await steps.client.command("HMGET", schema.job_keys(job)[0], *META_FIELDS))
+    return Meta.read(await steps.command(job, "HMGET", schema.job_keys(job)[0], *META_FIELDS))
 
 
 async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool) -> bool:
@@ -91,7 +91,7 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
     keys = schema.job_keys(job.name)
     for name in (*stages, *gone):
         keys += schema.stage_keys(job.name, name)
-    await steps.client.command("SADD", schema.JOBS, job.name)
+    await steps.list_job(job.name)
     raw = await steps.run(
         job.name,
         "begin",
@@ -140,7 +140,7 @@ async def _relayout(steps: Steps, job: InstalledJob, meta: Meta) -> bool:
             await steps.step(job_layout, "freeze", (), [], layout_id=meta.layout_id)
     change = LayoutChange(job, job_layout)
     stages = {name: await _dump(steps, job_layout, name) for name in change.carried}
-    leases = read_leases(await steps.client.command("HGETALL", job_layout.job_keys[2]))
+    leases = read_leases(await steps.command(job.name, "HGETALL", job_layout.job_keys[2]))
     keys, args, columns = change.make(stages, leases)
     raw = await steps.run(job.name, "relayout", keys, frozen, pack(args), *columns)
     steps.read_reply(job_layout, raw)
@@ -149,28 +149,26 @@ async def _relayout(steps: Steps, job: InstalledJob, meta: Meta) -> bool:
 
 
 async def _packed(steps: Steps, job: str) -> bytes:
-    packed = await steps.client.command("HGET", schema.job_keys(job)[0], "pipeline")
+    packed = await steps.command(job, "HGET", schema.job_keys(job)[0], "pipeline")
     if packed is None:
         raise StateLostError(job)
     return packed
 
 
 async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
-    keys = schema.stage_keys(job_layout.job, stage)
-    fields = pairs(await steps.client.command("HGETALL", keys[0]))
-    weights, owners, moments = [
-        np.frombuffer(await steps.client.command("GET", key) or b"", dtype="<f8")
-        for key in (keys[1], keys[3], keys[4])
-    ]
-    notes = pairs(await steps.client.command("HGETALL", keys[5]))
-    waiting = pairs(await steps.client.command("HGETALL", keys[6]))
-    idle = pairs(await steps.client.command("HGETALL", keys[7]))
-    layout = job_layout.pipeline.stages[stage].layout
-    if not fields or (layout is not None and len(weights) != len(layout)):
-        # Parts of the state are missing. As in the scripts (`lost`), what is left is dropped.
-        await steps.client.command("DEL", job_layout.job_keys[0])
+    # In one step: another replica may finish the same change meanwhile, and columns of two layouts do
+    # not fit together.
+    _, *columns, fields, notes, waiting, idle = await steps.step_with_columns(
+        job_layout, "dump", (stage,), []
+    )
+    size = 8 * len(stage_layout(job_layout, stage))
+    if not fields or any(len(column) != size for column in columns):
+        await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
-    return Dumped(fields, weights, owners, moments, notes, waiting, idle)
+    weights, owners, moments = (np.frombuffer(column, dtype="<f8") for column in columns)
+    return Dumped(
+        pairs(fields), weights, owners, moments, pairs(notes), pairs(waiting), pairs(idle)
+    )
 
 
 async def remove(steps: Steps, job: str, generation: int) -> None:
@@ -186,5 +184,5 @@ async def remove(steps: Steps, job: str, generation: int) -> None:
         if reply.decode(raw)[1] == "ok":
             break
     if (await _meta(steps, job)).incarnation is None:
-        await steps.client.command("SREM", schema.JOBS, job)
+        await steps.unlist_job(job)
     steps.forget(job)

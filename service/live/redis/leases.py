@@ -71,8 +71,8 @@ async def _stages_by_token(
     """Look up the stage of each token. Whether it is current is checked by the step that follows."""
     if not tokens:
         return {}
-    records = await steps.client.command(
-        "HMGET", job_layout.job_keys[2], *(f"t{token}" for token in tokens)
+    records = await steps.command(
+        job_layout.job, "HMGET", job_layout.job_keys[2], *(f"t{token}" for token in tokens)
     )
     stages: dict[str, str] = {}
     for token, record in zip(tokens, records, strict=True):

@@ -31,7 +31,18 @@ class _ExpiredError(Exception):
 
 async def head(steps: Steps, job: str) -> Position | None:
     """See the port."""
-    raw = await steps.run(job, "head", schema.job_keys(job), "", pack([]))
+    found = await _head(steps, job)
+    if found is not None:
+        # The set of names is one more key that may be lost.
+        await steps.list_job(job)
+    return found
+
+
+async def _head(steps: Steps, job: str) -> Position | None:
+    try:
+        raw = await steps.run(job, "head", schema.job_keys(job), "", pack([]))
+    except StateLostError:
+        return None
     _, code, *fields = reply.decode(raw)
     return Position(*(int(value) for value in fields)) if code == "ok" else None
 
@@ -39,7 +50,7 @@ async def head(steps: Steps, job: str) -> Position | None:
 async def heads(steps: Steps) -> Mapping[str, Position]:
     """See the port."""
     names = await steps.names()
-    found = await asyncio.gather(*(head(steps, name) for name in names))
+    found = await asyncio.gather(*(_head(steps, name) for name in names))
     return {name: at for name, at in zip(names, found, strict=True) if at is not None}
 
 
@@ -109,6 +120,9 @@ async def _read(
     if code == "due":
         raise _ExpiredError
     incarnation, revision, views, censuses, lows = rest
+    if {str(name) for name, _ in views} != set(job_layout.pipeline.stages):
+        await steps.drop(job_layout.job)
+        raise StateLostError(job_layout.job)
     view = JobView(
         job_layout.job,
         job_layout.pipeline,
@@ -164,8 +178,13 @@ async def _ranges(
     if order == "range":
         indices = list(range(min(limit, len(found.layout))))
     else:
-        raw = await steps.client.command("GET", schema.stage_keys(job_layout.job, stage)[1])
-        weights = np.frombuffer(raw or b"", dtype="<f8")
+        raw = await steps.command(
+            job_layout.job, "GET", schema.stage_keys(job_layout.job, stage)[1]
+        )
+        if raw is None or len(raw) != 8 * len(found.layout):
+            await steps.drop(job_layout.job)
+            raise StateLostError(job_layout.job)
+        weights = np.frombuffer(raw, dtype="<f8")
         # Idle ranges are not waited for: they come with the final ones.
         weights = np.where(weights == schema.IDLE, float(MAX), weights)
         indices = np.argsort(weights, kind="stable")[:limit].tolist()

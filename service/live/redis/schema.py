@@ -36,6 +36,9 @@ that the least weight of all is enough to know the agreement."""
 JOBS: Key = "tidegauge:jobs"
 """The set of the jobs' names. A hint only: the ledger knows them."""
 
+PROBE: Key = "tidegauge:probe"
+"""Written to prove that the server takes writes."""
+
 CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")

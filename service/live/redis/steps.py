@@ -7,6 +7,7 @@ afresh and retried.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.client import RedisClient
+from service.live.redis.client import RedisClient, WrongTypeError
 from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.spans import ResolvedReport
@@ -30,6 +31,8 @@ from service.model.jobs import Census, JobView
 from service.model.reports import Reported
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _FROZEN_TIMEOUT_S = 3.0
 """How long a step waits for a layout change; after that, the replica changing it is taken for dead."""
@@ -96,7 +99,20 @@ class Steps:
 
     async def names(self) -> list[str]:
         """Return the names of all jobs that may have a state here."""
-        return sorted(name.decode() for name in await self.client.command("SMEMBERS", schema.JOBS))
+        try:
+            found = await self.client.command("SMEMBERS", schema.JOBS)
+        except WrongTypeError:
+            await self.client.command("DEL", schema.JOBS)
+            return []
+        return sorted(name.decode() for name in found)
+
+    async def list_job(self, job: str) -> None:
+        """Add a job to the names."""
+        await self.client.command("SADD", schema.JOBS, job)
+
+    async def unlist_job(self, job: str) -> None:
+        """Remove a job from the names."""
+        await self.client.command("SREM", schema.JOBS, job)
 
     async def step(
         self,
@@ -116,16 +132,51 @@ class Steps:
         )
         return self.read_reply(job_layout, raw)
 
+    async def step_with_columns(
+        self, job_layout: JobLayout, name: str, stages: Iterable[str], args: object
+    ) -> list[Any]:
+        """Run a step whose reply is followed by columns, which are not packed; return all of them.
+
+        Raises as `step` does.
+        """
+        raw = await self.run(
+            job_layout.job, name, job_layout.keys(stages), job_layout.id, pack(args)
+        )
+        if isinstance(raw, bytes):
+            # The step is refused: there are no columns.
+            raw = [raw]
+        first, *columns = raw
+        return [self.read_reply(job_layout, first), *columns]
+
     async def run(
         self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
     ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a script with these keys. Raises `StateLostError`, `UnavailableError`."""
         try:
             return await self.client.step(name, keys, *args, repeatable=repeatable)
+        except WrongTypeError as error:
+            await self.drop(job)
+            raise StateLostError(job) from error
         except ResponseError as error:
             if "LOST" in str(error):
                 raise StateLostError(job) from error
             raise
+
+    async def command(self, job: str, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
+        """Run a plain command on a job's keys. Raises `StateLostError`, `UnavailableError`."""
+        try:
+            return await self.client.command(*parts)
+        except WrongTypeError as error:
+            await self.drop(job)
+            raise StateLostError(job) from error
+
+    async def drop(self, job: str) -> None:
+        """Drop a state of which parts are missing or damaged, as `lost` does in the scripts.
+
+        Another replica may have begun the next incarnation since; then that is begun once more.
+        """
+        log.warning("the live state of job %s is damaged: dropping it", job)
+        await self.client.command("DEL", schema.job_keys(job)[0])
 
     def read_reply(self, job_layout: JobLayout, raw: bytes) -> list[Any]:
         """Read a step's reply. Raises as `step` does."""
@@ -165,8 +216,8 @@ class Steps:
         return cached.layout
 
     async def _load_layout(self, job: str) -> JobLayout:
-        layout_id, generation, version, packed = await self.client.command(
-            "HMGET", schema.job_keys(job)[0], "at", "generation", "layout_version", "pipeline"
+        layout_id, generation, version, packed = await self.command(
+            job, "HMGET", schema.job_keys(job)[0], "at", "generation", "layout_version", "pipeline"
         )
         if layout_id is None or packed is None:
             self.forget(job)

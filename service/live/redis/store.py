@@ -67,7 +67,7 @@ class RedisLiveStore:
 
     async def ping(self) -> None:
         """See the port."""
-        await self._client.ping(schema.JOBS)
+        await self._client.probe(schema.PROBE)
 
     # ---- jobs
 

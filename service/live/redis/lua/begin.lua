@@ -10,7 +10,7 @@ end
 if supersede then
   -- Within an incarnation, only a trustworthy state may be started afresh.
   if found[1] ~= ARGV[1] then return reply('lost') end
-  for _, fence in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
+  for _, fence in ipairs(fences()) do
     local lease = lease_at(tonumber(fence))
     if lease then forget(lease, 'superseded') end
   end
@@ -18,6 +18,7 @@ else
   call('DEL', META, LEASES, DEADLINES, ENDED)
 end
 call('DEL', VIEWS, DIRTY)
+fill_keys()
 for k = JOB_KEYS + 1, #KEYS do call('DEL', KEYS[k]) end
 call('HSET', META, 'server', ARGV[1], unpack(meta))
 for k, entry in ipairs(stages) do

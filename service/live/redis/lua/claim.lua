@@ -66,5 +66,5 @@ call(
   'm' .. fence_text, cmsgpack.pack(granted),
   'n' .. fence_text, total
 )
-call('ZADD', DEADLINES, NOW + ttl, fence_text)
+set_deadline(fence_text, ttl)
 return reply('ok', fence_text, granted, order)

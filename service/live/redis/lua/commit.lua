@@ -15,10 +15,9 @@ for k = 1, #observed do
     if not may_observe(observed[k], published.input) then
       return reply('input-ahead', k, published.all)
     end
-    local blocks = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
-    local waiting = {}
+    local blocks, waiting = waits_for(st, epoch) and waiting_blocks(st, epoch) or {}, {}
     for b, block in ipairs(blocks) do
-      waiting[b] = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch .. ':' .. block) or cmsgpack.pack({}))
+      waiting[b] = waiting_in(st, epoch, block)
       for _, entry in ipairs(waiting[b]) do
         if lacks_cap(observed[k], entry[3]) then return reply('uncapped', k) end
       end

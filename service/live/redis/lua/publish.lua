@@ -3,6 +3,7 @@
 
 local meta = call('HMGET', META, 'server', 'generation')
 if meta[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
+check_keys()
 local channel, generation, revision, views, epochs = unpack(cmsgpack.unpack(ARGV[3]))
 if meta[2] ~= generation then return reply('ok') end
 local changed = {}

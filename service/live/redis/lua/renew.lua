@@ -10,7 +10,7 @@ for n, entry in ipairs(cmsgpack.unpack(ARGV[3])) do
   elseif lease.reason then
     results[n] = {lease.reason}
   else
-    call('ZADD', DEADLINES, NOW + lease.ttl, text(lease.fence))
+    set_deadline(text(lease.fence), lease.ttl)
     local runs = still_owned(load(stage(entry[2])), lease.fence, members(lease.fence))
     results[n] = {'ok', lease.ttl, lease.stage, runs}
   end

@@ -161,17 +161,16 @@ local function apply_report(st, report)
   end
   if accepted == 0 then return {'none', rejected} end
 
+  local waits = epoch and waits_for(st, epoch)
+  if waits then waiting_blocks(st, epoch) end
+
   -- Everything is checked: from here on nothing is refused.
-  call('ZADD', DEADLINES, NOW + lease.ttl, text(lease.fence))
+  set_deadline(text(lease.fence), lease.ttl)
   local behind, offset = {}, 0
-  if epoch then
+  if epoch and not waits then
     local waiting = waiting_epochs(st)
-    local known = false
-    for _, other in ipairs(waiting) do known = known or other == epoch end
-    if not known then
-      waiting[#waiting + 1] = epoch
-      call('HSET', st.keys.state, 'waiting', cmsgpack.pack(waiting))
-    end
+    waiting[#waiting + 1] = epoch
+    call('HSET', st.keys.state, 'waiting', cmsgpack.pack(waiting))
   end
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]

@@ -52,10 +52,47 @@ local function lost()
   error('LOST')
 end
 
+-- These keys always exist, so that losing one is noticed: the last three have a member that means nothing.
+local NOTHING = '.'
+local function fill_keys()
+  call('HSET', LEASES, NOTHING, '')
+  call('ZADD', DEADLINES, 'inf', NOTHING)
+  call('HSET', DIRTY, NOTHING, 0)
+end
+
+local function check_keys()
+  if call('EXISTS', VIEWS, LEASES, DEADLINES, DIRTY) ~= 4 then lost() end
+end
+
+-- ---- deadlines
+
+-- The fences of all leases.
+local function fences()
+  return call('ZRANGEBYSCORE', DEADLINES, '-inf', '(inf')
+end
+
 -- In how many milliseconds the next lease runs out (-1: there is none), so that the caller can expire it.
 local function next_expiry_in()
-  local first = call('ZRANGE', DEADLINES, 0, 0, 'WITHSCORES')
+  local first = call('ZRANGEBYSCORE', DEADLINES, '-inf', '(inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return first[2] and math.max(0, tonumber(first[2]) - NOW) or -1
+end
+
+-- `clock` is about when a deadline was set last. It is written only now and then.
+local CLOCK_STEP = 1000
+
+local function set_deadline(fence, ttl)
+  call('ZADD', DEADLINES, NOW + ttl, fence)
+  local clock = tonumber(call('HGET', META, 'clock') or 0)
+  if NOW > clock + CLOCK_STEP then call('HSET', META, 'clock', text(NOW)) end
+end
+
+-- If the server's clock was set back, the deadlines are, too: a lease of three seconds must not block its
+-- ranges, nor keep them idle, for the hour by which the clock went back.
+local function follow_clock(clock)
+  local back = tonumber(clock or 0) - NOW
+  if back <= CLOCK_STEP then return end
+  for _, fence in ipairs(fences()) do call('ZINCRBY', DEADLINES, -back, fence) end
+  call('HSET', META, 'clock', text(NOW))
 end
 
 local function reply(...)
@@ -66,9 +103,11 @@ end
 -- A state that was written under another run id may lack later writes: a restart or a failover counts as a
 -- loss, whatever was kept.
 local function check_state()
-  local meta = call('HMGET', META, 'server', 'at')
+  local meta = call('HMGET', META, 'server', 'at', 'clock')
   if meta[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
   if meta[2] ~= ARGV[2] then return cmsgpack.pack({-1, 'at', meta[2]}) end
+  check_keys()
+  follow_clock(meta[3])
   return nil
 end
 

@@ -5,6 +5,22 @@ local function waiting_epochs(st)
   return raw and cmsgpack.unpack(raw) or {}
 end
 
+local function waits_for(st, epoch)
+  for _, other in ipairs(waiting_epochs(st)) do
+    if other == epoch then return true end
+  end
+  return false
+end
+
+-- Returns the blocks in which reports wait for an epoch, and what waits in one of them.
+local function waiting_blocks(st, epoch)
+  return cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or lost())
+end
+
+local function waiting_in(st, epoch, block)
+  return cmsgpack.unpack(call('HGET', st.keys.waiting, epoch .. ':' .. block) or lost())
+end
+
 -- Drops what waits for epochs up to this one (nil: for any).
 local function drop_waiting(st, upto)
   local kept = {}
@@ -12,8 +28,7 @@ local function drop_waiting(st, upto)
     if upto and epoch > upto then
       kept[#kept + 1] = epoch
     else
-      local blocks = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
-      for _, block in ipairs(blocks) do call('HDEL', st.keys.waiting, epoch .. ':' .. block) end
+      for _, block in ipairs(waiting_blocks(st, epoch)) do call('HDEL', st.keys.waiting, epoch .. ':' .. block) end
       call('HDEL', st.keys.waiting, epoch)
     end
   end

@@ -5,7 +5,7 @@ local function open_run(st, run)
   if not opens_run(run, st.run) then return end
   call('HSET', st.keys.state, 'run', run)
   drop_waiting(st)
-  for _, fence in ipairs(call('ZRANGE', DEADLINES, 0, -1)) do
+  for _, fence in ipairs(fences()) do
     local lease = lease_at(tonumber(fence))
     if lease and lease.stage == st.name and is_fenced(lease.run, run) then
       end_lease(st, lease, 'superseded')
