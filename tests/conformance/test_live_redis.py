@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from service.live.port import StateLostError
 from service.live.redis.client import RedisClient
 from service.live.redis.schema import job_keys
 from service.live.redis.store import RedisLiveStore
-from service.model.leases import Claim
+from service.model.leases import Claim, Denied
 from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
 from tests.support.clock import FakeClock
@@ -185,9 +185,11 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
             redis_server.command("ZINCRBY", job_keys("j")[3], hour, fence)
         with pytest.raises(LeaseConflictError) as refused:
             await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))
-        assert all(denied.expires_in_ms <= 3_000 for denied in refused.value.denied)
-        clock.advance(3_000)
-        hasten([redis_server], 3_000)
+        # To a second: the store notes only now and then how late it is.
+        denied = cast("Denied", refused.value.denied[0])
+        assert denied.expires_in_ms <= 4_000
+        clock.advance(4_000)
+        hasten([redis_server], 4_000)
         assert await store.expire("j") == {"j": {"s": 1}}
         _, agreed = await store.agreements("j", frozenset("s"))
         assert not agreed["s"].idle
