@@ -187,7 +187,7 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
             await store.claim("j", "s", Claim(["a"], "y", 3_000, Rank()))
         # To a second: the store notes only now and then how late it is.
         denied = cast("Denied", refused.value.denied[0])
-        assert denied.expires_in_ms <= 4_000
+        assert (denied.expires_in_ms or 0) <= 4_000
         clock.advance(4_000)
         hasten([redis_server], 4_000)
         assert await store.expire("j") == {"j": {"s": 1}}
