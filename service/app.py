@@ -18,7 +18,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from service.aggregator import Aggregator, Retention
+from service.aggregator import Aggregator, Limits, Retention
 from service.api import leases, operations, pipelines, reports, runs, watermarks
 from service.api.counting import CountRequests
 from service.api.fast_lane import FastLane
@@ -100,6 +100,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
                 metrics=metrics,
                 checkpoint_interval_ms=settings.checkpoint_interval_ms,
                 retention=Retention(settings.history_fine_ms, settings.history_retention_ms),
+                limits=Limits(settings.max_jobs, settings.max_ranges_per_job, settings.max_ranges),
             )
             await aggregator.open()
         except ProblemError as error:

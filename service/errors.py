@@ -49,6 +49,16 @@ class InvalidPipelineSpecError(ProblemError):
     status = 422
 
 
+class LimitReachedError(ProblemError):
+    """The job, or all jobs together, would be larger than this service is set to keep."""
+
+    slug = "limit-reached"
+    status = 422
+
+    def __init__(self, detail: str, limit: int, setting: str) -> None:
+        super().__init__(f"{detail}: at most {limit:,} ({setting})", limit=limit, setting=setting)
+
+
 class InvalidReportError(ProblemError):
     """The report does not fit its type, its bounds or its stage."""
 

@@ -25,5 +25,11 @@ class Settings(BaseSettings):
     """History younger than this keeps every advance; older is thinned to one row per minute."""
     history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)
     """History older than this is deleted."""
+    max_jobs: int = Field(default=10_000, ge=1)
+    """Jobs that the service keeps."""
+    max_ranges_per_job: int = Field(default=2_000_000, ge=1)
+    """Ranges of one job, in all its stages. Each takes about a hundred bytes in every replica."""
+    max_ranges: int = Field(default=4_000_000, ge=1)
+    """Ranges of all jobs together."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

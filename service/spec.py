@@ -47,6 +47,11 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     stages: Annotated[dict[Name, StageSpec], Meta(min_length=1, max_length=MAX_STAGES)]
 
+    @property
+    def range_count(self) -> int:
+        """How many ranges it has in all: known before any of them takes memory."""
+        return sum(_count(stage) for stage in self.stages.values())
+
     def pipeline(self) -> Pipeline:
         """Check it and return the pipeline. Raises `InvalidPipelineSpecError`, naming the stage."""
         stages: dict[str, Stage] = {}
@@ -59,6 +64,12 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
             return Pipeline(stages)
         except InvalidPipelineError as error:
             raise InvalidPipelineSpecError(str(error), stage=error.stage) from None
+
+
+def _count(spec: StageSpec) -> int:
+    if isinstance(spec.ranges, int):
+        return spec.ranges
+    return len(spec.shards or spec.ranges or ())
 
 
 def _layout(spec: StageSpec) -> Layout | None:

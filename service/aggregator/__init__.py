@@ -2,7 +2,7 @@
 
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
-from service.aggregator.definitions import Precondition, layout_etag
+from service.aggregator.definitions import Limits, Precondition, layout_etag
 from service.aggregator.reader import StageState
 
-__all__ = ["Aggregator", "Precondition", "Retention", "StageState", "layout_etag"]
+__all__ = ["Aggregator", "Limits", "Precondition", "Retention", "StageState", "layout_etag"]

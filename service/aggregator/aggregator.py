@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
-from service.aggregator.definitions import Definitions
+from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.reader import Reader, StageState
 from service.clock import Clock
 from service.errors import (
@@ -50,6 +50,7 @@ class Aggregator:
         metrics: Metrics,
         checkpoint_interval_ms: int,
         retention: Retention,
+        limits: Limits,
     ) -> None:
         self._store = live
         self._ledger = ledger
@@ -60,7 +61,7 @@ class Aggregator:
         last_seen = LastSeen(ledger)
         self._live = LiveJobs(live, self._reconciler, self._publisher, last_seen, metrics)
         shutdown = Shutdown()
-        self.definitions = Definitions(live, self._live, ledger, self._publisher, clock)
+        self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.reader = Reader(live, self._live, last_seen, shutdown)
         self._background = Background(
             live,

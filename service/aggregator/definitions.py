@@ -11,6 +11,7 @@ import numpy as np
 
 from service.clock import Clock
 from service.errors import (
+    LimitReachedError,
     PreconditionFailedError,
     PreconditionRequiredError,
     UnavailableError,
@@ -35,6 +36,15 @@ class Precondition:
     none_matches: frozenset[str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the service keeps. A job that is stored already stays, whatever the limits are now."""
+
+    jobs: int
+    ranges_per_job: int
+    ranges: int
+
+
 def layout_etag(job: StoredJob) -> str:
     """Return the entity tag of a stored specification, which changes with it."""
     return f"{job.installed.generation}-{job.installed.layout_version}"
@@ -50,12 +60,14 @@ class Definitions:
         ledger: Ledger,
         publisher: Publisher,
         clock: Clock,
+        limits: Limits,
     ) -> None:
         self._store = store
         self._live = live
         self._ledger = ledger
         self._publisher = publisher
         self._clock = clock
+        self._limits = limits
         self._layout_changes = asyncio.Lock()
 
     @run_to_completion
@@ -64,13 +76,21 @@ class Definitions:
     ) -> tuple[StoredJob, bool]:
         """Store a pipeline; return it, and whether the job is new.
 
-        Raises `InvalidPipelineSpecError`, and, where the stored one differs, `PreconditionRequiredError`
-        or `PreconditionFailedError`.
+        Raises `InvalidPipelineSpecError`, `LimitReachedError`, and, where the stored one differs,
+        `PreconditionRequiredError` or `PreconditionFailedError`.
         """
-        pipeline = spec.pipeline()
+        if spec.range_count > self._limits.ranges_per_job:
+            raise LimitReachedError(
+                f"job {job!r} has {spec.range_count:,} ranges in all its stages",
+                self._limits.ranges_per_job,
+                "TIDEGAUGE_MAX_RANGES_PER_JOB",
+            )
+        # One at a time also keeps the memory of layouts that are not stored yet within bounds.
         async with self._layout_changes:
+            pipeline = spec.pipeline()
             stored = await self._stored(job)
             if stored is None:
+                self._check_room(spec.range_count, new_jobs=1)
                 return await self._create(job, spec, pipeline, precondition), True
             etag = layout_etag(stored)
             _check_absent(precondition, etag)
@@ -79,7 +99,26 @@ class Definitions:
                 await self._install(stored)
                 return stored, False
             _check_current(precondition, etag)
+            self._check_room(spec.range_count - stored.installed.pipeline.range_count, new_jobs=0)
             return await self._replace(stored, spec, pipeline), False
+
+    def _check_room(self, new_ranges: int, *, new_jobs: int) -> None:
+        """Raise `LimitReachedError` if there is no room for so much more.
+
+        Replicas that each accept a job at the same instant do not see each other's: the limits keep a
+        service alive, and need not be exact.
+        """
+        size = self._store.size()
+        if new_jobs and size.jobs + new_jobs > self._limits.jobs:
+            raise LimitReachedError(
+                f"there are {size.jobs:,} jobs already", self._limits.jobs, "TIDEGAUGE_MAX_JOBS"
+            )
+        if new_ranges > 0 and size.ranges + new_ranges > self._limits.ranges:
+            raise LimitReachedError(
+                f"all jobs together would have {size.ranges + new_ranges:,} ranges",
+                self._limits.ranges,
+                "TIDEGAUGE_MAX_RANGES",
+            )
 
     async def _stored(self, job: str) -> StoredJob | None:
         try:
@@ -97,6 +136,8 @@ class Definitions:
         if stored is None:
             raise PreconditionFailedError(f"job {job!r} was created by another request")
         await self._store.begin(stored.installed)
+        # So that it counts in `LiveStore.size` from now on.
+        await self._live.pipeline(job)
         return stored
 
     async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:

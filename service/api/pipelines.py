@@ -15,6 +15,7 @@ from service.api.responses import (
 )
 from service.errors import (
     InvalidPipelineSpecError,
+    LimitReachedError,
     PreconditionFailedError,
     PreconditionRequiredError,
     UnavailableError,
@@ -39,6 +40,7 @@ def _show(stored: StoredJob, status: int = 200) -> Response:
     also={201: "The job is new"},
     errors=(
         InvalidPipelineSpecError,
+        LimitReachedError,
         PreconditionRequiredError,
         PreconditionFailedError,
         UnavailableError,

@@ -120,6 +120,11 @@ class Pipeline:
             ) from None
 
     @cached_property
+    def range_count(self) -> int:
+        """How many ranges its stages have in all."""
+        return sum(len(stage.layout) for stage in self.stages.values() if stage.layout is not None)
+
+    @cached_property
     def downstreams(self) -> Mapping[str, tuple[str, ...]]:
         """For each stage, those that read it."""
         found: dict[str, list[str]] = {name: [] for name in self.stages}

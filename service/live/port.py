@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
 from service.model.checkpoints import PromiseChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
@@ -101,6 +101,10 @@ class LiveStore(Protocol):
 
     async def jobs(self) -> Sequence[JobView]:
         """Return every job."""
+        ...
+
+    def size(self) -> StoreSize:
+        """Return how much this process knows to be in the store."""
         ...
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:

@@ -67,6 +67,14 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSize:
+    """How much a live store keeps."""
+
+    jobs: int
+    ranges: int
+
+
+@dataclass(frozen=True, slots=True)
 class Census:
     """Counts of a stage's ranges, by condition."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -403,3 +404,42 @@ async def test_unknown_stages_and_jobs(api: Api, gauge: InProcess):
     problem(await api.post_claim("t"), 404, "unknown-stage")
     problem(await api.post_report("t", "x", {"0": 1}), 404, "unknown-stage")
     problem(await api.post_commit(1, {"t": {}}), 404, "unknown-stage")
+
+
+async def test_a_small_request_cannot_take_all_memory(api: Api):
+    """388 bytes: eight stages of a million ranges each, more than one job may have."""
+    stages: dict[str, Any] = {"s": {"shards": ["0"]}}
+    stages |= {f"k{n}": {"inputs": ["s"], "ranges": 1_000_000} for n in range(8)}
+    body = problem(await api.put(stages), 422, "limit-reached")
+    assert body["setting"] == "TIDEGAUGE_MAX_RANGES_PER_JOB"
+    assert body["limit"] == 2_000_000
+    assert "8,000,001" in body["detail"]
+    problem(await api.spec(), 404, "unknown-job")
+
+
+async def test_a_service_keeps_so_many_jobs_and_ranges(tmp_path: Path):
+    def flow(ranges: int) -> dict[str, Any]:
+        return {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": ranges}}
+
+    limits = {"max_jobs": 3, "max_ranges": 20, "max_ranges_per_job": 15}
+    async with InProcess(tmp_path, **limits) as service:
+        one, two, three, four = (service.api(name) for name in ("one", "two", "three", "four"))
+        await one.define(flow(9))
+        refused = problem(await two.put(flow(10)), 422, "limit-reached")
+        assert refused["setting"] == "TIDEGAUGE_MAX_RANGES"
+        await two.define(flow(4))
+        # A job that shrinks, or stays as it is, is never refused, and what it leaves is free.
+        await one.change(flow(9))
+        await one.change(flow(5))
+        await three.define(flow(7))
+        refused = problem(await four.put(flow(1)), 422, "limit-reached")
+        assert refused["setting"] == "TIDEGAUGE_MAX_JOBS"
+        etag = (await two.spec()).headers["etag"]
+        problem(await two.put(flow(6), etag=etag), 422, "limit-reached")
+        ok(await one.delete(), 204)
+        ok(await two.put(flow(6), etag=etag))
+        await four.define(flow(1))
+    # What is stored stays, also under smaller limits.
+    async with InProcess(tmp_path, max_jobs=1, max_ranges=1, max_ranges_per_job=1) as service:
+        assert await service.api("two").output("s") is None
+        await service.api("two").token("k")

@@ -457,3 +457,20 @@ async def test_jobs_are_apart(job: Api, token: str, gauge: InProcess):
     assert await other.output("s") is None
     await other.report("s", await other.token("s"), {"0": 3, "1": 3})
     assert (await job.output("s"), await other.output("s")) == (10, 3)
+
+
+@pytest.mark.parametrize("ranges", [1, 32, 63, 64, 65])
+@pytest.mark.parametrize("holds", [1, 2, 64])
+async def test_any_number_of_ranges_and_holds(api: Api, ranges: int, holds: int):
+    """Large reports are read as arrays, small ones one by one: what comes of it is the same."""
+    await api.define({"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": ranges}})
+    await api.report("s", await api.token("s"), {"0": 100})
+    claim = await api.claim("k")
+    reported = {
+        name: {"holds": {f"component-{n}": 50 + n for n in range(holds)}}
+        for name in claim["granted"]
+    }
+    answer = await api.report("k", claim["token"], reported, input_watermark=100)
+    assert answer["watermark"]["output_watermark"] == 50
+    assert await api.output("k") == 50
+    assert {row["promise"] for row in await api.ranges("k")} == {50}

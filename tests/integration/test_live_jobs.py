@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.aggregator import Aggregator, Precondition, Retention
+from service.aggregator import Aggregator, Limits, Precondition, Retention
 from service.clock import SystemClock
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
@@ -66,6 +66,7 @@ async def aggregator(tmp_path: Path) -> AsyncIterator[Aggregator]:
         metrics=Metrics(),
         checkpoint_interval_ms=60_000,
         retention=Retention(fine_ms=1, keep_ms=1),
+        limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
     )
     await made.open()
     yield made
@@ -92,6 +93,7 @@ async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_p
         metrics=Metrics(),
         checkpoint_interval_ms=60_000,
         retention=Retention(fine_ms=1, keep_ms=1),
+        limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
     )
     await gauge.open()
     await gauge.definitions.define("j", SPEC, Precondition())

@@ -166,7 +166,11 @@ class RangeTable:
             return [
                 i
                 for i, promise, is_idle in zip(
-                    indices, promises, idle or repeat(False), strict=False
+                    # One at a time, as Python's own integers: these become watermarks.
+                    as_list(indices),
+                    as_list(promises),
+                    idle or repeat(False),
+                    strict=False,
                 )
                 if self._apply_one(i, promise, is_idle)
             ]

@@ -19,7 +19,7 @@ from service.live.memory.state import LiveJob
 from service.live.port import StateLostError, Watch, new_token
 from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
@@ -97,6 +97,11 @@ class MemoryLiveStore:
     async def jobs(self) -> Sequence[JobView]:
         """See the port."""
         return [views.job_view(job) for job in self._jobs.values()]
+
+    def size(self) -> StoreSize:
+        """See the port."""
+        jobs = self._jobs.values()
+        return StoreSize(len(jobs), sum(job.pipeline.range_count for job in jobs))
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - here it is never out of date
         """See the port."""

@@ -31,7 +31,7 @@ from service.live.redis.client import Hint, RedisClient
 from service.live.redis.steps import Steps, reply
 from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
@@ -96,6 +96,13 @@ class RedisLiveStore:
     async def jobs(self) -> Sequence[JobView]:
         """See the port."""
         return await reads.jobs(self._steps)
+
+    def size(self) -> StoreSize:
+        """See the port. The reconciler looks at every job each second, so its layout is known here."""
+        layouts = [
+            cache.layout for cache in self._steps.caches.values() if cache.layout is not None
+        ]
+        return StoreSize(len(layouts), sum(layout.pipeline.range_count for layout in layouts))
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """See the port."""
