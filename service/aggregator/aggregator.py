@@ -7,6 +7,7 @@ advance is sent only when the advance is visible.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -36,6 +37,9 @@ from service.reconciler import Reconciler
 from service.tasks import Shutdown, run_to_completion
 
 log = logging.getLogger(__name__)
+
+_READY_FOR_MS = 250
+"""How long an answer about readiness is good for: each probe is a write to the disk."""
 
 
 class Aggregator:
@@ -75,6 +79,8 @@ class Aggregator:
             retention=retention,
         )
         self._resources = AsyncExitStack()
+        self._probing = asyncio.Lock()
+        self._ready_until_ms = 0
 
     # ---- life cycle
 
@@ -109,9 +115,16 @@ class Aggregator:
             await self._resources.aclose()
 
     async def ready(self) -> None:
-        """Return if the stores answer; raise `UnavailableError` otherwise."""
-        await self._store.ping()
-        await self._ledger.ping()
+        """Return if the stores take writes; raise `UnavailableError` otherwise.
+
+        Whoever asks soon after another gets the same answer.
+        """
+        async with self._probing:
+            if self._clock.steady_ms() < self._ready_until_ms:
+                return
+            await self._store.ping()
+            await self._ledger.ping()
+            self._ready_until_ms = self._clock.steady_ms() + _READY_FOR_MS
 
     def now_ms(self) -> int:
         """Return the wall-clock time, for lag."""

@@ -20,7 +20,7 @@ async def healthz(_call: Call[None]) -> HealthBody:
 
 @endpoints.get("/readyz", gives=HealthBody, errors=(UnavailableError,))
 async def readyz(call: Call[None]) -> HealthBody:
-    """Show whether the stores answer."""
+    """Show whether the stores take writes."""
     await call.aggregator.ready()
     return HealthBody()
 

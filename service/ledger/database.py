@@ -7,14 +7,12 @@ by side, and it is the locks on its rows that keep them apart.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from sqlalchemy import URL, AsyncAdaptedQueuePool, Executable, NullPool, Row, event, text
 from sqlalchemy.engine import make_url
@@ -24,6 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from service.errors import StoreRefusedError, UnavailableError
 from service.ledger.migrate import migrating, run_migrations
+from service.ledger.sqlite_file import SqliteFile
+from service.ledger.tables import history, metadata
 
 R = TypeVar("R")
 Work = Callable[[AsyncConnection], Awaitable[R]]
@@ -130,18 +130,43 @@ class Database:
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         # SQLite allows one writer. Waiting for it here costs nothing; SQLite itself would poll.
         self._writer_lock = asyncio.Lock()
-        self._file: TextIO | None = None
+        self._file: SqliteFile | None = None
+        path = self._url.database
+        if self.is_sqlite and path and path != ":memory:":
+            self._file = SqliteFile(path)
+            event.listen(self._engine.sync_engine, "connect", self._note_connection)
         self._owner: AsyncConnection | None = None
 
     async def open(self, *, exclusive: bool) -> None:
         """Bring the schema up to date; with `exclusive`, lock out other processes first."""
-        if self.is_sqlite:
-            self._take_file()
-        elif exclusive:
+        if self._file is not None:
+            self._file.take()
+        elif exclusive and not self.is_sqlite:
             await self._take_database()
         async with migrating():
             await self._run(
                 self._engine, lambda db: db.run_sync(run_migrations), _MIGRATION_TIMEOUT_S
+            )
+        if self.is_sqlite:
+            await self._check_pages()
+
+    async def _check_pages(self) -> None:
+        """Raise `StoreRefusedError` if pages of SQLite's file are damaged.
+
+        The history is left out: it may be large, and only what people look at depends on it.
+        """
+        found: list[str] = []
+        try:
+            for table in metadata.tables.keys() - {history.name}:
+                statement = text(f"PRAGMA quick_check('{table}')")
+                found += await self.read(lambda db, statement=statement: _lines(db, statement))
+        except UnavailableError as error:
+            found.append(error.detail)
+        damage = [line for line in found if line != "ok"]
+        if damage:
+            raise StoreRefusedError(
+                f"the ledger {self._url.database} is damaged ({damage[0]}): restore it from a backup, or"
+                " move it away to begin with an empty one"
             )
 
     async def write(self, work: Work[R]) -> R:
@@ -178,11 +203,12 @@ class Database:
         await self._engine.dispose()
         if self._file is not None:
             self._file.close()
-            self._file = None
 
     async def _run(self, engine: AsyncEngine, work: Work[R], timeout_s: float) -> R:
         if self.is_sqlite:
             async with self._writer_lock, _with_deadline(timeout_s) as deadline:
+                if self._file is not None:
+                    self._file.check()
                 return await _attempt(engine, work, deadline)
         async with _with_deadline(timeout_s) as deadline:
             try:
@@ -195,28 +221,9 @@ class Database:
                     raise
             return await _attempt(engine, work, deadline)
 
-    def _take_file(self) -> None:
-        """Lock an SQLite ledger against other processes, each of which would have its own leases."""
-        path = self._url.database
-        if self._file is not None or not path or path == ":memory:":
-            return
-        lock = Path(f"{path}.lock")
-        try:
-            handle = lock.open("w")
-        except OSError as error:
-            raise StoreRefusedError(
-                f"cannot write the ledger {path}: {error.strerror}; choose another TIDEGAUGE_LEDGER_URL"
-            ) from error
-        try:
-            # The kernel releases it when the process dies, however it dies.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.close()
-            raise StoreRefusedError(
-                f"another process serves {path}, and memory:// with SQLite is for one process: stop it,"
-                " or use TIDEGAUGE_LIVE_URL=redis://… and TIDEGAUGE_LEDGER_URL=postgresql+psycopg://…"
-            ) from None
-        self._file = handle
+    def _note_connection(self, _connection: object, _record: object) -> None:
+        if self._file is not None:
+            self._file.note_log()
 
     async def _take_database(self) -> None:
         """Lock the database against other processes, for as long as a connection to it is open.
@@ -271,6 +278,10 @@ async def _attempt(engine: AsyncEngine, work: Work[R], deadline: _Deadline) -> R
         # Closing sends nothing more to the server; then the pool may give the connection to others.
         deadline.watch(None)
         return result
+
+
+async def _lines(db: AsyncConnection, statement: Executable) -> list[str]:
+    return [str(row[0]) for row in await db.execute(statement)]
 
 
 async def _driver_connection(db: AsyncConnection) -> _DriverConnection | None:
@@ -374,4 +385,6 @@ def _prepare_sqlite(connection: _RawConnection, _record: object) -> None:
     # FULL: a commit is on the disk, not in its cache, before an advance becomes visible.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA busy_timeout=5000")
+    # Only with the first statement does SQLite open its log.
+    cursor.execute("SELECT count(*) FROM sqlite_master")
     cursor.close()

@@ -151,7 +151,7 @@ class Ledger(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Return if the database answers; raise `UnavailableError` otherwise."""
+        """Return if the database takes writes; raise `UnavailableError` otherwise."""
         ...
 
     async def close(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import (
     delete,
     insert,
-    select,
     tuple_,
 )
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
@@ -104,10 +103,12 @@ class SqlLedger:
         """See the port."""
         await self.database.close()
 
-    @_reading
+    @_writing
     async def ping(self, db: AsyncConnection) -> None:
         """See the port."""
-        await db.execute(select(1))
+        # A row that nobody ever sees. Its transaction is written all the same.
+        await db.execute(sql.PROBE)
+        await db.execute(sql.REMOVE_PROBE)
 
     @_reading
     async def heads(self, db: AsyncConnection) -> Sequence[JobHead]:

@@ -325,6 +325,10 @@ START_STAGES_OVER = (
 )
 DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))
 DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_stage"))
+PROBE = insert(history).values(
+    job="", stage="", generation=0, version=0, input=MIN, output=MIN, idle=False, at_ms=0
+)
+REMOVE_PROBE = delete(history).where(history.c.job == "", history.c.at_ms == 0)
 BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
 FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
 _IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))

@@ -1,0 +1,96 @@
+"""The file of an SQLite ledger: it is locked against other processes, and watched while it is open.
+
+SQLite goes on with a file that was unlinked, replaced or cut, and what it writes from then on is gone
+once the process ends. So before each transaction the file is looked at: that costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from service.errors import StoreRefusedError, UnavailableError
+
+_RESTORE = "stop the service, restore the file from a backup, and start again"
+
+
+class SqliteFile:
+    """One file, under any name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._log: os.stat_result | None = None
+        """SQLite's write-ahead log, which holds the newest transactions."""
+        self._size = 0
+
+    def take(self) -> None:
+        """Lock it, and make it if there is none. Raises `StoreRefusedError`.
+
+        The lock is on the file itself, so no other name for it leads past the lock. (SQLite locks parts
+        of it in another way, which does not see this one.) The kernel releases it when the process ends.
+        """
+        if self._descriptor is not None:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreRefusedError(
+                f"cannot write the ledger {self._path}: {error.strerror}; choose another"
+                " TIDEGAUGE_LEDGER_URL"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise StoreRefusedError(
+                f"another process serves {self._path}, and memory:// with SQLite is for one process:"
+                " stop it, or use TIDEGAUGE_LIVE_URL=redis://… and"
+                " TIDEGAUGE_LEDGER_URL=postgresql+psycopg://…"
+            ) from None
+        self._descriptor = descriptor
+
+    def note_log(self) -> None:
+        """Remember which write-ahead log SQLite has opened."""
+        with suppress(FileNotFoundError):
+            self._log = Path(self._path + "-wal").stat()
+
+    def check(self) -> None:
+        """Raise `UnavailableError` if the file is no longer the one that is open, or was cut."""
+        if self._descriptor is None:
+            return
+        opened = os.fstat(self._descriptor)
+        if not _leads_to(self._path, opened):
+            raise UnavailableError(
+                f"the ledger {self._path} was moved or deleted while the service was using it:"
+                f" {_RESTORE}"
+            )
+        if self._log is not None and not _leads_to(self._path + "-wal", self._log):
+            raise UnavailableError(
+                f"the ledger's log {self._path}-wal was moved or deleted while the service was using"
+                f" it: {_RESTORE}"
+            )
+        if opened.st_size < self._size:
+            raise UnavailableError(
+                f"the ledger {self._path} was cut from {self._size} to {opened.st_size} bytes while the"
+                f" service was using it: {_RESTORE}"
+            )
+        self._size = opened.st_size
+
+    def close(self) -> None:
+        """Release the lock. SQLite must have closed the file before."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._log = None
+            self._size = 0
+
+
+def _leads_to(path: str, opened: os.stat_result) -> bool:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
