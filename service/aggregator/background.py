@@ -24,6 +24,9 @@ _EXPIRE_INTERVAL_S = 0.1
 _HISTORY_INTERVAL_S = 600.0
 """How often the history is thinned."""
 
+_THINNING_REST = 9
+"""How many times longer than each step of thinning the pause after it is: advances go first."""
+
 _RECONCILE_INTERVAL_S = 1.0
 """How often the live store is compared with the ledger."""
 
@@ -114,14 +117,21 @@ class Background:
 
     async def _thin_history(self) -> None:
         while await self._shutdown.sleep(_HISTORY_INTERVAL_S):
-            now_ms = self._clock.wall_ms()
             try:
-                await self._ledger.thin_history(
-                    fine_until_ms=now_ms - self._retention.fine_ms,
-                    keep_until_ms=now_ms - self._retention.keep_ms,
-                )
+                await self._thin_in_steps()
             except UnavailableError as error:
                 log.warning("cannot thin the history now, retrying: %s", error.detail)
+
+    async def _thin_in_steps(self) -> None:
+        more = True
+        while more:
+            began_ms, now_ms = self._clock.steady_ms(), self._clock.wall_ms()
+            thinned = await self._ledger.thin_history(
+                fine_until_ms=now_ms - self._retention.fine_ms,
+                keep_until_ms=now_ms - self._retention.keep_ms,
+            )
+            rest_ms = _THINNING_REST * (self._clock.steady_ms() - began_ms)
+            more = thinned.more and await self._shutdown.sleep(max(rest_ms, 1) / 1_000)
 
 
 async def _keep_running(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,63 +1,56 @@
-"""Thinning the history of watermarks by age."""
+"""Thinning the history of watermarks by age, in slices that hold up nothing else."""
 
 from __future__ import annotations
 
-from sqlalchemy import Delete
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import statements as sql
 from service.ledger.database import Database
-from service.tasks import run_to_completion
+from service.ledger.port import Thinned
 
-_STEP_MS = 600_000
-"""How much of the history one transaction covers, so that none takes long."""
+_SLICE = 2_000
+"""Rows that one transaction looks at: some ten milliseconds."""
+
+_MINUTE_MS = 60_000
 
 
 class History:
-    """Thins the history in steps of one transaction each."""
+    """Thins the history. Each call is one transaction, and takes up where the last one ended."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._thinned_until_ms = 0
+        self._from_ms = 0
+        """Before this minute, this process has thinned everything that was there."""
+        self._slice = _SLICE
 
-    async def thin(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
+    async def thin(self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:
         """See `Ledger.thin_history`."""
-        deleted, _ = await self._thin_until(sql.DELETE_HISTORY, 0, keep_until_ms)
-        # What this process has thinned before need not be looked at again.
-        from_ms = max(self._thinned_until_ms, keep_until_ms)
-        thinned, at_ms = await self._thin_until(sql.THIN_HISTORY, from_ms, fine_until_ms)
-        self._thinned_until_ms = at_ms - at_ms % 60_000
-        return deleted + thinned
-
-    async def _thin_until(self, statement: Delete, at_ms: int, until_ms: int) -> tuple[int, int]:
-        """Run the statement step by step; return how many rows were deleted, and where it stopped."""
-        thinned = 0
-        while at_ms < until_ms:
-            step = await self._thin_step(statement, at_ms, until_ms)
-            if step is None:
-                break
-            rows, at_ms = step
-            thinned += rows
-        return thinned, at_ms
-
-    @run_to_completion
-    async def _thin_step(
-        self, statement: Delete, at_ms: int, until_ms: int
-    ) -> tuple[int, int] | None:
-        return await self._database.write(lambda db: self._step(db, statement, at_ms, until_ms))
-
-    async def _step(
-        self, db: AsyncConnection, statement: Delete, at_ms: int, until_ms: int
-    ) -> tuple[int, int] | None:
-        """Run one step; return how many rows were deleted, and where the next step begins.
-
-        None: another replica is thinning.
-        """
         if not self._database.is_sqlite and not await db.scalar(sql.BEGIN_THINNING):
-            return None
-        oldest_ms: int | None = await db.scalar(sql.FIND_OLDEST, {"b_from_ms": at_ms})
-        if oldest_ms is None or oldest_ms >= until_ms:
-            return 0, until_ms
-        end_ms = min(oldest_ms - oldest_ms % _STEP_MS + _STEP_MS, until_ms)
-        done = await db.execute(statement, {"b_from_ms": oldest_ms, "b_until_ms": end_ms})
-        return done.rowcount, end_ms
+            # Another replica is thinning.
+            return Thinned(0, more=False)
+        too_old = {"b_until_ms": keep_until_ms, "b_slice": _SLICE}
+        deleted = (await db.execute(sql.DELETE_OLD_HISTORY, too_old)).rowcount
+        if deleted:
+            return Thinned(deleted, more=True)
+        return await self._thin(db, fine_until_ms - fine_until_ms % _MINUTE_MS)
+
+    async def _thin(self, db: AsyncConnection, until_ms: int) -> Thinned:
+        """Of the next rows, keep the last of each stage and minute.
+
+        A minute may have more rows than a slice. So a slice begins with the minute in which the one
+        before it ended: of what that has left, again only the last rows stay. The work is linear in the
+        number of rows, as long as a slice is larger than what stays of one minute.
+        """
+        found = {"b_from_ms": self._from_ms, "b_until_ms": until_ms, "b_slice": self._slice}
+        seen, last_ms = (await db.execute(sql.FIND_SLICE, found)).one()
+        if not seen:
+            return Thinned(0, more=False)
+        rows = (await db.execute(sql.THIN_SLICE, found)).rowcount
+        if seen < self._slice:
+            self._from_ms, self._slice = until_ms, _SLICE
+            return Thinned(rows, more=False)
+        next_ms = last_ms - last_ms % _MINUTE_MS
+        # Room for at least as many new rows as there are rows of this minute that stay.
+        self._slice = 2 * self._slice if next_ms == self._from_ms and 2 * rows < seen else _SLICE
+        self._from_ms = next_ms
+        return Thinned(rows, more=True)

@@ -63,6 +63,16 @@ class Recorded:
     views: Mapping[str, StageView]
 
 
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """What one step of thinning has done."""
+
+    rows: int
+    """How many rows were deleted."""
+    more: bool
+    """Whether there may be more to do."""
+
+
 class Ledger(Protocol):
     """What a ledger does. Raises `UnavailableError` when its database does not answer in time."""
 
@@ -143,10 +153,11 @@ class Ledger(Protocol):
         """Save promises, except those of an older incarnation, generation, layout or stamp."""
         ...
 
-    async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
-        """Thin the history of watermarks; return how many rows were deleted.
+    async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:
+        """Thin some of the history of watermarks, without holding up other transactions for long.
 
-        Of rows before `keep_until_ms` none is kept; before `fine_until_ms`, the last of each minute.
+        Of rows before `keep_until_ms` none is kept; before the minute of `fine_until_ms`, the last of
+        each minute. Call it again while there is more to do.
         """
         ...
 

@@ -26,7 +26,7 @@ from service.ledger import statements as sql
 from service.ledger.database import Database
 from service.ledger.history import History
 from service.ledger.loading import load_job, unknown_job
-from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded
+from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, Thinned
 from service.ledger.rows import (
     advance_row,
     advance_rows,
@@ -366,9 +366,14 @@ class SqlLedger:
             ]
             await db.execute(self._save_chunks, rows)
 
-    async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> int:
+    @_writing
+    async def thin_history(
+        self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int
+    ) -> Thinned:
         """See the port."""
-        return await self._history.thin(fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms)
+        return await self._history.thin(
+            db, fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms
+        )
 
     # ---- parts of the transactions above
 

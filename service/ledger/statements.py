@@ -19,7 +19,6 @@ from sqlalchemy import (
     cast,
     column,
     delete,
-    exists,
     func,
     insert,
     or_,
@@ -330,19 +329,44 @@ PROBE = insert(history).values(
 )
 REMOVE_PROBE = delete(history).where(history.c.job == "", history.c.at_ms == 0)
 BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
-FIND_OLDEST = select(func.min(history.c.at_ms)).where(history.c.at_ms >= bindparam("b_from_ms"))
-_IN_STEP = (history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
-DELETE_HISTORY = delete(history).where(*_IN_STEP)
-_later = history.alias("later")
-THIN_HISTORY = delete(history).where(
-    *_IN_STEP,
-    exists().where(
-        _later.c.job == history.c.job,
-        _later.c.stage == history.c.stage,
-        _later.c.generation == history.c.generation,
-        # In the same minute, written so that the index can be used.
-        _later.c.at_ms >= history.c.at_ms - history.c.at_ms % 60_000,
-        _later.c.at_ms < history.c.at_ms - history.c.at_ms % 60_000 + 60_000,
-        _later.c.id > history.c.id,
-    ),
+_SLICE_OF_HISTORY = (
+    select(
+        history.c.id,
+        history.c.at_ms,
+        history.c.job,
+        history.c.stage,
+        history.c.generation,
+    )
+    .where(history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
+    .order_by(history.c.at_ms, history.c.id)
+    .limit(bindparam("b_slice"))
+    .subquery("slice")
+)
+FIND_SLICE = select(func.count(), func.max(_SLICE_OF_HISTORY.c.at_ms)).select_from(
+    _SLICE_OF_HISTORY
+)
+_IN_MINUTE = select(
+    _SLICE_OF_HISTORY.c.id,
+    func.max(_SLICE_OF_HISTORY.c.id)
+    .over(
+        partition_by=(
+            _SLICE_OF_HISTORY.c.job,
+            _SLICE_OF_HISTORY.c.stage,
+            _SLICE_OF_HISTORY.c.generation,
+            _SLICE_OF_HISTORY.c.at_ms - _SLICE_OF_HISTORY.c.at_ms % 60_000,
+        )
+    )
+    .label("last"),
+).subquery("in_minute")
+THIN_SLICE = delete(history).where(
+    history.c.id.in_(select(_IN_MINUTE.c.id).where(_IN_MINUTE.c.id < _IN_MINUTE.c.last))
+)
+DELETE_OLD_HISTORY = delete(history).where(
+    history.c.id.in_(
+        select(history.c.id)
+        .where(history.c.at_ms < bindparam("b_until_ms"))
+        .order_by(history.c.at_ms)
+        .limit(bindparam("b_slice"))
+        .scalar_subquery()
+    )
 )
