@@ -74,8 +74,7 @@ class LastSeen:
         return [
             view
             for head in await self._ledger.heads()
-            if not head.deleted
-            and (view := self._views.get(head.job)) is not None
+            if (view := self._views.get(head.job)) is not None
             and _position(view) == _position(head)
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from typing import TypeVar
 
@@ -160,12 +160,17 @@ class Reconciler:
             except (UnknownJobError, StateLostError):
                 continue
         self._behind_before = behind
+        await self._remove_deleted(positions.keys() - {head.job for head in heads})
+
+    async def _remove_deleted(self, unknown: Collection[str]) -> None:
+        """Remove jobs that another replica has deleted from the ledger, and then died."""
+        if unknown:
+            # A job that was created since is none of these: its row was never, or is no longer, deleted.
+            for job, generation in (await self._ledger.deleted(unknown)).items():
+                await self._live.remove(job, generation)
 
     async def _compare(self, head: JobHead, live: Position | None) -> None:
-        if head.deleted:
-            if live is not None and live.generation <= head.generation:
-                await self._live.remove(head.job, head.generation)
-        elif live is None or live.incarnation < head.incarnation:
+        if live is None or live.incarnation < head.incarnation:
             await self.restore(head.job)
         else:
             self._incarnations[head.job] = live.incarnation

@@ -5,7 +5,7 @@ Each method is one transaction. Wall-clock times are parameters: the ledger read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,6 @@ class JobHead(Position):
     """How far a job is in the ledger."""
 
     job: str
-    deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,11 @@ class Ledger(Protocol):
         ...
 
     async def heads(self) -> Sequence[JobHead]:
-        """Return the position of every job, including deleted ones."""
+        """Return the position of every job."""
+        ...
+
+    async def deleted(self, jobs: Collection[str]) -> Mapping[str, int]:
+        """Return which of these jobs were deleted, each with the generation that ended."""
         ...
 
     async def head(self, job: str) -> JobHead:

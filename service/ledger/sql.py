@@ -7,7 +7,7 @@ deadlock. The statements are in `service.ledger.statements`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import wraps
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -116,10 +116,16 @@ class SqlLedger:
         return [JobHead(*row) for row in await db.execute(sql.FIND_HEADS)]
 
     @_reading
+    async def deleted(self, db: AsyncConnection, jobs: Collection[str]) -> Mapping[str, int]:
+        """See the port."""
+        found = await db.execute(sql.FIND_DELETED, {"b_jobs": list(jobs)})
+        return {row.name: row.generation for row in found}
+
+    @_reading
     async def head(self, db: AsyncConnection, job: str) -> JobHead:
         """See the port."""
         row = (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none()
-        if row is None or row.deleted:
+        if row is None:
             raise unknown_job(job)
         return JobHead(*row)
 

@@ -39,7 +39,7 @@ LOCK_JOBS = (
     .order_by(jobs.c.name)
     .with_for_update()
 )
-# In the order of the members of `JobHead`.
+# In the order of the members of `JobHead`. A deleted job's row stays for ever, and is not read again.
 _HEAD = select(
     jobs.c.incarnation,
     jobs.c.generation,
@@ -47,10 +47,12 @@ _HEAD = select(
     jobs.c.revision,
     jobs.c.last_run,
     jobs.c.name,
-    jobs.c.deleted,
-)
+).where(~jobs.c.deleted)
 FIND_HEAD = _HEAD.where(jobs.c.name == bindparam("b_job"))
 FIND_HEADS = _HEAD.order_by(jobs.c.name)
+FIND_DELETED = select(jobs.c.name, jobs.c.generation).where(
+    jobs.c.name.in_(bindparam("b_jobs", expanding=True)), jobs.c.deleted
+)
 FIND_STAGES = select(stages).where(stages.c.job == bindparam("b_job"))
 FIND_CHUNKS = (
     select(promise_chunks)

@@ -416,6 +416,7 @@ def test_a_postgres_that_stands_still_in_mid_greeting_is_not_waited_for(
     unavailable(runner, ledger.ping)
     event.remove(engine, "connect", pause)
     server.resume()
+    runner.run(ledger.open(exclusive=False))
     runner.run(_awaited(ledger.ping()))
     runner.run(ledger.close())
 

@@ -421,7 +421,7 @@ async def test_a_service_keeps_so_many_jobs_and_ranges(tmp_path: Path):
     def flow(ranges: int) -> dict[str, Any]:
         return {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": ranges}}
 
-    limits = {"max_jobs": 3, "max_ranges": 20, "max_ranges_per_job": 15}
+    limits: dict[str, Any] = {"max_jobs": 3, "max_ranges": 20, "max_ranges_per_job": 15}
     async with InProcess(tmp_path, **limits) as service:
         one, two, three, four = (service.api(name) for name in ("one", "two", "three", "four"))
         await one.define(flow(9))
