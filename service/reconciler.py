@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -33,6 +33,9 @@ _INSTALL_TIMEOUT_MS = 1_000
 """How long to wait for another replica to install the incarnation that it has begun."""
 
 _POLL_S = 0.02
+
+_RESTORED_AT_ONCE = 100
+"""Jobs whose incarnations begin together. The others wait for the first to be installed."""
 
 
 class Reconciler:
@@ -102,7 +105,7 @@ class Reconciler:
         begun_elsewhere = head.incarnation > self._incarnations.get(job, head.incarnation)
         if begun_elsewhere and await self._wait_for_install(head):
             return
-        await self._begin(head)
+        await self._begin([head])
 
     async def _wait_for_install(self, head: JobHead) -> bool:
         """Wait for another replica to install its incarnation; False: it has probably died."""
@@ -116,27 +119,30 @@ class Reconciler:
         return False
 
     @run_to_completion
-    async def _begin(self, head: JobHead) -> None:
+    async def _begin(self, heads: Sequence[JobHead]) -> None:
         # Compare and set: of all replicas that find the state lost, one begins the next incarnation. It
         # is installed by that replica alone, and once: else two states could grant the same fences.
-        stored = await self._ledger.begin_incarnation(
-            head.job, head.incarnation, self._clock.wall_ms()
+        stored = await self._ledger.begin_incarnations(
+            {head.job: head.incarnation for head in heads}, self._clock.wall_ms()
         )
-        if stored is None:
-            self._incarnations.setdefault(head.job, head.incarnation)
+        for head in heads:
+            if head.job not in stored:
+                self._incarnations.setdefault(head.job, head.incarnation)
+        if not stored:
             return
-        installed = stored.installed
         log.warning(
-            "job %s lost its live state: incarnation %d begins from the last checkpoint",
-            head.job,
-            installed.incarnation,
+            "%d jobs have no live state, %s first: their next incarnations begin from the last"
+            " checkpoints",
+            len(stored),
+            next(iter(stored)),
         )
-        self._metrics.incarnations.inc()
-        # Noted before it is installed: if that fails, the retry does not wait for another replica.
-        self._incarnations[head.job] = installed.incarnation
-        await self._live.begin(installed)
-        # The checkpoint may be ahead of the last advance, and idleness has ended.
-        self._publisher.touch(head.job, installed.stages)
+        self._metrics.incarnations.inc(len(stored))
+        # Noted before they are installed: if that fails, the retry does not wait for another replica.
+        self._incarnations |= {job: each.installed.incarnation for job, each in stored.items()}
+        for job, each in stored.items():
+            await self._live.begin(each.installed)
+            # The checkpoint may be ahead of the last advance, and idleness has ended.
+            self._publisher.touch(job, each.installed.stages)
 
     async def _catch_up(self, job: str) -> None:
         stored = await self._ledger.get(job)
@@ -151,6 +157,7 @@ class Reconciler:
         heads = await self._ledger.heads()
         positions = await self._live.heads()
         behind: dict[str, Position] = {}
+        await self._restore_lost([head for head in heads if head.job not in positions])
         for head in heads:
             live = positions.get(head.job)
             if live is not None and live.is_behind(head):
@@ -160,7 +167,28 @@ class Reconciler:
             except (UnknownJobError, StateLostError):
                 continue
         self._behind_before = behind
-        await self._remove_deleted(positions.keys() - {head.job for head in heads})
+        names = {head.job for head in heads}
+        self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
+        await self._remove_deleted(positions.keys() - names)
+
+    async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
+        """Restore jobs that have no live state: many at a time, as when the whole store was lost."""
+        for start in range(0, len(heads), _RESTORED_AT_ONCE):
+            part = heads[start : start + _RESTORED_AT_ONCE]
+            # Those that another replica may be installing, or a request of this one, are left to that.
+            ours = [
+                head
+                for head in part
+                if head.job not in self._restoring
+                and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
+            ]
+            # The live store says that it has none; but only now, and this may be an old answer.
+            there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
+            await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
+            for head in part:
+                if head not in ours:
+                    with suppress(UnknownJobError, StateLostError):
+                        await self.restore(head.job)
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:
         """Remove jobs that another replica has deleted from the ledger, and then died."""
@@ -170,7 +198,9 @@ class Reconciler:
                 await self._live.remove(job, generation)
 
     async def _compare(self, head: JobHead, live: Position | None) -> None:
-        if live is None or live.incarnation < head.incarnation:
+        if live is None:
+            return
+        if live.incarnation < head.incarnation:
             await self.restore(head.job)
         else:
             self._incarnations[head.job] = live.incarnation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -19,25 +20,43 @@ def unknown_job(job: str) -> UnknownJobError:
     return UnknownJobError(f"there is no job {job!r}")
 
 
-async def load_job(db: AsyncConnection, job: str, *, with_promises: bool = False) -> StoredJob:
-    """Load a job, with its checkpoint if asked to. Raises `UnknownJobError`."""
-    row = (await db.execute(sql.FIND_JOB, {"b_job": job})).one_or_none()
-    if row is None or row.deleted:
+async def load_job(db: AsyncConnection, job: str) -> StoredJob:
+    """Load a job, without its checkpoint. Raises `UnknownJobError`."""
+    found = await load_jobs(db, [job])
+    if job not in found:
         raise unknown_job(job)
-    return await _stored(db, row, with_promises=with_promises)
+    return found[job]
 
 
-async def _stored(db: AsyncConnection, row: Row[Any], *, with_promises: bool) -> StoredJob:
+async def load_jobs(
+    db: AsyncConnection, jobs: Sequence[str], *, with_promises: bool = False
+) -> dict[str, StoredJob]:
+    """Load those of the jobs that exist, with their checkpoints if asked to."""
+    names = {"b_jobs": list(jobs)}
+    rows = [row for row in await db.execute(sql.FIND_JOBS, names) if not row.deleted]
+    stages = _by_job(await db.execute(sql.FIND_STAGES, names))
+    chunks = _by_job(await db.execute(sql.FIND_CHUNKS, names)) if with_promises else {}
+    return {
+        row.name: _stored(row, stages.get(row.name, []), chunks.get(row.name, [])) for row in rows
+    }
+
+
+def _by_job(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
+    found: dict[str, list[Row[Any]]] = {}
+    for row in rows:
+        found.setdefault(row.job, []).append(row)
+    return found
+
+
+def _stored(row: Row[Any], stages: Sequence[Row[Any]], chunks: Sequence[Row[Any]]) -> StoredJob:
     pipeline = decode_spec(row.spec).pipeline()
-    key = {"b_job": row.name}
-    chunks: dict[str, list[Row[Any]]] = {}
-    if with_promises:
-        for chunk in await db.execute(sql.FIND_CHUNKS, key):
-            if chunk.generation == row.generation:
-                chunks.setdefault(chunk.stage, []).append(chunk)
+    by_stage: dict[str, list[Row[Any]]] = {}
+    for chunk in chunks:
+        if chunk.generation == row.generation:
+            by_stage.setdefault(chunk.stage, []).append(chunk)
     installed = {
-        stage.stage: installed_of(stage, pipeline, chunks.get(stage.stage, []))
-        for stage in await db.execute(sql.FIND_STAGES, key)
+        stage.stage: installed_of(stage, pipeline, by_stage.get(stage.stage, []))
+        for stage in stages
         if stage.stage in pipeline.stages
     }
     job = InstalledJob(

@@ -95,12 +95,14 @@ class Ledger(Protocol):
         """Return the position of one job. Raises `UnknownJobError`, also if it is deleted."""
         ...
 
-    async def begin_incarnation(self, job: str, seen: int, at_ms: int) -> StoredJob | None:
-        """Begin the next incarnation of a job's live state; return the job with its last checkpoint.
+    async def begin_incarnations(
+        self, seen: Mapping[str, int], at_ms: int
+    ) -> Mapping[str, StoredJob]:
+        """Begin the next incarnations of these jobs' live state; return them with their last checkpoint.
 
-        None if its incarnation is no longer `seen`, because another replica has begun one. Once this is
-        committed, nothing is recorded that was read from an earlier incarnation, whose leases are void.
-        Raises `UnknownJobError`.
+        A job is missing if it is unknown, or if its incarnation is no longer the one `seen`, because
+        another replica has begun one. Once this is committed, nothing is recorded that was read from an
+        earlier incarnation, whose leases are void.
         """
         ...
 

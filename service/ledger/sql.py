@@ -25,7 +25,7 @@ from service.frontier.timestamps import MIN
 from service.ledger import statements as sql
 from service.ledger.database import Database
 from service.ledger.history import History
-from service.ledger.loading import load_job, unknown_job
+from service.ledger.loading import load_job, load_jobs, unknown_job
 from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, Thinned
 from service.ledger.rows import (
     advance_row,
@@ -135,21 +135,24 @@ class SqlLedger:
         return await load_job(db, job)
 
     @_writing
-    async def begin_incarnation(
-        self, db: AsyncConnection, job: str, seen: int, at_ms: int
-    ) -> StoredJob | None:
+    async def begin_incarnations(
+        self, db: AsyncConnection, seen: Mapping[str, int], at_ms: int
+    ) -> Mapping[str, StoredJob]:
         """See the port."""
-        row = (await db.execute(sql.LOCK_JOB, {"b_job": job})).one_or_none()
-        if row is None or row.deleted:
-            raise unknown_job(job)
-        if row.incarnation != seen:
-            return None
-        # Drawn only once the row is locked, so that a job's numbers rise in the order they are begun.
-        number = await _draw_incarnation(db, job, at_ms)
+        locked = await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted(seen)})
+        jobs = [row.name for row in locked if not row.deleted and row.incarnation == seen[row.name]]
+        if not jobs:
+            return {}
+        # Drawn only once the rows are locked, so that a job's numbers rise in the order they are begun.
+        drawn = [await _draw_incarnation(db, job, at_ms) for job in jobs]
         await db.execute(
-            sql.BEGIN_INCARNATION, {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
+            sql.BEGIN_INCARNATION,
+            [
+                {"b_job": job, "b_incarnation": number, "b_at_ms": at_ms}
+                for job, number in zip(jobs, drawn, strict=True)
+            ],
         )
-        return await load_job(db, job, with_promises=True)
+        return await load_jobs(db, jobs, with_promises=True)
 
     @_writing
     async def create(self, db: AsyncConnection, layout: NewLayout, at_ms: int) -> StoredJob | None:
@@ -423,8 +426,8 @@ class SqlLedger:
     async def _add_stages(
         self, db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
     ) -> None:
-        known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_job": layout.job})}
-        row = (await db.execute(sql.FIND_JOB, {"b_job": layout.job})).one()
+        known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
+        row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [layout.job]})).one()
         new = [
             {
                 "job": layout.job,

@@ -31,10 +31,12 @@ from service.ledger.tables import history, incarnations, jobs, promise_chunks, s
 
 _THINNING_LOCK = 0x7469_6465_7468_696E
 
-FIND_JOB = select(jobs).where(jobs.c.name == bindparam("b_job"))
-LOCK_JOB = FIND_JOB.with_for_update()
+LOCK_JOB = select(jobs).where(jobs.c.name == bindparam("b_job")).with_for_update()
+FIND_JOBS = (
+    select(jobs).where(jobs.c.name.in_(bindparam("b_jobs", expanding=True))).order_by(jobs.c.name)
+)
 LOCK_JOBS = (
-    select(jobs.c.name)
+    select(jobs.c.name, jobs.c.deleted, jobs.c.incarnation)
     .where(jobs.c.name.in_(bindparam("b_jobs", expanding=True)))
     .order_by(jobs.c.name)
     .with_for_update()
@@ -53,11 +55,11 @@ FIND_HEADS = _HEAD.order_by(jobs.c.name)
 FIND_DELETED = select(jobs.c.name, jobs.c.generation).where(
     jobs.c.name.in_(bindparam("b_jobs", expanding=True)), jobs.c.deleted
 )
-FIND_STAGES = select(stages).where(stages.c.job == bindparam("b_job"))
+FIND_STAGES = select(stages).where(stages.c.job.in_(bindparam("b_jobs", expanding=True)))
 FIND_CHUNKS = (
     select(promise_chunks)
-    .where(promise_chunks.c.job == bindparam("b_job"))
-    .order_by(promise_chunks.c.stage, promise_chunks.c.chunk)
+    .where(promise_chunks.c.job.in_(bindparam("b_jobs", expanding=True)))
+    .order_by(promise_chunks.c.job, promise_chunks.c.stage, promise_chunks.c.chunk)
 )
 DRAW_INCARNATION = insert(incarnations).returning(incarnations.c.number)
 BEGIN_INCARNATION = (

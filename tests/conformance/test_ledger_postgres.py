@@ -151,8 +151,8 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
                 head = await ledger.head(job)
                 new = NewLayout(job, SPEC, ("k",), {"k": bytes(16)})
                 await ledger.replace(new, head.generation, head.layout_version, 1)
-                stored = await ledger.begin_incarnation(job, head.incarnation, 1)
-                begun.extend([] if stored is None else [stored.installed.incarnation])
+                stored = await ledger.begin_incarnations({job: head.incarnation}, 1)
+                begun.extend(each.installed.incarnation for each in stored.values())
                 await ledger.open_run(job, ["s", "k"], "driver-1")
 
     async def watch(ledger: SqlLedger, done: asyncio.Event) -> None:
@@ -195,8 +195,9 @@ def test_of_many_that_begin_an_incarnation_one_does(
     two: Sequence[SqlLedger], runner: asyncio.Runner
 ) -> None:
     async def together() -> list[int]:
-        asked = [ledger.begin_incarnation("a", 1, 2) for ledger in two for _ in range(4)]
-        return [s.installed.incarnation for s in await asyncio.gather(*asked) if s is not None]
+        asked = [ledger.begin_incarnations({"a": 1}, 2) for ledger in two for _ in range(4)]
+        answers = await asyncio.gather(*asked)
+        return [each["a"].installed.incarnation for each in answers if each]
 
     [begun] = runner.run(together())
     assert runner.run(two[0].head("a")).incarnation == begun
@@ -247,7 +248,7 @@ def test_of_many_jobs_those_that_stand_still_are_taken_at_once(
     ]
     _, c, b, _ = records
     runner.run(two[1].record([record("b", 3, incarnation=b.incarnation)], 1))
-    runner.run(two[1].begin_incarnation("c", c.incarnation, 1))
+    runner.run(two[1].begin_incarnations({"c": c.incarnation}, 1))
     taken = runner.run(ledger.record(records, 2))
     assert {job: recorded.revision for job, recorded in taken.items()} == {"a": 1, "b": 2, "d": 1}
     for job, value in (("a", 5), ("b", 6), ("d", 8)):
@@ -334,7 +335,7 @@ def test_whoever_loses_its_lock_on_the_database_goes_on_until_it_is_fenced(
     assert server.execute(owner, name(url)) == [(True,)]
     assert set(runner.run(one.record([record("a", 5)], 1))) == {"a"}
     runner.run(other.open(exclusive=True))
-    assert runner.run(other.begin_incarnation("a", 1, 2)) is not None
+    assert "a" in runner.run(other.begin_incarnations({"a": 1}, 2))
     assert runner.run(one.record([record("a", 6)], 1)) == {}
     runner.run(other.close())
     runner.run(one.open(exclusive=True))
@@ -371,7 +372,7 @@ def test_while_postgres_is_down_everything_says_so_and_recovers(
     for ask in (
         lambda: ledger.record([record("a", 5)], 1),
         lambda: ledger.create(layout("b"), 1),
-        lambda: ledger.begin_incarnation("a", 1, 1),
+        lambda: ledger.begin_incarnations({"a": 1}, 1),
         lambda: ledger.get("a"),
         ledger.heads,
         ledger.ping,

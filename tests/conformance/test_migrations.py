@@ -124,8 +124,7 @@ def test_what_the_first_release_wrote_is_all_there_after_an_upgrade(
     [head] = runner.run(ledger.heads())
     assert list(runner.run(ledger.deleted(["gone", "j", "never"]))) == ["gone"]
     assert (head.generation, head.layout_version, head.revision, head.last_run) == (4, 5, 6, 7)
-    stored = runner.run(ledger.begin_incarnation("j", head.incarnation, 20))
-    assert stored is not None
+    stored = runner.run(ledger.begin_incarnations({"j": head.incarnation}, 20))["j"]
     # Above all that the first release has granted leases by.
     assert stored.installed.incarnation > 3
     assert stored.spec == SPEC
