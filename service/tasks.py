@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
+from itertools import islice
 from types import CoroutineType
 from typing import Any, ParamSpec, TypeVar
 
@@ -36,6 +37,34 @@ def run_to_completion(
             raise
 
     return run
+
+
+class Wakeups:
+    """Wakes waiting tasks a few at a time, so that other work gets its turn between.
+
+    Thousands of readers may wait for one advance. If all of them ran in one iteration of the event loop,
+    every other request would wait until the last of them has written its response.
+    """
+
+    AT_ONCE = 16
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Event, None] = {}
+        self._scheduled = False
+
+    def wake(self, events: Iterable[asyncio.Event]) -> None:
+        """Set these events soon. One that waits for its turn already keeps it."""
+        self._waiting.update(dict.fromkeys(events))
+        if self._waiting and not self._scheduled:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        for event in list(islice(self._waiting, self.AT_ONCE)):
+            del self._waiting[event]
+            event.set()
+        self._scheduled = bool(self._waiting)
+        if self._scheduled:
+            asyncio.get_running_loop().call_soon(self._wake_some)
 
 
 class Shutdown:

@@ -3,6 +3,15 @@
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition, layout_etag
-from service.aggregator.reader import StageState
+from service.aggregator.feeds import Change
+from service.aggregator.states import StageState
 
-__all__ = ["Aggregator", "Limits", "Precondition", "Retention", "StageState", "layout_etag"]
+__all__ = [
+    "Aggregator",
+    "Change",
+    "Limits",
+    "Precondition",
+    "Retention",
+    "StageState",
+    "layout_etag",
+]

@@ -14,7 +14,8 @@ from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
-from service.aggregator.reader import Reader, StageState
+from service.aggregator.reader import Reader
+from service.aggregator.states import StageState
 from service.clock import Clock
 from service.errors import (
     LeaseConflictError,

@@ -4,46 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from service.errors import UnavailableError, UnknownJobError
+from service.aggregator.feeds import Changes, Feeds
+from service.aggregator.states import StageState
+from service.errors import UnavailableError
 from service.last_seen import LastSeen
-from service.live.port import LiveStore, Watch
+from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
-from service.model.jobs import Census, JobView, StageView
+from service.model.jobs import JobView
 from service.model.reports import RangeOrder, RangeView
 from service.tasks import Shutdown
-
-HEARTBEAT_S = 15.0
-"""How long a stream of changes is silent at most."""
-
-_RETRY_S = 1.0
-"""How long a stream of changes waits while the live store does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """A stage as a reader sees it at one instant."""
-
-    job: JobView
-    name: str
-    view: StageView
-    census: Census
-
-    @property
-    def etag(self) -> str:
-        """Changes with input, output or status, and never returns to an earlier value."""
-        return f"{self.job.generation}-{self.view.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A stage that has changed, for a stream of changes."""
-
-    state: StageState
-    cursor: str | None
-    """Where a stream can be resumed after this change; None: not between changes that belong
-    together."""
 
 
 class Reader:
@@ -55,13 +25,14 @@ class Reader:
         self._store = store
         self._live = live
         self._last_seen = last_seen
-        self._shutdown = shutdown
+        self._feeds = Feeds(store, self.snapshot, shutdown)
         self._released = False
 
     def release(self) -> None:
         """Answer every waiting reader now: the service is about to end."""
         self._released = True
         self._store.wake_readers()
+        self._feeds.release()
 
     async def stage(self, job: str, stage: str) -> StageState:
         """Return the state of a stage."""
@@ -119,76 +90,12 @@ class Reader:
             except TimeoutError:
                 return await self.stage(job, stage)
 
-    async def changes(self, job: str, cursor: str | None) -> AsyncIterator[Sequence[Change]]:
-        """Yield changed stages: first all of them (or those changed since `cursor`), then each change.
-
-        Changes that happen while the reader is busy are merged: it gets the latest, and blocks nobody.
-        An empty sequence is yielded after `HEARTBEAT_S` of silence. Ends with the job or the service.
-        """
-        seen: dict[str, int] = {}
-        generation, revision = _read_cursor(cursor)
-        with self._store.watch(job) as watch:
-            while not self._released:
-                watch.rearm()
-                try:
-                    states = await self.snapshot(job)
-                except UnknownJobError:
-                    return
-                except UnavailableError:
-                    if revision < 0 and not seen:
-                        raise
-                    await self._shutdown.sleep(_RETRY_S)
-                    yield ()
-                    continue
-                current = next(iter(states.values())).job.generation
-                if current != generation:
-                    generation, revision, seen = current, -1, {}
-                fresh = [
-                    state
-                    for name, state in states.items()
-                    if seen.get(name, -1) < state.view.version and state.view.revision > revision
-                ]
-                seen = {name: state.view.version for name, state in states.items()}
-                revision = -1
-                if fresh:
-                    yield _changes(fresh, current)
-                if not await _changed(watch):
-                    yield ()
+    def changes(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
+        """Follow the changes of a job; see `Feeds.follow`."""
+        return self._feeds.follow(job, cursor)
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
         """Return ranges of a stage."""
         return await self._live.ranges(job, stage, limit=limit, order=order)
-
-
-async def _changed(watch: Watch) -> bool:
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            await watch.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-def _read_cursor(cursor: str | None) -> tuple[int, int]:
-    """Read the position of a stream. An invalid cursor is the beginning."""
-    match (cursor or "").split("-"):
-        case [generation, revision] if generation.isdecimal() and revision.isdecimal():
-            return int(generation), int(revision)
-        case _:
-            return -1, -1
-
-
-def _changes(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:
-    """Put changes in order. Stages that changed in one step share a revision, and only the last of them
-    has a cursor: a reader that resumed after the first would miss the others.
-    """
-    ordered = sorted(fresh, key=lambda state: state.view.revision)
-    following = [state.view.revision for state in ordered[1:]] + [-1]
-    return [
-        Change(
-            state, f"{generation}-{state.view.revision}" if state.view.revision != after else None
-        )
-        for state, after in zip(ordered, following, strict=True)
-    ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
 
-from service.aggregator import Aggregator, StageState
+from service.aggregator import Aggregator, Change, StageState
 from service.api.endpoints import Call, Endpoints, header, query
+from service.api.event_stream import EventStream
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.api.responses import (
     RangesBody,
@@ -105,29 +105,28 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
     await call.aggregator.reader.snapshot(call.job)
-    return StreamingResponse(
-        _events(call.aggregator, call.job, call.request.headers.get("last-event-id")),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    cursor = call.request.headers.get("last-event-id")
+    return EventStream(_events(call.aggregator, call.job, cursor))
 
 
 async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
     # A first comment sends the headers at once, even if nothing has changed since the cursor.
     yield b": tidegauge\n\n"
     async for changes in aggregator.reader.changes(job, cursor):
-        if not changes:
-            yield b": still here\n\n"
-            continue
-        # In one write: several would cost an iteration of the event loop each.
-        yield b"".join(
-            b"event: watermark\n%sdata: %s\n\n"
-            % (
-                b"" if change.cursor is None else b"id: %s\n" % change.cursor.encode(),
-                encode(watermark_body(change.state)),
-            )
-            for change in changes
+        yield changes.written(_write)
+
+
+def _write(changes: Sequence[Change]) -> bytes:
+    if not changes:
+        return b": still here\n\n"
+    return b"".join(
+        b"event: watermark\n%sdata: %s\n\n"
+        % (
+            b"" if change.cursor is None else b"id: %s\n" % change.cursor.encode(),
+            encode(watermark_body(change.state)),
         )
+        for change in changes
+    )
 
 
 @endpoints.get(

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
+from service.tasks import Wakeups
+
 
 class EventWatch:
     """One reader's wake-up. See `service.live.port.Watch`."""
@@ -21,9 +23,10 @@ class EventWatch:
         """See the port."""
         await self._event.wait()
 
-    def wake(self) -> None:
-        """Wake the reader."""
-        self._event.set()
+    @property
+    def event(self) -> asyncio.Event:
+        """Set when something has changed."""
+        return self._event
 
 
 class Watches:
@@ -31,6 +34,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._by_job: dict[str, dict[str | None, set[EventWatch]]] = {}
+        self._wakeups = Wakeups()
 
     @contextmanager
     def watch(self, job: str, stage: str | None) -> Generator[EventWatch]:
@@ -52,15 +56,14 @@ class Watches:
         by_stage = self._by_job.get(job)
         if by_stage is None:
             return
-        for stage in (*stages, None):
-            for watch in by_stage.get(stage, ()):
-                watch.wake()
+        # Those of any stage first: through one of them, many may follow.
+        for stage in (None, *stages):
+            self._wakeups.wake(watch.event for watch in by_stage.get(stage, ()))
 
     def wake_job(self, job: str) -> None:
         """Wake all readers of the job."""
         for watches in self._by_job.get(job, {}).values():
-            for watch in watches:
-                watch.wake()
+            self._wakeups.wake(watch.event for watch in watches)
 
     def wake_all(self) -> None:
         """Wake all readers."""

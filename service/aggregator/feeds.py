@@ -1,0 +1,243 @@
+"""Feeds: the changes of one job, read and prepared once for all who follow them.
+
+Thousands may follow one job. So its state is read once for each change, not once for each follower, and
+what followers at the same position get is one object, which they can share in its written form, too.
+Followers are woken a few at a time, so that reports and other requests get their turn between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from service.aggregator.states import StageState
+from service.errors import UnavailableError, UnknownJobError
+from service.live.port import LiveStore
+from service.tasks import Shutdown, Wakeups
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 15.0
+"""How long a follower hears nothing at most."""
+
+_RETRY_S = 1.0
+"""How long a feed waits while the live store does not answer."""
+
+_CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18}))")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A stage that has changed."""
+
+    state: StageState
+    cursor: str | None
+    """Where a stream can be resumed after this change; None: not between changes that belong
+    together."""
+
+
+class Changes:
+    """What a follower gets at once. It is shared by all who were at the same position."""
+
+    __slots__ = ("_written", "changes")
+
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self.changes = changes
+        self._written: bytes | None = None
+
+    def written(self, write: Callable[[Sequence[Change]], bytes]) -> bytes:
+        """Return it as `write` writes it, which is done once. All followers must use one `write`."""
+        if self._written is None:
+            self._written = write(self.changes)
+        return self._written
+
+
+SILENCE = Changes(())
+"""Sent after `HEARTBEAT_S` without a change."""
+
+_ReadStates = Callable[[str], Awaitable[Mapping[str, StageState]]]
+
+
+class Feed:
+    """The state of one job as its followers know it."""
+
+    def __init__(self, job: str, read: _ReadStates, wakeups: Wakeups) -> None:
+        self._job = job
+        self._read = read
+        self._wakeups = wakeups
+        self._states: dict[str, StageState] = {}
+        self._changed_at: dict[str, int] = {}
+        """For each stage, the position at which it changed last."""
+        self._shared: dict[int, Changes] = {}
+        self.position = 0
+        """Rises with each change that was read."""
+        self.generation = -1
+        self.ended = False
+        self.followers: set[asyncio.Event] = set()
+        self.task: asyncio.Task[None] | None = None
+
+    async def refresh(self) -> None:
+        """Read the job, and wake the followers if it has changed.
+
+        Raises `UnknownJobError`, `UnavailableError`.
+        """
+        if self._take(await self._read(self._job)):
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake every follower."""
+        self._wakeups.wake(self.followers)
+
+    def _take(self, states: Mapping[str, StageState]) -> bool:
+        generation = next(iter(states.values())).job.generation
+        if generation < self.generation:
+            # Read before, and arrived after, a newer one.
+            return False
+        if generation > self.generation:
+            self.generation = generation
+            self._states.clear()
+            self._changed_at.clear()
+        fresh = [
+            state
+            for name, state in states.items()
+            if (known := self._states.get(name)) is None or known.view.version < state.view.version
+        ]
+        for state in fresh:
+            self._states[state.name] = state
+            self._changed_at[state.name] = self.position + 1
+        for name in self._states.keys() - states.keys():
+            if (
+                next(iter(states.values())).job.layout_version
+                >= self._states[name].job.layout_version
+            ):
+                del self._states[name], self._changed_at[name]
+        if fresh:
+            self.position += 1
+            self._shared.clear()
+        return bool(fresh)
+
+    def since(self, position: int) -> Changes:
+        """Return what has changed since that position; 0: everything."""
+        found = self._shared.get(position)
+        if found is None:
+            fresh = [
+                state for name, state in self._states.items() if self._changed_at[name] > position
+            ]
+            found = self._shared[position] = Changes(_in_order(fresh, self.generation))
+        return found
+
+    def resumed(self, cursor: str | None) -> Changes:
+        """Return what has changed since a cursor, or everything if that is of no use."""
+        read = _CURSOR.fullmatch(cursor or "")
+        if read is None or int(read[1]) != self.generation:
+            return self.since(0)
+        revision = int(read[2])
+        fresh = [state for state in self._states.values() if state.view.revision > revision]
+        return Changes(_in_order(fresh, self.generation))
+
+
+class Feeds:
+    """The feeds that somebody follows."""
+
+    def __init__(self, store: LiveStore, read: _ReadStates, shutdown: Shutdown) -> None:
+        self._store = store
+        self._read = read
+        self._shutdown = shutdown
+        self._wakeups = Wakeups()
+        self._feeds: dict[str, Feed] = {}
+        self._released = False
+
+    def release(self) -> None:
+        """End every stream."""
+        self._released = True
+        for feed in self._feeds.values():
+            feed.wake()
+
+    async def follow(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
+        """Yield all stages (or those that have changed since `cursor`), then each change.
+
+        Changes that happen while the follower is busy are merged: it gets the latest, and blocks nobody.
+        `SILENCE` is yielded after `HEARTBEAT_S` without one. Ends with the job or the service.
+        """
+        event = asyncio.Event()
+        with self._following(job, event) as feed:
+            # At least what this client may have read before it began to follow.
+            with suppress(UnavailableError, UnknownJobError):
+                await feed.refresh()
+            changes, position = feed.resumed(cursor), feed.position
+            while not self._released:
+                event.clear()
+                if changes.changes:
+                    yield changes
+                elif not feed.ended and feed.position == position and not await _happens(event):
+                    yield SILENCE
+                if feed.ended:
+                    return
+                changes, position = feed.since(position), feed.position
+
+    @contextmanager
+    def _following(self, job: str, event: asyncio.Event) -> Generator[Feed]:
+        feed = self._feeds.get(job)
+        if feed is None:
+            feed = self._feeds[job] = Feed(job, self._read, self._wakeups)
+            feed.task = asyncio.create_task(self._keep_up(feed, job), name=f"feed {job}")
+        feed.followers.add(event)
+        try:
+            yield feed
+        finally:
+            feed.followers.discard(event)
+            if not feed.followers and self._feeds.get(job) is feed:
+                del self._feeds[job]
+                if feed.task is not None:
+                    feed.task.cancel()
+
+    async def _keep_up(self, feed: Feed, job: str) -> None:
+        with self._store.watch(job) as watch:
+            while not self._released:
+                watch.rearm()
+                try:
+                    await feed.refresh()
+                except UnknownJobError:
+                    # Whoever follows the next job of this name follows another feed.
+                    if self._feeds.get(job) is feed:
+                        del self._feeds[job]
+                    feed.ended = True
+                    feed.wake()
+                    return
+                except UnavailableError:
+                    await self._shutdown.sleep(_RETRY_S)
+                    continue
+                except Exception:
+                    log.exception("cannot read job %s for its followers, retrying", job)
+                    await self._shutdown.sleep(_RETRY_S)
+                    continue
+                await watch.wait()
+
+
+async def _happens(event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _in_order(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:
+    """Put changes in order. Stages that changed in one step share a revision, and only the last of them
+    has a cursor: a reader that resumed after the first would miss the others.
+    """
+    if not fresh:
+        return ()
+    ordered = sorted(fresh, key=lambda state: state.view.revision)
+    following = [state.view.revision for state in ordered[1:]] + [-1]
+    return [
+        Change(
+            state, f"{generation}-{state.view.revision}" if state.view.revision != after else None
+        )
+        for state, after in zip(ordered, following, strict=True)
+    ]
