@@ -144,10 +144,12 @@ class LeaseConflictError(ProblemError):
     slug = "lease-conflict"
     status = 409
 
-    def __init__(self, detail: str, denied: Sequence[object]) -> None:
-        super().__init__(detail, denied=denied)
+    def __init__(self, detail: str, denied: Sequence[object], total: int) -> None:
+        more = {} if total == len(denied) else {"denied_total": total}
+        super().__init__(detail, denied=denied, **more)
         self.denied = denied
-        """The ranges that were not granted, each with its reason."""
+        """The first of the ranges that were not granted, each with its reason."""
+        self.total = total
 
 
 class LeaseLostError(ProblemError):

@@ -148,13 +148,13 @@ class Aggregator:
         try:
             grant = await self._live.claim(job, stage, claim)
         except LeaseConflictError as error:
-            self._metrics.denied_ranges.inc(len(error.denied))
+            self._metrics.denied_ranges.inc(error.total)
             raise
         except StaleRunError as error:
             raise await self._naming_holder(job, error) from None
         self._metrics.leases_granted.inc()
-        if grant.denied:
-            self._metrics.denied_ranges.inc(len(grant.denied))
+        if grant.denied_total:
+            self._metrics.denied_ranges.inc(grant.denied_total)
         self._publisher.touch(job, (stage,))
         return grant
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 from service.clock import Clock
 from service.errors import (
     LimitReachedError,
@@ -159,7 +157,7 @@ class Definitions:
                 if len(current) != len(old_ranges):
                     raise PreconditionFailedError(f"job {job!r} was changed by another request")
                 inherited = inherit(old_ranges, current, new_ranges)
-                promises[name] = np.array(inherited, dtype="<i8").tobytes()
+                promises[name] = inherited.astype("<i8").tobytes()
         stored = await self._ledger.replace(
             NewLayout(job, encode_spec(spec), changed, promises),
             old.installed.generation,

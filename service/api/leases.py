@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.api.endpoints import Call, Endpoints, json_body
+from service.api.range_names import written
 from service.api.requests import ClaimBody, Tokens
 from service.api.responses import (
     GrantBody,
@@ -46,7 +47,7 @@ async def claim(call: Call[ClaimBody]) -> GrantBody:
             rank=Rank(body.run or 0, body.epoch or 0, body.attempt or 0),
         ),
     )
-    return grant_body(grant)
+    return await grant_body(grant)
 
 
 @endpoints.post(
@@ -59,7 +60,7 @@ async def renew(call: Call[Tokens]) -> RenewedBody:
     """Renew leases. One that has run out is lost for ever."""
     renewed, lost = await call.aggregator.renew(call.job, call.body.tokens)
     return RenewedBody(
-        [RenewalBody(r.token, r.expires_in_ms, list(r.ranges)) for r in renewed],
+        [RenewalBody(r.token, r.expires_in_ms, await written(r.ranges)) for r in renewed],
         [LostBody(one.token, one.reason) for one in lost],
     )
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from service.aggregator import StageState
+from service.api.range_names import written
 from service.api.requests import Run
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
@@ -65,7 +66,7 @@ class DeniedBody(Struct, frozen=True, omit_defaults=True):
     expires_in_ms: Count | None = None
 
 
-class GrantBody(Struct, frozen=True):
+class GrantBody(Struct, frozen=True, omit_defaults=True):
     """A lease. The token is shown here and nowhere else."""
 
     token: str
@@ -73,6 +74,8 @@ class GrantBody(Struct, frozen=True):
     expires_in_ms: Count
     granted: list[str]
     denied: list[DeniedBody]
+    denied_total: Count | None = None
+    """Only if not all of them are listed."""
 
 
 class RenewalBody(Struct, frozen=True):
@@ -237,14 +240,15 @@ def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:
     return [DeniedBody(d.range, d.reason, d.holder, d.expires_in_ms) for d in denied]
 
 
-def grant_body(grant: Grant) -> GrantBody:
+async def grant_body(grant: Grant) -> GrantBody:
     """Return a lease."""
     return GrantBody(
         grant.token,
         grant.fence,
         grant.expires_in_ms,
-        list(grant.granted),
+        await written(grant.granted),
         denied_bodies(grant.denied),
+        grant.denied_total if grant.denied_total > len(grant.denied) else None,
     )
 
 

@@ -28,10 +28,10 @@ def no_ranges(stage: str) -> InvalidRequestError:
     return InvalidRequestError(f"stage {stage!r} is a passthrough: it has no ranges")
 
 
-def none_granted(stage: str, denied: Sequence[Denied]) -> LeaseConflictError:
+def none_granted(stage: str, denied: Sequence[Denied], total: int) -> LeaseConflictError:
     """Return the error: none of the claimed ranges could be granted."""
     return LeaseConflictError(
-        f"none of {len(denied)} ranges of stage {stage!r} could be granted", denied=denied
+        f"none of {total} ranges of stage {stage!r} could be granted", denied, total
     )
 
 

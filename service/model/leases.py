@@ -8,6 +8,9 @@ from typing import Literal
 
 from service.frontier.leases import Rank
 
+MAX_DENIED = 10_000
+"""How many denied ranges a result lists at most."""
+
 LostReason = Literal["expired", "superseded", "released", "unknown"]
 """Why a token, or a range under it, is no longer current."""
 
@@ -42,6 +45,8 @@ class Grant:
     expires_in_ms: int
     granted: Sequence[str]
     denied: Sequence[Denied]
+    """The first `MAX_DENIED` of them."""
+    denied_total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -487,7 +487,7 @@ def test_a_layout_change_keeps_what_is_unchanged(worker: Worker) -> None:
     worker.publish(k=StageWatermark(10, MIN))
     worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10)
     worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10, epoch=1)
-    finer = KeyLayout((0, 2**30, 2**31, 2**32))
+    finer = KeyLayout.at((0, 2**30, 2**31, 2**32))
     change = installed(pipeline(ShardLayout.of(["b", "c"]), finer), layout_version=2)
     worker.run(worker.live.install(change))
     assert list(worker.run(worker.live.promises("j", "s"))) == [20, MIN]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.frontier import ranges
 from service.frontier.agreement import Agreement, Member, agree, agreement, weight
 from service.frontier.graph import Pipeline, Stage, StageWatermark, input_agreement
 from service.frontier.promises import keyed_promise
-from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, ShardLayout, inherit
+from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, ShardLayout, inherit, staying
 from service.frontier.timestamps import MAX, MIN
 
 times = st.one_of(st.just(MIN), st.integers(-50, 50), st.just(MAX))
 members = st.builds(Member, times, st.booleans())
 key_layouts = st.sets(st.integers(1, KEY_SPACE - 1), max_size=6).map(
-    lambda cuts: KeyLayout((0, *sorted(cuts), KEY_SPACE))
+    lambda cuts: KeyLayout.at((0, *sorted(cuts), KEY_SPACE))
 )
 
 
@@ -134,9 +136,9 @@ def test_invariant_8_layout_changes_are_ordered(
 ) -> None:
     """Whatever key one looks at, the new range's promise is no more than the old one's."""
     promises = data.draw(st.lists(times, min_size=len(old), max_size=len(old)))
-    inherited = inherit(old, promises, new)
+    inherited = inherit(old, promises, new).tolist()
     assert len(inherited) == len(new)
-    for key in {0, KEY_SPACE - 1, *old.bounds[:-1], *new.bounds[:-1]}:
+    for key in {0, KEY_SPACE - 1, *old.bounds[:-1].tolist(), *new.bounds[:-1].tolist()}:
         assert promise_at(new, inherited, key) <= promise_at(old, promises, key)
     assert min(inherited) == min(promises)
 
@@ -161,3 +163,25 @@ def promise_at(layout: KeyLayout, promises: list[int], key: int) -> int:
         if key_range.start <= key < key_range.end:
             return promise
     raise AssertionError(f"no range holds key {key}")
+
+
+@given(key_layouts, key_layouts, st.data())
+def test_names_lead_to_ranges_and_back(old: KeyLayout, new: KeyLayout, data: st.DataObject) -> None:
+    """One by one, by bisection, as an array, and through what two layouts have in common."""
+    names = list(old.names)
+    assert [old.name(index) for index in range(len(old))] == names
+    assert [old.index[name] for name in names] == list(range(len(old)))
+    strangers = [*new.names, "ffffffff-fffffffe", "0" * 17, "x" * 17, "é" * 17, "", names[-1] + "0"]
+    asked = data.draw(st.permutations([*names, *strangers]))
+    wanted = [old.index.get(name, -1) for name in asked]
+    with pytest.MonkeyPatch.context() as patch:
+        assert old.find(asked).tolist() == wanted
+        patch.setattr(ranges, "_MANY", 0)
+        patch.setattr(ranges, "_INDEXED", 0)
+        large = KeyLayout.at(old.bounds.tolist())
+        assert [large.index.get(name, -1) for name in asked] == wanted
+        assert large.find(asked).tolist() == wanted
+    from_, to = staying(old, new)
+    assert {(old.name(i), new.name(k)) for i, k in zip(from_, to, strict=True)} == {
+        (name, name) for name in names if name in new.index
+    }

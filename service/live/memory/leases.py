@@ -12,11 +12,20 @@ import numpy as np
 
 from service.frontier.columns import Int64s
 from service.frontier.leases import is_current, is_fenced, is_of_run, opens_run, takes_over
+from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.memory.range_table import NOBODY, RangeTable
 from service.live.memory.state import Lease, LiveJob, LiveStage
 from service.live.port import REMEMBERED
-from service.model.leases import Claim, Denied, Grant, LostLease, LostReason, Renewal
+from service.model.leases import (
+    MAX_DENIED,
+    Claim,
+    Denied,
+    Grant,
+    LostLease,
+    LostReason,
+    Renewal,
+)
 
 NOTHING: Int64s = np.zeros(0, dtype=np.int64)
 
@@ -33,20 +42,23 @@ def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Gr
         if not _yields(lease := job.by_fence[fence], claim, now_ms)
     }
     kept = np.isin(owners, list(keepers)) if keepers else np.zeros(len(owners), dtype=np.bool_)
-    denied = [Denied(name, "unknown") for name in unknown]
-    for index, fence in zip(wanted[kept].tolist(), owners[kept].tolist(), strict=True):
+    denied = [Denied(name, "unknown") for name in unknown[:MAX_DENIED]]
+    held = wanted[kept][: MAX_DENIED - len(denied)]
+    for index, fence in zip(held.tolist(), table.owner[held].tolist(), strict=True):
         lease = keepers[fence]
         denied.append(Denied(table.name(index), "held", lease.holder, lease.left_ms(now_ms)))
     granted = wanted[~kept]
+    denied_total = len(unknown) + len(wanted) - len(granted)
     if not len(granted):
-        raise refusals.none_granted(stage, denied)
+        raise refusals.none_granted(stage, denied, denied_total)
     lease = _lease(job, stage, table, claim, granted, token, now_ms)
     return Grant(
         token=lease.token,
         fence=lease.fence,
         expires_in_ms=claim.ttl_ms,
-        granted=[table.name(index) for index in granted.tolist()],
+        granted=RangeNames(table.layout, granted),
         denied=denied,
+        denied_total=denied_total,
     )
 
 
@@ -100,8 +112,8 @@ def renew(
             continue
         lease.deadline_ms = now_ms + lease.ttl_ms
         table = job.table(lease.stage)[1]
-        ranges = [table.name(i) for i in table.owned(lease.fence, lease.members).tolist()]
-        renewed.append(Renewal(token, lease.ttl_ms, ranges))
+        ranges = table.owned(lease.fence, lease.members)
+        renewed.append(Renewal(token, lease.ttl_ms, RangeNames(table.layout, ranges)))
     return renewed, lost
 
 
@@ -172,9 +184,9 @@ def check_run(stage: str, state: LiveStage, run: int) -> None:
 def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:
     if names is None:
         return np.arange(len(table), dtype=np.int64), []
-    distinct = dict.fromkeys(names)
-    known = [table.index[name] for name in distinct if name in table.index]
-    return np.array(known, dtype=np.int64), [n for n in distinct if n not in table.index]
+    distinct = list(dict.fromkeys(names))
+    found = table.layout.find(distinct)
+    return found[found >= 0], [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
 
 
 def _yields(lease: Lease, claim: Claim, now_ms: int) -> bool:

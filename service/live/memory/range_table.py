@@ -6,7 +6,7 @@ look at the others, so their minimum is kept in a tournament tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import cast
@@ -15,7 +15,7 @@ import numpy as np
 
 from service.frontier.agreement import Agreement, agree, weight
 from service.frontier.columns import Bools, are_behind, join_promises, weights
-from service.frontier.ranges import KeyLayout, Layout, inherit, range_id
+from service.frontier.ranges import Layout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.tournament import Int64s, Tournament
@@ -57,7 +57,6 @@ class RangeTable:
         "_tree",
         "final",
         "idle",
-        "index",
         "layout",
         "leased",
         "notes",
@@ -66,10 +65,9 @@ class RangeTable:
         "reported_at_ms",
     )  # fmt: skip
 
-    def __init__(self, layout: Layout, promises: Sequence[int] | None = None) -> None:
+    def __init__(self, layout: Layout, promises: Sequence[int] | Int64s | None = None) -> None:
         size = len(layout)
         self.layout = layout
-        self.index: dict[str, int] = {name: i for i, name in enumerate(layout.names)}
         self._promise: Int64s = (
             np.full(size, MIN, dtype=np.int64)
             if promises is None
@@ -96,10 +94,12 @@ class RangeTable:
 
     def name(self, index: int) -> str:
         """Return the name of the range at `index`."""
-        layout = self.layout
-        if isinstance(layout, KeyLayout):
-            return range_id(layout.bounds[index], layout.bounds[index + 1])
-        return layout.shards[index]
+        return self.layout.name(index)
+
+    @property
+    def index(self) -> Mapping[str, int]:
+        """The index of each range, by name."""
+        return self.layout.index
 
     @property
     def agreement(self) -> Agreement:
@@ -135,7 +135,7 @@ class RangeTable:
             indices = last.indices
         else:
             try:
-                indices = list(map(self.index.__getitem__, names))
+                indices: Column = list(map(self.index.__getitem__, names))
             except KeyError:
                 return None
             if len(indices) >= BULK:
@@ -267,18 +267,18 @@ class RangeTable:
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""
-        table = RangeTable(layout, inherit(self.layout, self._promise.tolist(), layout))
+        table = RangeTable(layout, inherit(self.layout, self._promise, layout))
         # Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the
         # stamp.
         table._stamp = self._stamp + 1
         table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
-        stays = [(self.index[name], new) for name, new in table.index.items() if name in self.index]
-        if stays:
-            old, new = np.array(stays, dtype=np.int64).T
+        old, new = staying(self.layout, layout)
+        if len(old):
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]
             table.reported_at_ms[new] = self.reported_at_ms[old]
-            table.notes = {n: self.notes[o] for o, n in stays if o in self.notes}
+            moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if self.notes else {}
+            table.notes = {moved[o]: note for o, note in self.notes.items() if o in moved}
             table.leased = int(np.count_nonzero(table.owner))
             table._recount()
         return table
@@ -305,9 +305,9 @@ class RangeTable:
         if self._changed.get(number) == stamp:
             del self._changed[number]
 
-    def lowest_first(self) -> Iterator[int]:
-        """Yield the indices, those that hold the stage back most first."""
-        return (index for index, _ in self._tree.ascending())
+    def lowest_first(self, limit: int) -> Iterator[int]:
+        """Return the indices, those that hold the stage back most first."""
+        return iter(self._tree.lowest(limit))
 
     def view(self, index: int, holder: str | None, expires_in_ms: int | None) -> RangeView:
         """Return the view of one range."""

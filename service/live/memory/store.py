@@ -251,11 +251,8 @@ class MemoryLiveStore:
         if table is None:
             return []
         now_ms = self._clock.steady_ms()
-        indices = iter(range(len(table))) if order == "range" else table.lowest_first()
-        return [
-            views.range_view(found, table, index, now_ms)
-            for index, _ in zip(indices, range(limit), strict=False)
-        ]
+        indices = range(min(limit, len(table))) if order == "range" else table.lowest_first(limit)
+        return [views.range_view(found, table, index, now_ms) for index in indices]
 
     async def promises(self, job: str, stage: str) -> Sequence[int]:
         """See the port."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-
 import numpy as np
 
 from service.frontier.columns import Int64s
@@ -26,8 +23,8 @@ class Tournament:
     >>> tree.least
     3
     >>> tree.put(1, 7)
-    >>> tree.least, [i for i, _ in tree.ascending()]
-    (5, [0, 1, 2])
+    >>> tree.least, tree.lowest(2)
+    (5, [0, 1])
     """
 
     __slots__ = ("_count", "_leaves", "_nodes", "_view")
@@ -88,14 +85,13 @@ class Tournament:
             np.minimum(below[0::2], below[1::2], out=self._nodes[level >> 1 : level])
             level >>= 1
 
-    def ascending(self) -> Iterator[tuple[int, int]]:
-        """Yield index and weight, the least weight first; the first k cost k log n."""
-        nodes = self._view
-        ahead = [(nodes[1], 1)]
-        while ahead:
-            weight, at = heapq.heappop(ahead)
-            if at < self._leaves:
-                for child in (2 * at, 2 * at + 1):
-                    heapq.heappush(ahead, (nodes[child], child))
-            elif at - self._leaves < self._count:
-                yield at - self._leaves, weight
+    def lowest(self, count: int) -> list[int]:
+        """Return the indices of the least weights, the least first, equal ones in their order."""
+        weights = self._nodes[self._leaves : self._leaves + self._count]
+        chosen = np.arange(self._count)
+        if count < self._count:
+            bound = np.partition(weights, count)[count]
+            below, equal = np.flatnonzero(weights < bound), np.flatnonzero(weights == bound)
+            chosen = np.concatenate((below, equal[: count - len(below)]))
+        order = np.argsort(weights[chosen], kind="stable")
+        return chosen[order].tolist()

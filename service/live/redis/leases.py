@@ -15,7 +15,7 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Steps, reply, stage_layout
-from service.model.leases import Claim, Denied, Grant, LostLease, Renewal
+from service.model.leases import MAX_DENIED, Claim, Denied, Grant, LostLease, Renewal
 
 _RECHECK_MS = 500
 """How long a job's next expiry is relied on: another replica may have granted a lease since."""
@@ -38,11 +38,10 @@ async def _claim(
     if claim.ranges is None:
         runs, unknown = [0, len(layout)], []
     else:
-        index = job_layout.index(stage)
-        distinct = dict.fromkeys(claim.ranges)
-        unknown = [name for name in distinct if name not in index]
-        known = sorted(index[name] for name in distinct if name in index)
-        runs = schema.runs_of(np.array(known, dtype=np.int64))
+        distinct = list(dict.fromkeys(claim.ranges))
+        found = layout.find(distinct)
+        unknown = [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
+        runs = schema.runs_of(np.sort(found[found >= 0]))
     rank = "".join(
         schema.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
     )
@@ -54,15 +53,18 @@ async def _claim(
     )
     if code == "stale-run":
         raise refusals.stale_run(stage, int(rest[0]), claim.rank.run)
-    denied = [Denied(name, "unknown") for name in unknown]
+    denied = [Denied(name, "unknown") for name in unknown[:MAX_DENIED]]
+    denied_total = len(unknown)
     for holder, left_ms, held in rest[-1] or ():
-        denied += [
-            Denied(name, "held", holder, int(left_ms)) for name in job_layout.names(stage, held)
-        ]
+        names = job_layout.names(stage, held)
+        denied_total += len(names)
+        listed = names[: MAX_DENIED - len(denied)]
+        denied += [Denied(name, "held", holder, int(left_ms)) for name in listed]
     if code == "conflict":
-        raise refusals.none_granted(stage, denied)
+        raise refusals.none_granted(stage, denied, denied_total)
     fence, granted, _ = rest
-    return Grant(token, int(fence), claim.ttl_ms, job_layout.names(stage, granted), denied)
+    names = job_layout.names(stage, granted)
+    return Grant(token, int(fence), claim.ttl_ms, names, denied, denied_total)
 
 
 async def _stages_by_token(

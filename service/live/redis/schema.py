@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.graph import Pipeline, Stage, StageWatermark
-from service.frontier.ranges import KeyLayout, Layout, ShardLayout, range_id
+from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import REMEMBERED
 from service.live.redis.packing import Key, blob
@@ -191,7 +191,7 @@ def _stage(inputs: tuple[str, ...], layout: Layout | None) -> _Stage:
         case KeyLayout(bounds):
             if layout == KeyLayout.tile(len(layout)):
                 return _Stage(inputs, ranges=len(layout))
-            return _Stage(inputs, bounds=bounds)
+            return _Stage(inputs, bounds=tuple(bounds.tolist()))
 
 
 def read_pipeline(packed: bytes) -> Pipeline:
@@ -202,7 +202,7 @@ def read_pipeline(packed: bytes) -> Pipeline:
         if stage.shards is not None:
             layout = ShardLayout(stage.shards)
         elif stage.bounds is not None:
-            layout = KeyLayout(stage.bounds)
+            layout = KeyLayout.at(stage.bounds)
         elif stage.ranges is not None:
             layout = KeyLayout.tile(stage.ranges)
         stages[name] = Stage(stage.inputs, layout)
@@ -228,10 +228,11 @@ def runs_of(indices: npt.NDArray[np.int64]) -> list[int]:
     return np.stack((indices[starts], ends - starts), axis=1).ravel().tolist()
 
 
-def indices_of(runs: Runs) -> Iterable[int]:
+def indices_of(runs: Runs) -> npt.NDArray[np.int64]:
     """Return the indices in runs."""
-    for start, count in zip(runs[::2], runs[1::2], strict=True):
-        yield from range(start, start + count)
+    starts, counts = runs[::2], runs[1::2]
+    parts = [np.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def spans_of(indices: npt.NDArray[np.int64]) -> list[list[Any]]:
@@ -271,7 +272,6 @@ class JobLayout:
     pipeline: Pipeline
     lookups: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """The ranges of the last report under each lease. See `spans.resolve`."""
-    _indices: dict[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
     @cached_property
     def job_keys(self) -> list[Key]:
@@ -293,35 +293,21 @@ class JobLayout:
         return keys
 
     def index(self, stage: str) -> Mapping[str, int]:
-        """Return the index of each of the stage's ranges, by name. Made on first use."""
-        found = self._indices.get(stage)
-        if found is None:
-            layout = self.pipeline.stages[stage].layout
-            names = () if layout is None else layout.names
-            found = self._indices[stage] = {name: i for i, name in enumerate(names)}
-        return found
+        """Return the index of each of the stage's ranges, by name."""
+        layout = self.pipeline.stages[stage].layout
+        return {} if layout is None else layout.index
 
     def name(self, stage: str, index: int) -> str:
         """Return the name of the range at `index`."""
         layout = self.pipeline.stages[stage].layout
-        match layout:
-            case KeyLayout(bounds):
-                return range_id(bounds[index], bounds[index + 1])
-            case ShardLayout(shards):
-                return shards[index]
-            case None:
-                raise IndexError(f"stage {stage!r} has no ranges")
+        if layout is None:
+            raise IndexError(f"stage {stage!r} has no ranges")
+        return layout.name(index)
 
-    def names(self, stage: str, runs: Runs) -> list[str]:
+    def names(self, stage: str, runs: Runs) -> Sequence[str]:
         """Return the names of the ranges in runs."""
         layout = self.pipeline.stages[stage].layout
-        if isinstance(layout, ShardLayout):
-            return [
-                name
-                for start, count in zip(runs[::2], runs[1::2], strict=True)
-                for name in layout.shards[start : start + count]
-            ]
-        return [self.name(stage, index) for index in indices_of(runs)]
+        return () if layout is None else RangeNames(layout, indices_of(runs))
 
 
 def idle_weights(promises: Floats, idle: Mapping[int, float]) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from service.frontier.ranges import inherit
+from service.frontier.ranges import inherit, staying
 from service.frontier.timestamps import MAX
 from service.live.port import StateLostError
 from service.live.redis import schema
@@ -195,11 +195,10 @@ class LayoutChange:
             raise StateLostError(self._job.name)
         was_idle = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
         promises = schema.as_column(
-            inherit(before, schema.promises_of(old.weights, was_idle).tolist(), after)
+            inherit(before, schema.promises_of(old.weights, was_idle), after)
         )
-        index = {one: i for i, one in enumerate(before.names)}
-        stays = {index[one]: i for i, one in enumerate(after.names) if one in index}
-        source, target = list(stays), list(stays.values())
+        source, target = staying(before, after)
+        stays = dict(zip(source.tolist(), target.tolist(), strict=True))
         owners, moments = np.zeros(len(after)), np.zeros(len(after))
         owners[target], moments[target] = old.owners[source], old.moments[source]
         idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
