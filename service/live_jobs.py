@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from service.errors import UnavailableError
+from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.last_seen import LastSeen
 from service.live.port import LiveStore
@@ -103,7 +104,7 @@ class LiveJobs:
         """See the port."""
         return await self._run(job, partial(self._live.pipeline, job, stage))
 
-    async def promises(self, job: str, stage: str) -> Sequence[int]:
+    async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         return await self._run(job, partial(self._live.promises, job, stage))
 

@@ -156,7 +156,8 @@ class Definitions:
                 current = await self._live.promises(job, name)
                 if len(current) != len(old_ranges):
                     raise PreconditionFailedError(f"job {job!r} was changed by another request")
-                inherited = inherit(old_ranges, current, new_ranges)
+                # In a thread: with a million ranges it takes a while.
+                inherited = await asyncio.to_thread(inherit, old_ranges, current, new_ranges)
                 promises[name] = inherited.astype("<i8").tobytes()
         stored = await self._ledger.replace(
             NewLayout(job, encode_spec(spec), changed, promises),

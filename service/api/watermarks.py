@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import Request, Response
@@ -11,6 +12,7 @@ from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.api.responses import (
+    RangeBody,
     RangesBody,
     SnapshotBody,
     WatermarkBody,
@@ -25,6 +27,8 @@ from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
 endpoints = Endpoints("watermarks")
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
+_AT_ONCE = 500
+"""Ranges that are written without a pause, in which others get their turn."""
 
 _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
@@ -156,12 +160,12 @@ async def get_ranges(call: Call[None]) -> RangesBody:
     layout = (await aggregator.find_stage(job, stage)).layout
     keyed = is_keyed(layout)
     views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
-    return RangesBody(
-        job,
-        stage,
-        0 if layout is None else len(layout),
-        [range_body(view, _bounds(view.name) if keyed else None) for view in views],
-    )
+    bodies: list[RangeBody] = []
+    for view in views:
+        bodies.append(range_body(view, _bounds(view.name) if keyed else None))
+        if not len(bodies) % _AT_ONCE:
+            await asyncio.sleep(0)
+    return RangesBody(job, stage, 0 if layout is None else len(layout), bodies)
 
 
 def _bounds(name: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 from service.frontier.agreement import Agreement
+from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
@@ -206,8 +207,8 @@ class LiveStore(Protocol):
         """Return ranges, in the order of the layout, or those that hold the stage back most first."""
         ...
 
-    async def promises(self, job: str, stage: str) -> Sequence[int]:
-        """Return the promise of every range, in the order of the layout."""
+    async def promises(self, job: str, stage: str) -> Int64s:
+        """Return the promise of every range, in the order of the layout: a column of its own."""
         ...
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from service.frontier.leases import Rank
 
-MAX_DENIED = 10_000
+MAX_DENIED = 1_000
 """How many denied ranges a result lists at most."""
 
 LostReason = Literal["expired", "superseded", "released", "unknown"]

@@ -38,7 +38,7 @@ def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Gr
     owners = table.owner[wanted]
     keepers = {
         fence: lease
-        for fence in set(owners.tolist()) - {NOBODY}
+        for fence in set(np.unique(owners).tolist()) - {NOBODY}
         if not _yields(lease := job.by_fence[fence], claim, now_ms)
     }
     kept = np.isin(owners, list(keepers)) if keepers else np.zeros(len(owners), dtype=np.bool_)

@@ -6,15 +6,17 @@ write.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from service.clock import Clock
 from service.frontier.agreement import Agreement
+from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.live.memory import epochs, layouts, leases, reports, views
-from service.live.memory.leases import Deadlines
+from service.live.memory.leases import NOTHING, Deadlines
 from service.live.memory.state import LiveJob
 from service.live.port import StateLostError, Watch, new_token
 from service.live.watches import Watches
@@ -23,6 +25,9 @@ from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSi
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+
+VIEWS_AT_ONCE = 500
+"""Ranges that are shown without a pause."""
 
 
 class MemoryLiveStore:
@@ -252,12 +257,18 @@ class MemoryLiveStore:
             return []
         now_ms = self._clock.steady_ms()
         indices = range(min(limit, len(table))) if order == "range" else table.lowest_first(limit)
-        return [views.range_view(found, table, index, now_ms) for index in indices]
+        found_views: list[RangeView] = []
+        for index in indices:
+            found_views.append(views.range_view(found, table, index, now_ms))
+            if not len(found_views) % VIEWS_AT_ONCE:
+                # Others get their turn; this is for people, who need not see all at one instant.
+                await asyncio.sleep(0)
+        return found_views
 
-    async def promises(self, job: str, stage: str) -> Sequence[int]:
+    async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         table = self._job(job).stage(stage).table
-        return [] if table is None else table.promises.tolist()
+        return NOTHING if table is None else table.promises.copy()
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
         """See the port."""

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from service.errors import UnavailableError
+from service.frontier.columns import Int64s
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
@@ -19,18 +20,18 @@ from service.model.checkpoints import PromiseChunk
 _CHUNKS_AT_ONCE = 64
 
 
-async def promises(steps: Steps, job: str, stage: str) -> Sequence[int]:
+async def promises(steps: Steps, job: str, stage: str) -> Int64s:
     """See the port."""
 
-    async def read(job_layout: JobLayout) -> Sequence[int]:
+    async def read(job_layout: JobLayout) -> Int64s:
         found = job_layout.pipeline.stages.get(stage)
         if found is None:
             raise refusals.unknown_stage(job, stage)
         if found.layout is None:
-            return []
+            return np.zeros(0, dtype=np.int64)
         chunks = [(stage, number) for number in schema.chunks_of(found.layout)]
         saved = await _chunks(steps, job_layout, chunks)
-        return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").tolist()
+        return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").astype(np.int64)
 
     return await steps.with_layout(job, read)
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.frontier.agreement import Agreement
+from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.live.port import Watch, new_token
 from service.live.redis import (
@@ -180,7 +181,7 @@ class RedisLiveStore:
         """See the port."""
         return await reads.ranges(self._steps, job, stage, limit=limit, order=order)
 
-    async def promises(self, job: str, stage: str) -> Sequence[int]:
+    async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         return await checkpoints.promises(self._steps, job, stage)
 
