@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DAY_MS = 86_400_000
@@ -25,5 +26,15 @@ class Settings(BaseSettings):
     """History younger than this keeps every advance; older is thinned to one row per minute."""
     history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)
     """History older than this is deleted."""
+    audit_retention_ms: int = Field(default=90 * DAY_MS, ge=0)
+    """Records of the audit older than this are deleted."""
+    admin_key: SecretStr | None = None
+    """A key of the operator's own, for everything: also to create the first key with."""
+    admin_key_file: Path | None = None
+    scrape_key: SecretStr | None = None
+    """Likewise, for the metrics alone."""
+    scrape_key_file: Path | None = None
+    insecure: bool = False
+    """Serve everyone, on any address, as long as there is no key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from service.aggregator.keys import Keys
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.ledger.port import Ledger
@@ -30,10 +31,11 @@ _RECONCILE_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the history of watermarks is kept, by age in milliseconds."""
+    """How much of the history of watermarks, and of the audit, is kept, by age in milliseconds."""
 
     fine_ms: int
     keep_ms: int
+    audit_ms: int = 90 * 86_400_000
 
 
 class Background:
@@ -46,6 +48,7 @@ class Background:
         ledger: Ledger,
         publisher: Publisher,
         reconciler: Reconciler,
+        keys: Keys,
         clock: Clock,
         shutdown: Shutdown,
         *,
@@ -57,6 +60,7 @@ class Background:
         self._ledger = ledger
         self._publisher = publisher
         self._reconciler = reconciler
+        self._keys = keys
         self._clock = clock
         self._shutdown = shutdown
         self._checkpoint_interval_ms = checkpoint_interval_ms
@@ -71,6 +75,7 @@ class Background:
             self._reconcile,
             self._checkpoint,
             self._thin_history,
+            self._follow_keys,
         )
         for each in work:
             self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
@@ -112,6 +117,9 @@ class Background:
             await self._ledger.checkpoint(chunks)
             await self._store.mark_saved(chunks)
 
+    async def _follow_keys(self) -> None:
+        await self._keys.run(self._shutdown)
+
     async def _thin_history(self) -> None:
         while await self._shutdown.sleep(_HISTORY_INTERVAL_S):
             now_ms = self._clock.wall_ms()
@@ -120,6 +128,7 @@ class Background:
                     fine_until_ms=now_ms - self._retention.fine_ms,
                     keep_until_ms=now_ms - self._retention.keep_ms,
                 )
+                await self._ledger.trim_audit(now_ms - self._retention.audit_ms)
             except UnavailableError as error:
                 log.warning("cannot thin the history now, retrying: %s", error.detail)
 

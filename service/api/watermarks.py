@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from service.aggregator import Aggregator, StageState
+from service.aggregator import StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.api.responses import (
@@ -18,9 +18,16 @@ from service.api.responses import (
     range_body,
     watermark_body,
 )
-from service.errors import InvalidRequestError, UnknownJobError, UnknownStageError
+from service.errors import (
+    InvalidRequestError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownStageError,
+)
 from service.frontier.ranges import KeyRange
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
 
@@ -31,6 +38,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/watermark",
+    role=Role.READ,
     hot=True,
     gives=WatermarkBody,
     also={304: "It has not changed"},
@@ -59,6 +67,7 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
     else:
         state = await aggregator.reader.wait(job, stage, until, wait_s)
+        call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     headers["ETag"] = f'"{state.etag}"'
     if known is not None and (state.etag in known or "*" in known):
@@ -86,7 +95,9 @@ def _until(
     return None
 
 
-@endpoints.get("/v1/jobs/{job}/watermarks", gives=SnapshotBody, errors=(UnknownJobError,))
+@endpoints.get(
+    "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
+)
 async def get_snapshot(call: Call[None]) -> SnapshotBody:
     """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
     states = await call.aggregator.reader.snapshot(call.job)
@@ -97,6 +108,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 
 @endpoints.get(
     "/v1/jobs/{job}/events",
+    role=Role.READ,
     gives=WatermarkBody,
     media_type="text/event-stream",
     errors=(UnknownJobError,),
@@ -106,16 +118,21 @@ async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
     await call.aggregator.reader.snapshot(call.job)
     return StreamingResponse(
-        _events(call.aggregator, call.job, call.request.headers.get("last-event-id")),
+        _events(call, call.request.headers.get("last-event-id")),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
-async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
+async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:
     # A first comment sends the headers at once, even if nothing has changed since the cursor.
     yield b": tidegauge\n\n"
-    async for changes in aggregator.reader.changes(job, cursor):
+    async for changes in call.aggregator.reader.changes(call.job, cursor):
+        try:
+            call.confirm_key()
+        except (UnauthenticatedError, UnavailableError):
+            # The stream ends; the client that comes back is told why.
+            return
         if not changes:
             yield b": still here\n\n"
             continue
@@ -132,6 +149,7 @@ async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> Async
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/ranges",
+    role=Role.READ,
     gives=RangesBody,
     errors=(UnknownJobError, UnknownStageError),
     parameters=(

@@ -16,7 +16,7 @@ from service.model.audit import Deed
 from service.model.keys import Key, Role
 
 USE_STEP_MS = 60_000
-"""How far the stored time of a key's last use may be behind: each replica writes it, at most so often."""
+"""How often a key's last use is written at most, however many replicas it is used at."""
 
 FIND_KEYS = select(access_keys).order_by(access_keys.c.name)
 DELETE_KEY = (

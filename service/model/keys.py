@@ -106,7 +106,7 @@ class Key:
 
 # ---- secrets
 
-SECRET_PREFIX: Final = "tg_"
+SECRET_PREFIX: Final = "tg_"  # noqa: S105  (what every secret begins with)
 """What secrets begin with, so that people and scanners of repositories recognise one."""
 
 SECRET_PATTERN: Final = re.compile(r"[\x21-\x7e]{32,256}")

@@ -54,7 +54,7 @@ def test_dependencies_are_refused_wherever_they_are_declared() -> None:
 endpoints = Endpoints("things")
 
 
-@endpoints.get("/things/{job}", gives=HealthBody, hot=True)
+@endpoints.get("/things/{job}", role=None, gives=HealthBody, hot=True)
 async def thing(call: Call[None]) -> HealthBody:
     """Give a thing, or what went wrong."""
     if call.job == "away":
