@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
@@ -17,6 +18,7 @@ from spark_agent.durations import duration_ms
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 
 _EXIT_CANNOT_RUN: Final = 2
+_PIPE_WIDTH: Final = 2_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
@@ -165,8 +167,9 @@ def _explained(command: str, url: str) -> Generator[None]:
     except (ValueError, Forbidden) as error:
         raise exit_with(command, str(error)) from None
     except Unauthenticated as error:
+        detail = error.problem.get("detail", error)
         raise exit_with(
-            command, f"{error}; here also from --key-file or {_ADMIN_FILE_VARIABLE}"
+            command, f"{detail}. Name a file with an admin key: --key-file or {FILE_VARIABLE}"
         ) from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None
@@ -184,10 +187,11 @@ def exit_with(command: str, message: str) -> typer.Exit:
 
 
 def _print(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    console = Console()
+    # Cells are cut to the width of a terminal. A pipe has none.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width)
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         # As plain text: brackets in a pattern of jobs are no markup.
         table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
-    # A pipe has no width: lines are not to be broken there.
-    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(table)
