@@ -17,6 +17,7 @@ from service.api.responses import (
 )
 from service.errors import (
     FirstKeyError,
+    InvalidRequestError,
     KeyExistsError,
     UnavailableError,
     UnknownKeyError,
@@ -66,7 +67,7 @@ async def revoke_key(call: Call[None]) -> Response:
     "/v1/audit",
     role=Role.ADMIN,
     gives=AuditBody,
-    errors=(UnavailableError,),
+    errors=(InvalidRequestError, UnavailableError),
     parameters=(
         query(
             "limit",
