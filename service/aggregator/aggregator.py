@@ -65,7 +65,13 @@ class Aggregator:
         last_seen = LastSeen(ledger)
         self._live = LiveJobs(live, self._reconciler, self._publisher, last_seen, metrics)
         shutdown = Shutdown()
-        self.keys = Keys(ledger, clock, operator=operator_keys, open_without=open_without_keys)
+        self.keys = Keys(
+            ledger,
+            clock,
+            operator=operator_keys,
+            open_without=open_without_keys,
+            shared=live.shared,
+        )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock)
         self.reader = Reader(live, self._live, last_seen, shutdown)
         self._background = Background(

@@ -25,7 +25,7 @@ from service.errors import (
 )
 from service.ledger.port import Ledger
 from service.model.audit import Action, Actor, AuditRecord, Deed
-from service.model.keys import EVERY_JOB, Key, Role, digest_of, new_secret
+from service.model.keys import EVERY_JOB, Key, Role, digest_of, new_secret, permits
 from service.tasks import Shutdown
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,12 @@ REFRESH_INTERVAL_S: Final = 1.0
 
 STALE_MS: Final = 300_000
 """How long the last known table stands while the ledger does not answer."""
+
+RECHECK_MS: Final = 1_000
+"""How long a grant is remembered: a key may be used for that much longer than until it expires."""
+
+_MOST_GRANTED: Final = 10_000
+"""How many requests are remembered as granted."""
 
 _NOTE_STEP_MS: Final = 60_000
 """How often a replica writes that a key is being used."""
@@ -55,21 +61,31 @@ class Keys:
         *,
         operator: Sequence[Key] = (),
         open_without: bool = True,
+        shared: bool = True,
         make_secret: Callable[[], str] = new_secret,
     ) -> None:
-        """`open_without`: serve everyone as long as there is no key at all."""
+        """`open_without`: serve everyone as long as there is no key at all.
+
+        `shared`: other replicas use the ledger too. If not, this copy of the table is always right.
+        """
         self._ledger = ledger
         self._clock = clock
         self._operator = {key.digest: key for key in operator}
         self._open_without = open_without
+        self._shared = shared
         self._make_secret = make_secret
         self._stored: Mapping[bytes, Key] = {}
         self._read_at_ms = clock.steady_ms()
         # A table that was read before a change must not replace the one after it.
         self._changing = asyncio.Lock()
+        # What was granted in the last second, and since the table last changed. Refusals are not kept,
+        # so nobody without a key can fill it. Who has one can ask for any job, so it is bounded.
+        self._granted: dict[tuple[str | bytes, Role, str | None], Key] = {}
+        self._recheck_at_ms = 0
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
-        self._open = open_without and not operator
+        self.open = open_without and not operator
+        """Whether everyone is served: there is no key."""
 
     # ---- who may
 
@@ -78,19 +94,30 @@ class Keys:
         """Whether there is a key at all, expired ones included: they must not open the service."""
         return bool(self._operator or self._stored)
 
-    def admit(self, secret: str | None, needed: Role, job: str | None) -> Key:
+    def admit(self, secret: str | bytes | None, needed: Role, job: str | None) -> Key:
         """Return the key that a request is sent with, if it may be sent with it.
 
         `job` is the one that the request names; whether it exists makes no difference here. Raises
         `UnauthenticatedError`, `ForbiddenError`, and `UnavailableError` if the keys are not known.
         """
-        if self._open:
+        if self.open:
             return ANYONE
         if secret is None:
             raise UnauthenticatedError(_SEND_A_KEY)
+        now_ms = self._clock.steady_ms()
+        if now_ms >= self._recheck_at_ms:
+            self._granted.clear()
+            self._recheck_at_ms = now_ms + RECHECK_MS
+        request = (secret, needed, job)
+        granted = self._granted.get(request)
+        if granted is not None:
+            return granted
         key = self._find(digest_of(secret))
-        if not key.permits(needed, job):
+        if not permits(key.role, key.jobs, needed, job):
             raise _forbidden(key, needed, job)
+        if len(self._granted) >= _MOST_GRANTED:
+            self._granted.clear()
+        self._granted[request] = key
         return key
 
     def confirm(self, key: Key) -> None:
@@ -100,26 +127,34 @@ class Keys:
         """
         if key is not ANYONE:
             self._find(key.digest)
-        elif not self._open:
+        elif not self.open:
             raise UnauthenticatedError(_SEND_A_KEY)
 
     def _find(self, digest: bytes) -> Key:
-        key = self._operator.get(digest)
-        if key is not None:
-            return key
-        if self._clock.steady_ms() - self._read_at_ms > STALE_MS:
-            raise UnavailableError(
-                "the ledger does not answer, so it is not known which keys were revoked: retry"
-            )
-        key = self._stored.get(digest)
+        key = self._operator.get(digest) or self._stored.get(digest)
         if key is None:
+            self._check_known()
             raise UnauthenticatedError("the key is not known: it is misspelt, or was revoked")
+        self._use(key)
+        return key
+
+    def _use(self, key: Key) -> None:
+        """Check what time has changed about a key, and note that it is used."""
+        digest = key.digest
+        if digest in self._operator:
+            return
+        self._check_known()
         now_ms = self._clock.wall_ms()
         if key.expires_at_ms is not None and now_ms >= key.expires_at_ms:
             raise UnauthenticatedError(f"the key {key.name!r} has expired: ask for a new one")
         if now_ms - self._noted_at_ms.get(digest, 0) >= _NOTE_STEP_MS:
             self._noted_at_ms[digest] = self._uses[digest] = now_ms
-        return key
+
+    def _check_known(self) -> None:
+        if self._shared and self._clock.steady_ms() - self._read_at_ms > STALE_MS:
+            raise UnavailableError(
+                "the ledger does not answer, so it is not known which keys were revoked: retry"
+            )
 
     # ---- managing keys
 
@@ -189,7 +224,8 @@ class Keys:
         """Keep the copy up to date, and write when keys were used, until the service ends."""
         while await shutdown.sleep(REFRESH_INTERVAL_S):
             try:
-                await self.refresh()
+                if self._shared:
+                    await self.refresh()
                 await self.write_uses()
             except UnavailableError as error:
                 log.debug("cannot read the keys now, retrying: %s", error.detail)
@@ -201,8 +237,11 @@ class Keys:
             await self._ledger.note_uses(uses)
 
     def _replace(self, stored: Mapping[bytes, Key]) -> None:
+        if stored == self._stored:
+            return
         self._stored = stored
-        self._open = self._open_without and not self.any
+        self._granted = {}
+        self.open = self._open_without and not self.any
         self._noted_at_ms = {d: at for d, at in self._noted_at_ms.items() if d in stored}
 
 

@@ -30,6 +30,9 @@ class Role(StrEnum):
     SCRAPE = "scrape"
     """Only the metrics."""
 
+    # An enumeration's own is written in Python, and every request looks roles up.
+    __hash__ = str.__hash__
+
 
 _TABLE: Final = {
     Role.READ: frozenset({Role.READ}),
@@ -122,11 +125,11 @@ def new_secret(random: Callable[[int], str] = token_urlsafe) -> str:
     return SECRET_PREFIX + random(32)
 
 
-def digest_of(secret: str) -> bytes:
+def digest_of(secret: str | bytes) -> bytes:
     """Return the digest by which a secret is stored and looked up.
 
     A slow hash, as for passwords, would make guessing expensive. Nobody guesses 256 random bits, however
     fast the hash is, and this one is computed for every request. The look-up by digest needs no
     comparison in constant time: how far a digest agrees with a stored one says nothing about the secret.
     """
-    return sha256(secret.encode()).digest()
+    return sha256(secret.encode() if isinstance(secret, str) else secret).digest()
