@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from service.clock import Clock
@@ -26,7 +26,7 @@ from service.errors import (
 from service.ledger.port import Ledger
 from service.model.audit import Action, Actor, AuditRecord, Deed
 from service.model.keys import EVERY_JOB, Key, Role, digest_of, new_secret, permits
-from service.tasks import Shutdown
+from service.tasks import Shutdown, run_to_completion
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class Keys:
         # so nobody without a key can fill it. Who has one can ask for any job, so it is bounded.
         self._granted: dict[tuple[str | bytes, Role, str | None], Key] = {}
         self._recheck_at_ms = 0
+        self._uncertain = False
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
         self.open = open_without and not operator
@@ -158,6 +159,7 @@ class Keys:
 
     # ---- managing keys
 
+    @run_to_completion
     async def create(
         self, name: str, role: Role, jobs: str, expires_in_ms: int | None, by: Actor
     ) -> tuple[Key, str]:
@@ -187,20 +189,30 @@ class Keys:
                     " this one could create no other. Create one with role admin for '*' first, or"
                     " start the service with TIDEGAUGE_ADMIN_KEY_FILE"
                 )
-            if not await self._ledger.add_key(key, Deed(Action.CREATE_KEY, by, now_ms)):
+            deed = Deed(Action.CREATE_KEY, by, now_ms)
+            if not await self._certainly(self._ledger.add_key(key, deed)):
                 raise KeyExistsError(
                     f"there is a key {name!r}: revoke it first, or choose another name"
                 )
             self._replace({**self._stored, key.digest: key})
         return key, secret
 
+    @run_to_completion
     async def revoke(self, name: str, by: Actor) -> None:
         """Revoke a key: this replica refuses it at once. Raises `UnknownKeyError`."""
         async with self._changing:
             deed = Deed(Action.REVOKE_KEY, by, self._clock.wall_ms())
-            if not await self._ledger.delete_key(name, deed):
+            if not await self._certainly(self._ledger.delete_key(name, deed)):
                 raise UnknownKeyError(f"there is no key {name!r}")
             self._replace({d: key for d, key in self._stored.items() if key.name != name})
+
+    async def _certainly(self, change: Awaitable[bool]) -> bool:
+        """Note it if the outcome of a change is not known: then the table must be read again."""
+        try:
+            return await change
+        except UnavailableError:
+            self._uncertain = True
+            raise
 
     async def all(self) -> Sequence[Key]:
         """Return the keys in the ledger."""
@@ -218,20 +230,24 @@ class Keys:
             began_ms = self._clock.steady_ms()
             found = await self._ledger.keys()
             self._read_at_ms = began_ms
+            self._uncertain = False
             self._replace({key.digest: key for key in found})
 
     async def run(self, shutdown: Shutdown) -> None:
         """Keep the copy up to date, and write when keys were used, until the service ends."""
         while await shutdown.sleep(REFRESH_INTERVAL_S):
             try:
-                if self._shared:
-                    await self.refresh()
-                await self.write_uses()
+                await self.catch_up()
             except UnavailableError as error:
                 log.debug("cannot read the keys now, retrying: %s", error.detail)
 
-    async def write_uses(self) -> None:
-        """Write when keys were last used. What is lost meanwhile is noted at their next use."""
+    async def catch_up(self) -> None:
+        """Read the table again if it may have changed, and write when keys were last used.
+
+        What cannot be written is noted again at the next use, a minute later. Raises `UnavailableError`.
+        """
+        if self._shared or self._uncertain:
+            await self.refresh()
         uses, self._uses = self._uses, {}
         if uses:
             await self._ledger.note_uses(uses)

@@ -15,7 +15,7 @@ from service.aggregator.keys import RECHECK_MS, STALE_MS, Keys
 from service.app import create_app
 from service.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 from service.ledger.sql import SqlLedger
-from service.model.audit import Actor
+from service.model.audit import Actor, Deed
 from service.model.keys import Role
 from service.settings import Settings
 from tests.support.api import Api, eventually, ok, problem
@@ -356,6 +356,13 @@ class Away(SqlLedger):
     """A ledger that can be made to fail."""
 
     away = False
+    answer_lost = False
+
+    async def delete_key(self, name: str, deed: Deed) -> bool:
+        done = await super().delete_key(name, deed)
+        if self.answer_lost:
+            raise UnavailableError("the connection was lost during the commit")
+        return done
 
     async def keys(self) -> Any:
         if self.away:
@@ -363,28 +370,72 @@ class Away(SqlLedger):
         return await super().keys()
 
 
-async def test_the_last_known_keys_stand_for_a_bounded_time(tmp_path: Path) -> None:
-    ledger, clock = Away(f"sqlite+aiosqlite:///{with_schema(tmp_path) / '0.db'}"), FakeClock()
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Away]:
+    ledger = Away(f"sqlite+aiosqlite:///{with_schema(tmp_path) / '0.db'}")
     await ledger.open(exclusive=True)
-    keys = Keys(ledger, clock)
-    try:
-        by = Actor("me", "here")
-        _, admin = await keys.create("admin", Role.ADMIN, "*", None, by)
-        _, secret = await keys.create("reader", Role.READ, "*", None, by)
-        ledger.away = True
-        with pytest.raises(UnavailableError):
-            await keys.refresh()
-        clock.advance(STALE_MS)
-        assert keys.admit(secret, Role.READ, "j").name == "reader"
-        with pytest.raises(ForbiddenError):
-            keys.admit(secret, Role.REPORT, "j")
-        clock.advance(1 + RECHECK_MS)
-        with pytest.raises(UnavailableError, match="which keys were revoked"):
-            keys.admit(secret, Role.READ, "j")
-        ledger.away = False
-        await keys.refresh()
-        assert keys.admit(admin, Role.ADMIN, None).name == "admin"
+    yield ledger
+    await ledger.close()
+
+
+BY = Actor("me", "here")
+
+
+async def test_a_key_whose_revocation_got_no_answer_is_not_let_in_for_ever(ledger: Away) -> None:
+    """Also by a service that otherwise has no reason to read the table again."""
+    keys = Keys(ledger, FakeClock(), shared=False)
+    await keys.create("admin", Role.ADMIN, "*", None, BY)
+    _, secret = await keys.create("reader", Role.READ, "*", None, BY)
+    ledger.answer_lost = True
+    with pytest.raises(UnavailableError):
+        await keys.revoke("reader", BY)
+    await keys.catch_up()
+    with pytest.raises(UnauthenticatedError):
+        keys.admit(secret, Role.READ, "j")
+
+
+async def test_a_key_is_revoked_even_if_the_client_does_not_wait(ledger: Away) -> None:
+    keys = Keys(ledger, FakeClock(), shared=False)
+    await keys.create("admin", Role.ADMIN, "*", None, BY)
+    _, secret = await keys.create("reader", Role.READ, "*", None, BY)
+    revoking = asyncio.create_task(keys.revoke("reader", BY))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    revoking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await revoking
+    assert [key.name for key in await keys.all()] == ["admin"]
+    with pytest.raises(UnauthenticatedError):
+        keys.admit(secret, Role.READ, "j")
+
+
+async def test_what_is_remembered_is_bounded(ledger: Away) -> None:
+    keys = Keys(ledger, FakeClock())
+    _, secret = await keys.create("admin", Role.ADMIN, "*", None, BY)
+    for number in range(30_000):
+        keys.admit(secret, Role.READ, f"j{number}")
         with pytest.raises(UnauthenticatedError):
-            keys.admit(None, Role.READ, "j")
-    finally:
-        await ledger.close()
+            keys.admit(f"tg_{number}", Role.READ, "j")
+    assert len(keys._granted) <= 10_000
+
+
+async def test_the_last_known_keys_stand_for_a_bounded_time(ledger: Away) -> None:
+    clock = FakeClock()
+    keys = Keys(ledger, clock)
+    _, admin = await keys.create("admin", Role.ADMIN, "*", None, BY)
+    _, secret = await keys.create("reader", Role.READ, "*", None, BY)
+    ledger.away = True
+    with pytest.raises(UnavailableError):
+        await keys.refresh()
+    clock.advance(STALE_MS)
+    assert keys.admit(secret, Role.READ, "j").name == "reader"
+    with pytest.raises(ForbiddenError):
+        keys.admit(secret, Role.REPORT, "j")
+    clock.advance(1 + RECHECK_MS)
+    with pytest.raises(UnavailableError, match="which keys were revoked"):
+        keys.admit(secret, Role.READ, "j")
+    ledger.away = False
+    await keys.refresh()
+    assert keys.admit(admin, Role.ADMIN, None).name == "admin"
+    with pytest.raises(UnauthenticatedError):
+        keys.admit(None, Role.READ, "j")

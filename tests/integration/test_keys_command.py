@@ -237,7 +237,10 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         ok(client.post("/v1/jobs/audited/runs", json=runs, headers=bearer(driver)), 201)
         client.post("/v1/jobs/audited/reset")
         client.delete("/v1/jobs/audited")
-        client.delete("/v1/keys/driver")
+        # As told by a proxy on this machine.
+        client.delete("/v1/keys/driver", headers={"X-Forwarded-For": "203.0.113.9"})
+        [newest, _] = ok(client.get("/v1/audit?limit=2"))["records"]
+        assert (newest["action"], newest["address"]) == ("revoke-key", "203.0.113.9")
         assert len(ok(client.get("/v1/audit?limit=2"))["records"]) == 2
     where = {"TIDEGAUGE_URL": service.url, "TIDEGAUGE_KEY": ADMIN}
     found = run("audit", "--job", "audited", "--json", cwd=tmp_path, environment=where).stdout
