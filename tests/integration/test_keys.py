@@ -81,6 +81,8 @@ class Guarded:
         path = path.format(job=job, stage="s", key="no-such-key")
         content = b"{" if method in {"post", "put"} else None
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        if content is not None:
+            sent["Content-Type"] = b"application/json"
         async with asyncio.timeout(60):
             async with self.client.stream(
                 method,

@@ -266,7 +266,7 @@ def test_no_secret_shows_in_logs_processes_or_settings(service: Service) -> None
     secret = made["secret"]
     for headers in (bearer(secret), bearer(SCRAPE), bearer(secret + "x"), bearer(ADMIN)):
         httpx.get(f"{service.url}/v1/jobs", headers=headers)
-        httpx.put(f"{service.url}/v1/jobs/shown", content=b"{", headers=headers)
+        httpx.put(f"{service.url}/v1/jobs/shown", json={"stages": SPEC}, headers=headers)
     ps = ["ps", "-ww", "-o", "args=", "-p", str(service.pid)]
     processes = subprocess.run(ps, capture_output=True, text=True, check=True, timeout=60).stdout
     log = (service.folder / "service.log").read_text()
