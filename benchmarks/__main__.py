@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import production
+from benchmarks import keys, production
 from benchmarks.figures import FULL, QUICK, Figure, Plan, embedded
 from benchmarks.load import generator
 
@@ -48,7 +48,12 @@ def spark(plan: Plan, folder: Path) -> Iterator[Figure]:
     return measured(plan, folder)
 
 
-PARTS = {"embedded": embedded, "production": production.figures, "spark": spark}
+PARTS = {
+    "embedded": embedded,
+    "keys": keys.figures,
+    "production": production.figures,
+    "spark": spark,
+}
 ALONE = {"spark"}
 """What is measured only if asked for."""
 

@@ -27,6 +27,7 @@ for part in (body .. "@"):gmatch("([^@]*)@") do parts[#parts + 1] = part end
 local value, turn = %(first)d, 0
 wrk.method = %(method)s
 wrk.headers["Content-Type"] = "application/json"
+if %(key)s ~= "" then wrk.headers["Authorization"] = "Bearer " .. %(key)s end
 if #parts == 1 and #ranges == 0 then
   if #body > 0 then wrk.body = body end
 else
@@ -55,6 +56,8 @@ class Target:
     """`VALUE` and `RANGE` in it are filled in anew for each request."""
     ranges: tuple[str, ...] = ()
     first: int = 1_767_225_600_000
+    key: str = ""
+    """What the requests are authorised with, if with anything."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ def _wrk(target: Target, seconds: float, connections: int) -> Outcome:
                 "ranges": json.dumps(str(folder / "ranges")),
                 "method": json.dumps(target.method),
                 "first": target.first,
+                "key": json.dumps(target.key),
             }
         )
         done = subprocess.run(

@@ -21,7 +21,7 @@ async def load(target: Target, seconds: float, connections: int) -> tuple[int, f
     def request() -> bytes:
         body = target.body.replace(VALUE, str(next(counter)))
         body = body.replace(RANGE, next(ranges), 1) if target.ranges else body
-        return encode(target.method, target.url, body.encode())
+        return encode(target.method, target.url, body.encode(), target.key)
 
     start = time.perf_counter()
     end = start + seconds

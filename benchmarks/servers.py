@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,11 +46,16 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def service(
-    folder: Path, *, live_url: str = "memory://", ledger_url: str | None = None
+    folder: Path,
+    *,
+    live_url: str = "memory://",
+    ledger_url: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Generator[Service]:
     """The service; without a ledger named, on a new one."""
     folder.mkdir()
-    made = Service(folder, options=("--log-level", "warning", "--live-url", live_url))
+    options = ("--log-level", "warning", "--live-url", live_url)
+    made = Service(folder, options=options, environment=environment)
     made.ledger_url = ledger_url or made.ledger_url
     with made as running:
         yield running

@@ -42,12 +42,13 @@ class Connection:
         self._writer.close()
 
 
-def encode(method: str, url: str, body: bytes) -> bytes:
+def encode(method: str, url: str, body: bytes, key: str = "") -> bytes:
     """One request as it goes over the wire."""
     parts = urlsplit(url)
     path = parts.path + (f"?{parts.query}" if parts.query else "")
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{authorization}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -19,8 +19,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.aggregator import Aggregator, Limits, Retention
-from service.api import leases, operations, pipelines, reports, runs, watermarks
+from service.api import keys, leases, operations, pipelines, reports, runs, watermarks
 from service.api.counting import CountRequests
+from service.api.endpoints import BEARER
 from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
@@ -33,6 +34,7 @@ from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
 from service.metrics import Metrics
+from service.operator_keys import check_not_exposed, may_be_open, operator_keys
 from service.settings import Settings
 from service.spec import PipelineSpec
 
@@ -99,10 +101,21 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
                 clock=clock,
                 metrics=metrics,
                 checkpoint_interval_ms=settings.checkpoint_interval_ms,
-                retention=Retention(settings.history_fine_ms, settings.history_retention_ms),
+                retention=Retention(
+                    settings.history_fine_ms,
+                    settings.history_retention_ms,
+                    settings.audit_retention_ms,
+                ),
                 limits=Limits(settings.max_jobs, settings.max_ranges_per_job, settings.max_ranges),
+                operator_keys=operator_keys(settings),
+                open_without_keys=may_be_open(settings),
             )
             await aggregator.open()
+            try:
+                check_not_exposed(settings, protected=aggregator.keys.any)
+            except ProblemError:
+                await aggregator.close()
+                raise
         except ProblemError as error:
             app.state.refusal = error
             raise
@@ -116,7 +129,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             orphaned.cancel()
             await aggregator.close()
 
-    modules = (reports, watermarks, leases, runs, pipelines, operations)
+    modules = (reports, watermarks, leases, runs, pipelines, keys, operations)
     resources = [module.endpoints for module in modules]
     app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
     app.add_middleware(FastLane, routes=hot_routes(*(each.router for each in resources)))
@@ -177,6 +190,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         _, components = msgspec.json.schema_components(
             (PipelineSpec, *REQUESTS, *RESPONSES), ref_template="#/components/schemas/{name}"
         )
-        schema["components"] = {"schemas": components}
+        bearer = {"type": "http", "scheme": "bearer"}
+        schema["components"] = {"schemas": components, "securitySchemes": {BEARER: bearer}}
         app.openapi_schema = schema
     return app.openapi_schema

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +59,17 @@ def serve(
     checkpoint_interval_ms: Annotated[
         int | None, typer.Option(help="How often promises are saved.")
     ] = None,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with a key for everything, of at least 32 characters."),
+    ] = None,
+    scrape_key_file: Annotated[
+        Path | None, typer.Option(help="A file with a key for the metrics alone.")
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Serve everyone on any address, if there is no key."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes; more than one needs redis://.")] = 1,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
@@ -73,6 +85,9 @@ def serve(
             host=host,
             port=port,
             checkpoint_interval_ms=checkpoint_interval_ms,
+            admin_key_file=admin_key_file,
+            scrape_key_file=scrape_key_file,
+            insecure=insecure,
             log_level=log_level,
             log_format=log_format,
         )
@@ -98,6 +113,13 @@ def show_version() -> None:
     typer.echo(version("tidegauge"))
 
 
+def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
+
+
 def main() -> None:
     """Run the command, with those that other packages add."""
     ours = {command.name for command in app.registered_commands}
@@ -105,7 +127,7 @@ def main() -> None:
         for found in entry_points(group="tidegauge.commands"):
             # An installation that only serves has no PySpark, and needs none.
             with contextlib.suppress(ImportError):
-                app.command(found.name)(found.load())
+                _add(found.name, found.load())
     app()
 
 

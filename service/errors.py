@@ -80,6 +80,20 @@ class PayloadTooLargeError(ProblemError):
     status = 413
 
 
+class UnauthenticatedError(ProblemError):
+    """The request needs a key that is known and has not expired."""
+
+    slug = "unauthenticated"
+    status = 401
+
+
+class ForbiddenError(ProblemError):
+    """The key may not do this."""
+
+    slug = "forbidden"
+    status = 403
+
+
 class NotFoundError(ProblemError):
     """There is nothing at this address."""
 
@@ -104,6 +118,26 @@ class UnknownStageError(NotFoundError):
     """The job has no stage of this name."""
 
     slug = "unknown-stage"
+
+
+class UnknownKeyError(NotFoundError):
+    """There is no key of this name."""
+
+    slug = "unknown-key"
+
+
+class KeyExistsError(ProblemError):
+    """There is a key of this name already."""
+
+    slug = "key-exists"
+    status = 409
+
+
+class FirstKeyError(ProblemError):
+    """The first key must be able to create others."""
+
+    slug = "first-key"
+    status = 409
 
 
 class PreconditionRequiredError(ProblemError):

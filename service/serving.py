@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 
 from service.app import SUPERVISOR, create_app, open_ledger
 from service.errors import CannotStartError, ProblemError
+from service.operator_keys import check_not_exposed, operator_keys
 from service.settings import Settings
 
 
@@ -85,8 +86,11 @@ def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> No
     """Serve with several processes on one port. One that dies is replaced."""
     # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
-    # The processes are spawned, and read their settings from the environment.
-    for name, value in settings.model_dump().items():
+    asyncio.run(_check_not_exposed(settings))
+    # The processes are spawned, and read their settings from the environment. An operator's key is there
+    # already, or in a file: it cannot be given as an option, which other users of the machine could see.
+    given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key"})
+    for name, value in given.items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
@@ -107,6 +111,15 @@ async def _migrate(settings: Settings) -> None:
         await ledger.open(exclusive=False)
     finally:
         await ledger.close()
+
+
+async def _check_not_exposed(settings: Settings) -> None:
+    ledger = open_ledger(settings.ledger_url)
+    try:
+        protected = bool(operator_keys(settings) or await ledger.keys())
+    finally:
+        await ledger.close()
+    check_not_exposed(settings, protected=protected)
 
 
 class _Server(uvicorn.Server):
@@ -145,7 +158,8 @@ class _NoTracebackAtStart(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         message = record.getMessage()
-        return "StoreRefusedError" not in message and "UnavailableError" not in message
+        refusals = ("StoreRefusedError", "UnavailableError", "CannotStartError")
+        return not any(refusal in message for refusal in refusals)
 
 
 class JsonFormatter(logging.Formatter):

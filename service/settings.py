@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DAY_MS = 86_400_000
@@ -31,5 +32,15 @@ class Settings(BaseSettings):
     """Ranges of one job, in all its stages. Each takes about a hundred bytes in every replica."""
     max_ranges: int = Field(default=4_000_000, ge=1)
     """Ranges of all jobs together."""
+    audit_retention_ms: int = Field(default=90 * DAY_MS, ge=0)
+    """Records of the audit older than this are deleted."""
+    admin_key: SecretStr | None = None
+    """A key of the operator's own, for everything: also to create the first key with."""
+    admin_key_file: Path | None = None
+    scrape_key: SecretStr | None = None
+    """Likewise, for the metrics alone."""
+    scrape_key_file: Path | None = None
+    insecure: bool = False
+    """Serve everyone, on any address, as long as there is no key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

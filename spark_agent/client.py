@@ -13,11 +13,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
+from urllib.parse import urlencode
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
 from spark_agent.clock import Clock, SystemClock
+from spark_agent.keys import FILE_VARIABLE, UnusableKeyError, key_source
+from spark_agent.spec import read_spec
 
 MAX_MS: Final = 9_223_372_036_854_775_807
 """The end of time: nothing more will come."""
@@ -48,6 +51,30 @@ class Refused(AggregatorError):  # noqa: N818
         super().__init__(f"{status}: {title} {problem.get('detail', '')}".strip())
         self.status = status
         self.problem = problem
+
+
+class NoUsableKey(AggregatorError):  # noqa: N818
+    """There is a key, but it cannot be sent."""
+
+
+class NotAllowed(Refused):
+    """The request needs a key, or another one. The base of two refusals."""
+
+
+class Unauthenticated(NotAllowed):
+    """The request was sent without a key, or with one that is unknown, revoked or expired."""
+
+    slug = "unauthenticated"
+
+    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+        super().__init__(status, problem)
+        self.args = (f"{self.args[0]} (the agent takes its key from {FILE_VARIABLE} or key_file=)",)
+
+
+class Forbidden(NotAllowed):
+    """The key may not do this."""
+
+    slug = "forbidden"
 
 
 class UnknownJob(Refused):
@@ -107,6 +134,8 @@ class InputAhead(Refused):
 _REFUSALS: Final = {
     refusal.slug: refusal
     for refusal in (
+        Unauthenticated,
+        Forbidden,
         UnknownJob,
         PreconditionRequired,
         LeaseConflict,
@@ -180,7 +209,10 @@ class StageWatermark:
 
 
 class Client:
-    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call."""
+    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
+
+    The key is `key`, or in the file `key_file`, or where the environment says (`spark_agent.keys`).
+    """
 
     def __init__(
         self,
@@ -188,9 +220,12 @@ class Client:
         *,
         timeout_ms: int = 2_000,
         patience_ms: int = 2_000,
+        key: str | None = None,
+        key_file: str | None = None,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self._key = key_source(key, key_file)
         self._url = url.rstrip("/")
         self._timeout_ms = timeout_ms
         self._patience_ms = patience_ms
@@ -201,16 +236,33 @@ class Client:
     def declare(self, job: str, stages: Mapping[str, Any], *, replace: bool = False) -> Json:
         """Declare the job's stages; return the answer. With `replace` they replace another layout.
 
-        Raises `DeclaredOtherwise` if the job has other stages and `replace` is not set.
+        A key that may not declare jobs will do for a job that is already declared like this.
+
+        Raises `DeclaredOtherwise` if the job has other stages and `replace` is not set, `NotAllowed`.
         """
         path, body = f"/v1/jobs/{job}", {"stages": dict(stages)}
         try:
             return self._call("PUT", path, body)[0]
+        except Forbidden as refusal:
+            return self._declared(job, stages, refusal)
         except PreconditionRequired as refusal:
             if not replace:
                 raise DeclaredOtherwise(job, refusal) from None
         etag = self._call("GET", path)[1]
         return self._call("PUT", path, body, {"If-Match": etag} if etag else {})[0]
+
+    def _declared(self, job: str, stages: Mapping[str, Any], refusal: Forbidden) -> Json:
+        """Return the job if somebody else has declared it with these stages; else raise `refusal`."""
+        try:
+            stored = self._call("GET", f"/v1/jobs/{job}")[0]
+        except UnknownJob:
+            why = f"job {job!r} is not declared yet"
+        else:
+            if read_spec(stored["stages"]) == read_spec(stages):
+                return stored
+            why = f"job {job!r} is declared with other stages"
+        refusal.args = (f"{refusal}. And {why}: let somebody with an admin key declare it",)
+        raise refusal
 
     def reset(self, job: str) -> None:
         """Start the job's next generation: its watermarks start over. Raises `UnknownJob`."""
@@ -312,6 +364,29 @@ class Client:
         ranges = self._call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
 
+    def create_key(
+        self, name: str, role: str, jobs: str = "*", expires_in_ms: int | None = None
+    ) -> Json:
+        """Create a key; return it with its secret, which cannot be shown again."""
+        body: Json = {"name": name, "role": role, "jobs": jobs}
+        if expires_in_ms is not None:
+            body["expires_in_ms"] = expires_in_ms
+        return self._call("POST", "/v1/keys", body)[0]
+
+    def keys(self) -> list[Json]:
+        """Return every key, without its secret."""
+        return self._call("GET", "/v1/keys")[0]["keys"]
+
+    def revoke_key(self, name: str) -> None:
+        """Revoke a key."""
+        self._call("DELETE", f"/v1/keys/{name}")
+
+    def audit(self, *, limit: int, job: str | None = None, before: int | None = None) -> list[Json]:
+        """Return who changed what, the newest first."""
+        wanted = {"limit": limit, "job": job, "before": before}
+        query = urlencode({name: value for name, value in wanted.items() if value is not None})
+        return self._call("GET", f"/v1/audit?{query}")[0]["records"]
+
     def ready(self) -> bool:
         """Return whether the service and its stores answer, without retrying."""
         try:
@@ -347,7 +422,7 @@ class Client:
             method,
             f"{self._url}{path}",
             body=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **headers},
+            headers={"Content-Type": "application/json", **self._authorization(), **headers},
             timeout=min(self._timeout_ms, left_ms) / 1_000,
         )
         etag = answer.headers.get("ETag")
@@ -359,6 +434,13 @@ class Client:
         if answer.status >= 400:
             raise _refusal(answer.status, content)
         return content, etag
+
+    def _authorization(self) -> Mapping[str, str]:
+        try:
+            key = self._key.read()
+        except UnusableKeyError as error:
+            raise NoUsableKey(str(error)) from None
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 class _RetryableError(Exception):
@@ -390,17 +472,19 @@ def _refusal(status: int, problem: Json) -> Refused:
     return _REFUSALS.get(slug, Refused)(status, problem)
 
 
-_clients: dict[tuple[int, str, int], Client] = {}
+_clients: dict[tuple[int, str, int, str | None], Client] = {}
 
 
-def shared_client(url: str, patience_ms: int) -> Client:
+def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Client:
     """Return this process's client for a service, created on first use.
 
     Keyed by process: Python workers are forked from a daemon that may already have one, and two
     processes that share a socket would read each other's answers.
     """
-    key = (os.getpid(), url, patience_ms)
-    client = _clients.get(key)
+    this = (os.getpid(), url, patience_ms, key_file)
+    client = _clients.get(this)
     if client is None:
-        client = _clients[key] = Client(url, patience_ms=patience_ms, timeout_ms=patience_ms)
+        client = _clients[this] = Client(
+            url, patience_ms=patience_ms, timeout_ms=patience_ms, key_file=key_file
+        )
     return client

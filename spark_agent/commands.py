@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from spark_agent.client import AggregatorError, Client, UnknownJob
-
-_EXIT_CANNOT_RUN: Final = 2
+from spark_agent.admin import KeyFile, client_of, exit_with
+from spark_agent.client import AggregatorError, NotAllowed, UnknownJob
 
 
 def reset(
@@ -19,6 +17,7 @@ def reset(
     url: Annotated[
         str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")
     ] = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
@@ -31,21 +30,19 @@ def reset(
     """
     if not yes:
         typer.confirm(f"Every watermark of job {job} starts over. Go on?", abort=True)
-    client = Client(url)
+    client = client_of(url, key_file)
     try:
         client.reset(job)
         generation = client.generation(job)
     except UnknownJob:
-        raise _exit_with(f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
+        raise exit_with("reset", f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
+    except NotAllowed as error:
+        raise exit_with("reset", str(error)) from None
     except AggregatorError as error:
-        raise _exit_with(f"{error}: is tidegauge at {url}? Choose another with --url") from None
+        raise exit_with(
+            "reset", f"{error}: is tidegauge at {url}? Choose another with --url"
+        ) from None
     if json_:
         typer.echo(json.dumps({"job": job, "generation": generation}))
     else:
         typer.echo(f"job {job} starts over, in generation {generation}")
-
-
-def _exit_with(message: str) -> typer.Exit:
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(f"tidegauge reset: {message}", markup=False, highlight=False)
-    return typer.Exit(_EXIT_CANNOT_RUN)

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike, fspath
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
@@ -28,7 +29,14 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from spark_agent import control_source, plan
 from spark_agent.arrow import has_type, watch_column, watch_two_columns
 from spark_agent.checks import QueryStages, ReportCall, check
-from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
+from spark_agent.client import (
+    AggregatorError,
+    Client,
+    NotAllowed,
+    NoUsableKey,
+    StageWatermark,
+    Unavailable,
+)
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
@@ -84,6 +92,9 @@ class Pipeline:
     layout of the job. `lease_ttl` must be longer than a few batches. `patience` is how long one call
     to the service may block a task, `poll` how often an idle query polls its watermark.
 
+    `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
+    it, the key is where `TIDEGAUGE_KEY_FILE` or `TIDEGAUGE_KEY` says in their environments.
+
     Use it as a context manager, or call `stop`. One query at a time executes a stage. A query that
     another driver starts for a stage takes the stage over and fences the older query.
     """
@@ -99,13 +110,15 @@ class Pipeline:
         lease_ttl: Duration = "60 s",
         patience: Duration = "2 s",
         poll: Duration = "100 ms",
+        key_file: str | PathLike[str] | None = None,
         clock: Clock | None = None,
         new_id: Callable[[], str] = _short_id,
     ) -> None:
         """Declare the job. If the aggregator is unavailable, each query retries that when it starts.
 
         Raises `ValueError` if the specification cannot be read, `DeclaredOtherwise` if the job has
-        other stages and `replace` is not set, `Refused` if the service rejects the specification,
+        other stages and `replace` is not set, `Refused` if the service rejects the specification
+        (`NotAllowed`: it rejects the key),
         and `RuntimeError` for Spark Connect, or if Spark's workers would run a different Python.
         """
         _check_url(url)
@@ -122,7 +135,13 @@ class Pipeline:
         self._poll_ms = duration_ms(poll, name="poll")
         self._clock = clock or SystemClock()
         self._new_id = new_id
-        self._client = Client(url, patience_ms=max(self._patience_ms, 1_000), clock=self._clock)
+        self._key_file = None if key_file is None else fspath(key_file)
+        self._client = Client(
+            url,
+            patience_ms=max(self._patience_ms, 1_000),
+            key_file=self._key_file,
+            clock=self._clock,
+        )
         self._tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(self._tallies, TallyParam())
         self._events = EventRouter()
@@ -328,7 +347,8 @@ class Pipeline:
         `on_fenced="continue"` it goes on, unreported.
 
         Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
-        `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`.
+        `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`; `NotAllowed` if the service does not
+        accept the key.
         """
         _check_is_writer(writer)
         trigger = _check_writer(writer, bounded=bounded)
@@ -526,6 +546,8 @@ class Pipeline:
         """Fetch all watermarks, before the query's sources fix what they will read."""
         try:
             return self._client.watermarks(self._job)
+        except (NotAllowed, NoUsableKey):
+            raise
         except AggregatorError as error:
             _log.warning("job %s: its watermarks are not known yet: %s", self._job, error)
             return None
@@ -623,6 +645,7 @@ class Pipeline:
             patience_ms=self._patience_ms,
             clock=self._clock,
             tallies=self._accumulator,
+            key_file=self._key_file,
             partitioned_by_shard=partitioned_by_shard,
         )
 

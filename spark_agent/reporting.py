@@ -17,7 +17,15 @@ from typing import Final
 from pyspark import Accumulator, TaskContext
 
 from spark_agent.arrow import Array, all_true, count_older_than, newest_times
-from spark_agent.client import AggregatorError, Lease, RangeReport, Rank, Unavailable, shared_client
+from spark_agent.client import (
+    AggregatorError,
+    Client,
+    Lease,
+    RangeReport,
+    Rank,
+    Unavailable,
+    shared_client,
+)
 from spark_agent.clock import Clock
 from spark_agent.link import NotStartedError
 from spark_agent.strategies import Strategy
@@ -63,6 +71,8 @@ class ReportTarget:
     patience_ms: int
     clock: Clock
     tallies: Accumulator[Tallies]
+    key_file: str | None = None
+    """Where the executors find the key, if not where their environment says. Never the key itself."""
     partitioned_by_shard: bool = False
     """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
 
@@ -121,9 +131,7 @@ class TaskAttempt:
             return None
         target = self._target
         try:
-            found = shared_client(target.url, target.patience_ms).watermark(
-                target.job, target.stage
-            )
+            found = self._client().watermark(target.job, target.stage)
         except AggregatorError as error:
             self._drop(error, "watermark request", 0)
             return None
@@ -138,7 +146,7 @@ class TaskAttempt:
         if rank is None or not ranges or self._backing_off():
             return
         try:
-            lease = shared_client(target.url, target.patience_ms).claim(
+            lease = self._client().claim(
                 target.job,
                 target.stage,
                 ranges,
@@ -190,13 +198,16 @@ class TaskAttempt:
             self.counts[Count.REPORTS_DROPPED] += len(ranges)
             return
         try:
-            accepted = shared_client(target.url, target.patience_ms).report(
+            accepted = self._client().report(
                 target.job, target.stage, lease.token, ranges, epoch=self._task.epoch
             )
         except AggregatorError as error:
             self._drop(error, "report", len(ranges))
         else:
             self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
+
+    def _client(self) -> Client:
+        return shared_client(self._target.url, self._target.patience_ms, self._target.key_file)
 
     def _backing_off(self) -> bool:
         until_ms = _backoff_until_ms.get((os.getpid(), self._target.url), 0)

@@ -4,11 +4,13 @@ from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition, layout_etag
 from service.aggregator.feeds import Change
+from service.aggregator.keys import Keys
 from service.aggregator.states import StageState
 
 __all__ = [
     "Aggregator",
     "Change",
+    "Keys",
     "Limits",
     "Precondition",
     "Retention",

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
+from service.aggregator.keys import Keys
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
 from service.clock import Clock
@@ -30,7 +31,9 @@ from service.ledger.port import Ledger
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
 from service.metrics import Metrics
+from service.model.audit import Action, Actor, Deed
 from service.model.jobs import StageView
+from service.model.keys import Key
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.reports import Commit, Report, Reported
 from service.publisher import Publisher
@@ -56,6 +59,8 @@ class Aggregator:
         checkpoint_interval_ms: int,
         retention: Retention,
         limits: Limits,
+        operator_keys: Sequence[Key] = (),
+        open_without_keys: bool = True,
     ) -> None:
         self._store = live
         self._ledger = ledger
@@ -66,6 +71,13 @@ class Aggregator:
         last_seen = LastSeen(ledger)
         self._live = LiveJobs(live, self._reconciler, self._publisher, last_seen, metrics)
         shutdown = Shutdown()
+        self.keys = Keys(
+            ledger,
+            clock,
+            operator=operator_keys,
+            open_without=open_without_keys,
+            shared=live.shared,
+        )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.reader = Reader(live, self._live, last_seen, shutdown)
         self._background = Background(
@@ -74,6 +86,7 @@ class Aggregator:
             ledger,
             self._publisher,
             self._reconciler,
+            self.keys,
             clock,
             shutdown,
             checkpoint_interval_ms=checkpoint_interval_ms,
@@ -94,6 +107,7 @@ class Aggregator:
         self._resources.push_async_callback(self._store.close)
         try:
             await self._ledger.open(exclusive=not self._store.shared)
+            await self.keys.refresh()
             await self._store.open()
             try:
                 await self._reconciler.reconcile()
@@ -134,11 +148,14 @@ class Aggregator:
     # ---- runs and leases
 
     @run_to_completion
-    async def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
+    async def open_run(
+        self, job: str, stages: Sequence[str], holder: str, by: Actor | None = None
+    ) -> int:
         """Open a run for stages. Once this returns, their older runs are fenced."""
         for stage in stages:
             await self.find_stage(job, stage)
-        run = await self._ledger.open_run(job, stages, holder)
+        deed = None if by is None else Deed(Action.OPEN_RUN, by, self._clock.wall_ms())
+        run = await self._ledger.open_run(job, stages, holder, deed)
         await self._live.open_run(job, stages, run)
         self._publisher.touch(job, stages)
         return run

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from service.aggregator.keys import Keys
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.ledger.port import Ledger
@@ -33,10 +34,11 @@ _RECONCILE_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the history of watermarks is kept, by age in milliseconds."""
+    """How much of the history of watermarks, and of the audit, is kept, by age in milliseconds."""
 
     fine_ms: int
     keep_ms: int
+    audit_ms: int = 90 * 86_400_000
 
 
 class Background:
@@ -49,6 +51,7 @@ class Background:
         ledger: Ledger,
         publisher: Publisher,
         reconciler: Reconciler,
+        keys: Keys,
         clock: Clock,
         shutdown: Shutdown,
         *,
@@ -60,6 +63,7 @@ class Background:
         self._ledger = ledger
         self._publisher = publisher
         self._reconciler = reconciler
+        self._keys = keys
         self._clock = clock
         self._shutdown = shutdown
         self._checkpoint_interval_ms = checkpoint_interval_ms
@@ -74,6 +78,7 @@ class Background:
             self._reconcile,
             self._checkpoint,
             self._thin_history,
+            self._follow_keys,
         )
         for each in work:
             self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
@@ -115,10 +120,14 @@ class Background:
             await self._ledger.checkpoint(chunks)
             await self._store.mark_saved(chunks)
 
+    async def _follow_keys(self) -> None:
+        await self._keys.run(self._shutdown)
+
     async def _thin_history(self) -> None:
         while await self._shutdown.sleep(_HISTORY_INTERVAL_S):
             try:
                 await self._thin_in_steps()
+                await self._ledger.trim_audit(self._clock.wall_ms() - self._retention.audit_ms)
             except UnavailableError as error:
                 log.warning("cannot thin the history now, retrying: %s", error.detail)
 

@@ -20,6 +20,7 @@ from service.frontier.ranges import inherit
 from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
+from service.model.audit import Action, Actor, Deed
 from service.model.jobs import InstalledJob, JobView, StoredJob
 from service.publisher import Publisher
 from service.spec import PipelineSpec, encode_spec
@@ -70,9 +71,13 @@ class Definitions:
 
     @run_to_completion
     async def define(
-        self, job: str, spec: PipelineSpec, precondition: Precondition
+        self,
+        job: str,
+        spec: PipelineSpec,
+        precondition: Precondition,
+        by: Actor | None = None,
     ) -> tuple[StoredJob, bool]:
-        """Store a pipeline; return it, and whether the job is new.
+        """Store a pipeline for `by`; return it, and whether the job is new.
 
         Raises `InvalidPipelineSpecError`, `LimitReachedError`, and, where the stored one differs,
         `PreconditionRequiredError` or `PreconditionFailedError`.
@@ -89,7 +94,7 @@ class Definitions:
             stored = await self._stored(job)
             if stored is None:
                 self._check_room(spec.range_count, new_jobs=1)
-                return await self._create(job, spec, pipeline, precondition), True
+                return await self._create(job, spec, pipeline, precondition, by), True
             etag = layout_etag(stored)
             _check_absent(precondition, etag)
             if stored.installed.pipeline == pipeline:
@@ -98,7 +103,7 @@ class Definitions:
                 return stored, False
             _check_current(precondition, etag)
             self._check_room(spec.range_count - stored.installed.pipeline.range_count, new_jobs=0)
-            return await self._replace(stored, spec, pipeline), False
+            return await self._replace(stored, spec, pipeline, by), False
 
     def _check_room(self, new_ranges: int, *, new_jobs: int) -> None:
         """Raise `LimitReachedError` if there is no room for so much more.
@@ -124,13 +129,22 @@ class Definitions:
         except UnknownJobError:
             return None
 
+    def _deed(self, action: Action, by: Actor | None) -> Deed | None:
+        return None if by is None else Deed(action, by, self._clock.wall_ms())
+
     async def _create(
-        self, job: str, spec: PipelineSpec, pipeline: Pipeline, precondition: Precondition
+        self,
+        job: str,
+        spec: PipelineSpec,
+        pipeline: Pipeline,
+        precondition: Precondition,
+        by: Actor | None,
     ) -> StoredJob:
         if precondition.matches is not None:
             raise PreconditionFailedError(f"there is no job {job!r} yet: omit If-Match")
         new = NewLayout(job, encode_spec(spec), tuple(pipeline.stages))
-        stored = await self._ledger.create(new, self._clock.wall_ms())
+        deed = self._deed(Action.CREATE_JOB, by)
+        stored = await self._ledger.create(new, self._clock.wall_ms(), deed)
         if stored is None:
             raise PreconditionFailedError(f"job {job!r} was created by another request")
         await self._store.begin(stored.installed)
@@ -138,7 +152,9 @@ class Definitions:
         await self._live.pipeline(job)
         return stored
 
-    async def _replace(self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline) -> StoredJob:
+    async def _replace(
+        self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline, by: Actor | None
+    ) -> StoredJob:
         job, before = old.installed.name, old.installed.pipeline
         # The replica that stored the old layout may have died before installing it. Promises are read,
         # and ranges carried over, from one layout to the next, so none may be skipped.
@@ -164,6 +180,7 @@ class Definitions:
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),
+            self._deed(Action.CHANGE_JOB, by),
         )
         if stored is None:
             raise PreconditionFailedError(
@@ -201,17 +218,19 @@ class Definitions:
             return stored
 
     @run_to_completion
-    async def delete(self, job: str) -> None:
+    async def delete(self, job: str, by: Actor | None = None) -> None:
         """Delete a job, and wake its readers. Raises `UnknownJobError`."""
         async with self._layout_changes:
-            generation = await self._ledger.delete(job, self._clock.wall_ms())
+            deed = self._deed(Action.DELETE_JOB, by)
+            generation = await self._ledger.delete(job, self._clock.wall_ms(), deed)
             await self._store.remove(job, generation)
 
     @run_to_completion
-    async def reset(self, job: str) -> StoredJob:
+    async def reset(self, job: str, by: Actor | None = None) -> StoredJob:
         """Begin a job's next generation. Raises `UnknownJobError`."""
         async with self._layout_changes:
-            stored = await self._ledger.reset(job, self._clock.wall_ms())
+            deed = self._deed(Action.RESET_JOB, by)
+            stored = await self._ledger.reset(job, self._clock.wall_ms(), deed)
             await self._install(stored)
             return stored
 

@@ -1,6 +1,6 @@
 """Endpoints, each described once: it is read, run, answered and documented by its description.
 
-A check that every request must pass (its names, its size, soon its key) stands in `_run`, and nowhere
+A check that every request must pass (its key, its names, its size) stands in `_run`, and nowhere
 else: no endpoint can forget it, and the short way in (`service.api.fast_lane`) cannot leave it out.
 """
 
@@ -15,17 +15,22 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
+from service.api.access import actor, admit, confirm
 from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
 from service.api.problems import MEDIA_TYPE
 from service.api.responses import ProblemBody
 from service.api.routing import HOT, DirectRoute
 from service.errors import (
+    ForbiddenError,
     InvalidRequestError,
     MalformedJsonError,
     PayloadTooLargeError,
     ProblemError,
+    UnauthenticatedError,
 )
 from service.metrics import Metrics
+from service.model.audit import Actor
+from service.model.keys import Key, Role
 from service.spec import NAME_PATTERN
 
 B = TypeVar("B")
@@ -58,13 +63,15 @@ NO_BODY: Final = Reads[None]((), 0, lambda _: None)
 
 
 class Call(Generic[B]):
-    """One request to an endpoint, with the names in its path checked and its body read."""
+    """One request to an endpoint, with its key and the names in its path checked, and its body read."""
 
-    __slots__ = ("body", "request")
+    __slots__ = ("body", "key", "request")
 
-    def __init__(self, request: Request, body: B) -> None:
+    def __init__(self, request: Request, body: B, key: Key | None) -> None:
         self.request = request
         self.body = body
+        self.key = key
+        """None: the endpoint is open to everyone."""
 
     @property
     def job(self) -> str:
@@ -75,6 +82,15 @@ class Call(Generic[B]):
     def stage(self) -> str:
         """The stage that the path names."""
         return self.request.path_params["stage"]
+
+    @property
+    def by(self) -> Actor:
+        """Who sent it, for the audit."""
+        return actor(self.request, self.key)
+
+    def confirm_key(self) -> None:
+        """Check its key again, for responses that take long. Raises `UnauthenticatedError`."""
+        confirm(self.request, self.key)
 
     @property
     def aggregator(self) -> Aggregator:
@@ -119,42 +135,47 @@ class Endpoints:
         self.router = APIRouter(tags=[tag], route_class=DirectRoute)
 
     def get(
-        self, path: str, **described: Unpack[Description]
+        self, path: str, *, role: Role | None, **described: Unpack[Description]
     ) -> Callable[[Handler[None]], Handler[None]]:
-        """Add an endpoint."""
-        return self._add("GET", path, NO_BODY, described)
+        """Add an endpoint that needs a key with this role. None: it is open to everyone."""
+        return self._add("GET", path, NO_BODY, role, described)
 
     def delete(
-        self, path: str, **described: Unpack[Description]
+        self, path: str, *, role: Role | None, **described: Unpack[Description]
     ) -> Callable[[Handler[None]], Handler[None]]:
-        """Add an endpoint."""
-        return self._add("DELETE", path, NO_BODY, described)
+        """Add an endpoint that needs a key with this role. None: it is open to everyone."""
+        return self._add("DELETE", path, NO_BODY, role, described)
 
     def post(
-        self, path: str, reads: Reads[B], **described: Unpack[Description]
+        self, path: str, reads: Reads[B], *, role: Role | None, **described: Unpack[Description]
     ) -> Callable[[Handler[B]], Handler[B]]:
-        """Add an endpoint."""
-        return self._add("POST", path, reads, described)
+        """Add an endpoint that needs a key with this role. None: it is open to everyone."""
+        return self._add("POST", path, reads, role, described)
 
     def put(
-        self, path: str, reads: Reads[B], **described: Unpack[Description]
+        self, path: str, reads: Reads[B], *, role: Role | None, **described: Unpack[Description]
     ) -> Callable[[Handler[B]], Handler[B]]:
-        """Add an endpoint."""
-        return self._add("PUT", path, reads, described)
+        """Add an endpoint that needs a key with this role. None: it is open to everyone."""
+        return self._add("PUT", path, reads, role, described)
 
     def _add(
-        self, method: str, path: str, reads: Reads[B], described: Description
+        self,
+        method: str,
+        path: str,
+        reads: Reads[B],
+        role: Role | None,
+        described: Description,
     ) -> Callable[[Handler[B]], Handler[B]]:
         names = tuple(name for _, name, _, _ in Formatter().parse(path) if name)
 
         def add(handler: Handler[B]) -> Handler[B]:
             self.router.add_api_route(
                 path,
-                _run(handler, names, reads, described.get("status", 200)),
+                _run(handler, names, reads, role, described.get("status", 200)),
                 methods=[method],
                 name=handler.__name__,
                 description=handler.__doc__,
-                **_document(names, reads.types, described),
+                **_document(names, reads.types, role, described),
             )
             return handler
 
@@ -162,13 +183,18 @@ class Endpoints:
 
 
 def _run(
-    handler: Handler[B], names: tuple[str, ...], reads: Reads[B], status: int
+    handler: Handler[B],
+    names: tuple[str, ...],
+    reads: Reads[B],
+    role: Role | None,
+    status: int,
 ) -> Callable[[Request], Awaitable[Response]]:
     async def run(request: Request) -> Response:
+        key = admit(request, role)
         for name in names:
             check_name(name, request.path_params[name])
         body = reads.parse(await read(request, reads.limit) if reads.types else b"")
-        answered = await handler(Call(request, body))
+        answered = await handler(Call(request, body, key))
         return answered if isinstance(answered, Response) else answer(answered, status)
 
     return run
@@ -176,15 +202,21 @@ def _run(
 
 # ---- the documentation
 
-_PATH_DOCS = {"job": "The job", "stage": "The stage"}
+_PATH_DOCS = {"job": "The job", "stage": "The stage", "key": "The name of the key"}
+
+BEARER: Final = "key"
+"""What the OpenAPI calls the way in which a key is sent."""
 
 
 def _document(
-    names: tuple[str, ...], types: tuple[type, ...], described: Description
+    names: tuple[str, ...], types: tuple[type, ...], role: Role | None, described: Description
 ) -> dict[str, Any]:
     extra: dict[str, Any] = {
-        "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))]
+        "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))],
+        "security": [] if role is None else [{BEARER: []}],
     }
+    if role is not None:
+        extra["x-role"] = role.value
     if described.get("hot", False):
         extra[HOT] = True
     if types:
@@ -198,6 +230,8 @@ def _document(
     common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if names else ()
     if types:
         common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
+    if role is not None:
+        common = (UnauthenticatedError, ForbiddenError, *common)
     for error in (*common, *described.get("errors", ())):
         _add_error(responses, error)
     return {

@@ -20,6 +20,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.leases import Rank
+from service.model.keys import Role
 from service.model.leases import Claim
 
 endpoints = Endpoints("leases")
@@ -30,6 +31,7 @@ _MAX_CLAIM = 128 * 2**20
 @endpoints.post(
     "/v1/jobs/{job}/stages/{stage}/leases",
     json_body(ClaimBody, limit=_MAX_CLAIM),
+    role=Role.REPORT,
     gives=GrantBody,
     status=201,
     errors=(UnknownJobError, UnknownStageError, StaleRunError, LeaseConflictError),
@@ -53,6 +55,7 @@ async def claim(call: Call[ClaimBody]) -> GrantBody:
 @endpoints.post(
     "/v1/jobs/{job}/leases/renew",
     json_body(Tokens),
+    role=Role.REPORT,
     gives=RenewedBody,
     errors=(UnknownJobError,),
 )
@@ -68,6 +71,7 @@ async def renew(call: Call[Tokens]) -> RenewedBody:
 @endpoints.post(
     "/v1/jobs/{job}/leases/release",
     json_body(Tokens),
+    role=Role.REPORT,
     gives=ReleasedBody,
     errors=(UnknownJobError,),
 )

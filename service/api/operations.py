@@ -8,24 +8,27 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from service.api.endpoints import Call, Endpoints
 from service.api.responses import HealthBody
 from service.errors import UnavailableError
+from service.model.keys import Role
 
 endpoints = Endpoints("operations")
 
 
-@endpoints.get("/healthz", gives=HealthBody)
+@endpoints.get("/healthz", role=None, gives=HealthBody)
 async def healthz(_call: Call[None]) -> HealthBody:
     """Show that the process is alive."""
     return HealthBody()
 
 
-@endpoints.get("/readyz", gives=HealthBody, errors=(UnavailableError,))
+@endpoints.get("/readyz", role=None, gives=HealthBody, errors=(UnavailableError,))
 async def readyz(call: Call[None]) -> HealthBody:
     """Show whether the stores take writes."""
     await call.aggregator.ready()
     return HealthBody()
 
 
-@endpoints.get("/metrics", about="Metrics for Prometheus", media_type="text/plain")
+@endpoints.get(
+    "/metrics", role=Role.SCRAPE, about="Metrics for Prometheus", media_type="text/plain"
+)
 async def metrics(call: Call[None]) -> Response:
     """Show the metrics."""
     try:

@@ -22,6 +22,7 @@ from service.errors import (
     UnknownJobError,
 )
 from service.model.jobs import StoredJob
+from service.model.keys import Role
 from service.spec import PipelineSpec
 
 endpoints = Endpoints("pipelines")
@@ -36,6 +37,7 @@ def _show(stored: StoredJob, status: int = 200) -> Response:
 @endpoints.put(
     "/v1/jobs/{job}",
     json_body(PipelineSpec, limit=MAX_PIPELINE_BODY, refusal=InvalidPipelineSpecError),
+    role=Role.ADMIN,
     gives=JobBody,
     also={201: "The job is new"},
     errors=(
@@ -57,41 +59,55 @@ async def put_pipeline(call: Call[PipelineSpec]) -> Response:
     precondition = Precondition(
         entity_tags(headers.get("if-match")), entity_tags(headers.get("if-none-match"))
     )
-    stored, new = await call.aggregator.definitions.define(call.job, call.body, precondition)
+    stored, new = await call.aggregator.definitions.define(
+        call.job, call.body, precondition, call.by
+    )
     return _show(stored, 201 if new else 200)
 
 
-@endpoints.get("/v1/jobs", gives=JobsBody)
+@endpoints.get("/v1/jobs", role=Role.READ, gives=JobsBody)
 async def list_pipelines(call: Call[None]) -> JobsBody:
-    """List the jobs."""
+    """List the jobs that the key may read."""
+    key = call.key
     jobs = await call.aggregator.definitions.jobs()
     return JobsBody(
-        [JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages)) for j in jobs]
+        [
+            JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages))
+            for j in jobs
+            if key is None or key.permits(Role.READ, j.name)
+        ]
     )
 
 
 @endpoints.get(
-    "/v1/jobs/{job}", gives=JobBody, errors=(UnknownJobError, UnavailableError), headers=_etag
+    "/v1/jobs/{job}",
+    role=Role.READ,
+    gives=JobBody,
+    errors=(UnknownJobError, UnavailableError),
+    headers=_etag,
 )
 async def get_pipeline(call: Call[None]) -> Response:
     """Show a job's pipeline as it is stored."""
     return _show(await call.aggregator.definitions.get(call.job))
 
 
-@endpoints.delete("/v1/jobs/{job}", status=204, errors=(UnknownJobError, UnavailableError))
+@endpoints.delete(
+    "/v1/jobs/{job}", role=Role.ADMIN, status=204, errors=(UnknownJobError, UnavailableError)
+)
 async def delete_pipeline(call: Call[None]) -> Response:
     """Delete a job, and all its state."""
-    await call.aggregator.definitions.delete(call.job)
+    await call.aggregator.definitions.delete(call.job, call.by)
     return Response(status_code=204)
 
 
 @endpoints.post(
     "/v1/jobs/{job}/reset",
     NO_BODY,
+    role=Role.ADMIN,
     gives=JobBody,
     errors=(UnknownJobError, UnavailableError),
     headers=_etag,
 )
 async def reset_pipeline(call: Call[None]) -> Response:
     """Begin the next generation: watermarks, promises, leases, runs and epochs start over."""
-    return _show(await call.aggregator.definitions.reset(call.job))
+    return _show(await call.aggregator.definitions.reset(call.job, call.by))

@@ -43,6 +43,8 @@ def problem_response(
         **members,
     }
     headers = dict(headers or {})
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if status == 503:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     return Response(msgspec.json.encode(body), status, headers, MEDIA_TYPE)

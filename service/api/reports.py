@@ -43,6 +43,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
+from service.model.keys import Role
 from service.model.reports import Column, Commit, RangeNote, Report, StageCommit
 
 endpoints = Endpoints("reports")
@@ -57,6 +58,7 @@ _BULK = 64
 @endpoints.post(
     "/v1/jobs/{job}/stages/{stage}/reports",
     raw_body(SourceReport, KeyedReport),
+    role=Role.REPORT,
     gives=ReportedBody,
     errors=(
         UnknownJobError,
@@ -220,6 +222,7 @@ def _check_times(where: str, times: Mapping[str, int]) -> None:
 @endpoints.post(
     "/v1/jobs/{job}/commits",
     json_body(CommitBody),
+    role=Role.DRIVE,
     gives=CommittedBody,
     errors=(
         UnknownJobError,

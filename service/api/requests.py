@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from service.frontier.timestamps import MAX
+from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.reports import RangeNote
 from service.spec import MAX_RANGES, MAX_STAGES, Name
 
@@ -23,6 +24,14 @@ Time = Annotated[
         extra_json_schema={"examples": [1767225600000, MAX]},
     ),
 ]
+JobsPattern = Annotated[
+    str,
+    Meta(
+        pattern=JOBS_PATTERN,
+        description="The jobs that it is for, by name: `*` stands for any characters, `?` for one",
+    ),
+]
+MAX_KEY_LIFE_MS = 100 * 365 * 86_400_000
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Run = Annotated[int, Meta(ge=1, le=2**53)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -116,6 +125,15 @@ class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
     run: Run | None = None
 
 
+class CreateKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """A key that is to be created."""
+
+    name: Name
+    role: Role
+    jobs: JobsPattern = EVERY_JOB
+    expires_in_ms: Annotated[int, Meta(ge=1, le=MAX_KEY_LIFE_MS)] | None = None
+
+
 REQUESTS = (
-    OpenRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody,
+    OpenRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody, CreateKey,
 )  # fmt: skip

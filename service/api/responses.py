@@ -16,7 +16,9 @@ from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
 from service.frontier.timestamps import to_wire
+from service.model.audit import Action, AuditRecord
 from service.model.jobs import StageView, StoredJob
+from service.model.keys import Key, Role
 from service.model.leases import Denied, Grant, LostReason
 from service.model.reports import RangeView
 from service.spec import StageSpec, decode_spec
@@ -209,9 +211,57 @@ class HealthBody(Struct, frozen=True):
     status: Literal["ok"] = "ok"
 
 
+class KeyLine(Struct, frozen=True):
+    """A key, without its secret."""
+
+    name: str
+    role: Role
+    jobs: str
+    created_at: str
+    created_by: str
+    expires_at: str | None
+    used_at: str | None
+
+
+class KeysBody(Struct, frozen=True):
+    """Every key in the ledger."""
+
+    keys: list[KeyLine]
+
+
+class NewKeyBody(Struct, frozen=True):
+    """A key with its secret, which is shown here and nowhere else."""
+
+    name: str
+    role: Role
+    jobs: str
+    expires_at: str | None
+    secret: str
+
+
+class AuditLine(Struct, frozen=True):
+    """A change: who made it, from where and when."""
+
+    number: Count
+    at: str
+    by: str
+    address: str
+    action: Action
+    job: str | None
+    key: str | None
+    detail: str
+
+
+class AuditBody(Struct, frozen=True):
+    """Changes, the newest first."""
+
+    records: list[AuditLine]
+
+
 RESPONSES = (
     JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
     CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody,
+    KeysBody, NewKeyBody, AuditBody,
 )  # fmt: skip
 
 
@@ -233,6 +283,40 @@ def job_body(stored: StoredJob) -> JobBody:
     """Return a pipeline as its author wrote it."""
     job = stored.installed
     return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
+
+
+def key_line(key: Key) -> KeyLine:
+    """Return a key, without its secret."""
+    return KeyLine(
+        key.name,
+        key.role,
+        key.jobs,
+        iso(key.created_at_ms),
+        key.created_by,
+        None if key.expires_at_ms is None else iso(key.expires_at_ms),
+        None if key.used_at_ms is None else iso(key.used_at_ms),
+    )
+
+
+def new_key_body(key: Key, secret: str) -> NewKeyBody:
+    """Return a new key."""
+    expires_at = None if key.expires_at_ms is None else iso(key.expires_at_ms)
+    return NewKeyBody(key.name, key.role, key.jobs, expires_at, secret)
+
+
+def audit_line(record: AuditRecord) -> AuditLine:
+    """Return a record of the audit."""
+    deed = record.deed
+    return AuditLine(
+        record.number,
+        iso(deed.at_ms),
+        deed.by.name,
+        deed.by.address,
+        deed.action,
+        record.job,
+        record.key,
+        record.detail,
+    )
 
 
 def denied_bodies(denied: Iterable[Denied]) -> list[DeniedBody]:

@@ -6,6 +6,7 @@ from service.api.endpoints import Call, Endpoints, json_body
 from service.api.requests import OpenRun
 from service.api.responses import RunBody
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
+from service.model.keys import Role
 
 endpoints = Endpoints("runs")
 
@@ -13,6 +14,7 @@ endpoints = Endpoints("runs")
 @endpoints.post(
     "/v1/jobs/{job}/runs",
     json_body(OpenRun),
+    role=Role.DRIVE,
     gives=RunBody,
     status=201,
     errors=(UnknownJobError, UnknownStageError, UnavailableError),
@@ -20,4 +22,5 @@ endpoints = Endpoints("runs")
 async def open_run(call: Call[OpenRun]) -> RunBody:
     """Open a run for some stages. From then on, older runs of them are fenced."""
     body = call.body
-    return RunBody(await call.aggregator.open_run(call.job, body.stages, body.holder))
+    run = await call.aggregator.open_run(call.job, body.stages, body.holder, call.by)
+    return RunBody(run)

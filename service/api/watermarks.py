@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from fastapi import Request, Response
 
-from service.aggregator import Aggregator, Change, StageState
+from service.aggregator import Change, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
@@ -20,9 +20,16 @@ from service.api.responses import (
     range_body,
     watermark_body,
 )
-from service.errors import InvalidRequestError, UnknownJobError, UnknownStageError
+from service.errors import (
+    InvalidRequestError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownStageError,
+)
 from service.frontier.ranges import KeyRange
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
 
@@ -35,6 +42,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/watermark",
+    role=Role.READ,
     hot=True,
     gives=WatermarkBody,
     also={304: "It has not changed"},
@@ -63,6 +71,7 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
     else:
         state = await aggregator.reader.wait(job, stage, until, wait_s)
+        call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     headers["ETag"] = f'"{state.etag}"'
     if known is not None and (state.etag in known or "*" in known):
@@ -90,7 +99,9 @@ def _until(
     return None
 
 
-@endpoints.get("/v1/jobs/{job}/watermarks", gives=SnapshotBody, errors=(UnknownJobError,))
+@endpoints.get(
+    "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
+)
 async def get_snapshot(call: Call[None]) -> SnapshotBody:
     """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
     states = await call.aggregator.reader.snapshot(call.job)
@@ -101,6 +112,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 
 @endpoints.get(
     "/v1/jobs/{job}/events",
+    role=Role.READ,
     gives=WatermarkBody,
     media_type="text/event-stream",
     errors=(UnknownJobError,),
@@ -109,14 +121,18 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
     await call.aggregator.reader.snapshot(call.job)
-    cursor = call.request.headers.get("last-event-id")
-    return EventStream(_events(call.aggregator, call.job, cursor))
+    return EventStream(_events(call, call.request.headers.get("last-event-id")))
 
 
-async def _events(aggregator: Aggregator, job: str, cursor: str | None) -> AsyncIterator[bytes]:
+async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:
     # A first comment sends the headers at once, even if nothing has changed since the cursor.
     yield b": tidegauge\n\n"
-    async for changes in aggregator.reader.changes(job, cursor):
+    async for changes in call.aggregator.reader.changes(call.job, cursor):
+        try:
+            call.confirm_key()
+        except (UnauthenticatedError, UnavailableError):
+            # The stream ends; the client that comes back is told why.
+            return
         yield changes.written(_write)
 
 
@@ -135,6 +151,7 @@ def _write(changes: Sequence[Change]) -> bytes:
 
 @endpoints.get(
     "/v1/jobs/{job}/stages/{stage}/ranges",
+    role=Role.READ,
     gives=RangesBody,
     errors=(UnknownJobError, UnknownStageError),
     parameters=(

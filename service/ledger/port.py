@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.frontier.graph import StageWatermark
+from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import StageView, StoredJob
+from service.model.keys import Key
 from service.model.positions import Position
 
 
@@ -73,7 +75,10 @@ class Thinned:
 
 
 class Ledger(Protocol):
-    """What a ledger does. Raises `UnavailableError` when its database does not answer in time."""
+    """What a ledger does. Raises `UnavailableError` when its database does not answer in time.
+
+    A change with a `deed` is recorded in the audit, in the same transaction.
+    """
 
     async def open(self, *, exclusive: bool) -> None:
         """Bring the schema up to date, however many replicas do so at once.
@@ -110,7 +115,9 @@ class Ledger(Protocol):
         """Return one job, without its promises. Raises `UnknownJobError`."""
         ...
 
-    async def create(self, layout: NewLayout, at_ms: int) -> StoredJob | None:
+    async def create(
+        self, layout: NewLayout, at_ms: int, deed: Deed | None = None
+    ) -> StoredJob | None:
         """Store a new job, or a deleted one in its next generation; None if the job exists.
 
         It gets a new incarnation, higher than any before.
@@ -118,7 +125,12 @@ class Ledger(Protocol):
         ...
 
     async def replace(
-        self, layout: NewLayout, generation: int, layout_version: int, at_ms: int
+        self,
+        layout: NewLayout,
+        generation: int,
+        layout_version: int,
+        at_ms: int,
+        deed: Deed | None = None,
     ) -> StoredJob | None:
         """Store the next layout of a job; None if its layout is no longer the one given.
 
@@ -126,18 +138,20 @@ class Ledger(Protocol):
         """
         ...
 
-    async def reset(self, job: str, at_ms: int) -> StoredJob:
+    async def reset(self, job: str, at_ms: int, deed: Deed | None = None) -> StoredJob:
         """Begin the next generation. Raises `UnknownJobError`."""
         ...
 
-    async def delete(self, job: str, at_ms: int) -> int:
+    async def delete(self, job: str, at_ms: int, deed: Deed | None = None) -> int:
         """Delete all of the job but its numbers; return the generation that ends.
 
         Raises `UnknownJobError`.
         """
         ...
 
-    async def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
+    async def open_run(
+        self, job: str, stages: Sequence[str], holder: str, deed: Deed | None = None
+    ) -> int:
         """Give the stages to a new run of `holder`; return its number. Raises `UnknownJobError`."""
         ...
 
@@ -164,6 +178,35 @@ class Ledger(Protocol):
         Of rows before `keep_until_ms` none is kept; before the minute of `fine_until_ms`, the last of
         each minute. Call it again while there is more to do.
         """
+        ...
+
+    async def keys(self) -> Sequence[Key]:
+        """Return all keys, by name."""
+        ...
+
+    async def add_key(self, key: Key, deed: Deed) -> bool:
+        """Store a key; False if there is one of its name."""
+        ...
+
+    async def delete_key(self, name: str, deed: Deed) -> bool:
+        """Delete a key; False if there is none of this name."""
+        ...
+
+    async def note_uses(self, used_at_ms: Mapping[bytes, int]) -> None:
+        """Store when keys, given by their digests, were last used; to about a minute."""
+        ...
+
+    async def read_audit(
+        self, limit: int, before: int | None, job: str | None
+    ) -> Sequence[AuditRecord]:
+        """Return the newest records of the audit, newest first.
+
+        `before`: only those with a lower number; `job`: only those about this job.
+        """
+        ...
+
+    async def trim_audit(self, keep_until_ms: int) -> int:
+        """Delete the records of the audit before this time; return how many."""
         ...
 
     async def ping(self) -> None:

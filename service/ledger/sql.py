@@ -22,6 +22,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.frontier.timestamps import MIN
+from service.ledger import audit, keys
 from service.ledger import statements as sql
 from service.ledger.database import Database
 from service.ledger.history import History
@@ -37,8 +38,10 @@ from service.ledger.rows import (
     view_of,
 )
 from service.ledger.tables import history, jobs, promise_chunks, stages
+from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import StageView, StoredJob
+from service.model.keys import Key
 from service.tasks import run_to_completion
 
 P = ParamSpec("P")
@@ -155,7 +158,9 @@ class SqlLedger:
         return await load_jobs(db, jobs, with_promises=True)
 
     @_writing
-    async def create(self, db: AsyncConnection, layout: NewLayout, at_ms: int) -> StoredJob | None:
+    async def create(
+        self, db: AsyncConnection, layout: NewLayout, at_ms: int, deed: Deed | None = None
+    ) -> StoredJob | None:
         """See the port."""
         row = (await db.execute(sql.LOCK_JOB, {"b_job": layout.job})).one_or_none()
         if row is not None and not row.deleted:
@@ -175,6 +180,7 @@ class SqlLedger:
             # There was no row to lock, and another replica has added it since.
             return None
         await self._add_stages(db, layout, 1, at_ms)
+        await audit.write_audit(db, deed, job=layout.job)
         return await load_job(db, layout.job)
 
     @_writing
@@ -185,6 +191,7 @@ class SqlLedger:
         generation: int,
         layout_version: int,
         at_ms: int,
+        deed: Deed | None = None,
     ) -> StoredJob | None:
         """See the port."""
         done = await db.execute(
@@ -203,10 +210,14 @@ class SqlLedger:
         await self._change_layouts(
             db, layout, row.incarnation, generation, layout_version + 1, at_ms
         )
+        detail = f"layout {layout_version + 1}"
+        await audit.write_audit(db, deed, job=layout.job, detail=detail)
         return await load_job(db, layout.job)
 
     @_writing
-    async def reset(self, db: AsyncConnection, job: str, at_ms: int) -> StoredJob:
+    async def reset(
+        self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
+    ) -> StoredJob:
         """See the port."""
         key = {"b_job": job, "b_at_ms": at_ms}
         row = (await db.execute(sql.START_GENERATION, key)).one_or_none()
@@ -214,21 +225,30 @@ class SqlLedger:
             raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
+        await audit.write_audit(db, deed, job=job)
         return await load_job(db, job)
 
     @_writing
-    async def delete(self, db: AsyncConnection, job: str, at_ms: int) -> int:
+    async def delete(
+        self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
+    ) -> int:
         """See the port."""
         row = (await db.execute(sql.DELETE_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
             raise unknown_job(job)
         for table in (stages, promise_chunks, history):
             await db.execute(delete(table).where(table.c.job == job))
+        await audit.write_audit(db, deed, job=job)
         return int(row.generation)
 
     @_writing
     async def open_run(
-        self, db: AsyncConnection, job: str, stages: Sequence[str], holder: str
+        self,
+        db: AsyncConnection,
+        job: str,
+        stages: Sequence[str],
+        holder: str,
+        deed: Deed | None = None,
     ) -> int:
         """See the port."""
         row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
@@ -242,6 +262,8 @@ class SqlLedger:
                 for stage in sorted(set(stages))
             ],
         )
+        detail = f"run {run} of {', '.join(sorted(set(stages)))} by {holder}"
+        await audit.write_audit(db, deed, job=job, detail=detail)
         return run
 
     @_reading
@@ -383,6 +405,40 @@ class SqlLedger:
         return await self._history.thin(
             db, fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms
         )
+
+    # ---- keys and the audit
+
+    @_reading
+    async def keys(self, db: AsyncConnection) -> Sequence[Key]:
+        """See the port."""
+        return await keys.find_keys(db)
+
+    @_writing
+    async def add_key(self, db: AsyncConnection, key: Key, deed: Deed) -> bool:
+        """See the port."""
+        return await keys.add_key(db, key, deed)
+
+    @_writing
+    async def delete_key(self, db: AsyncConnection, name: str, deed: Deed) -> bool:
+        """See the port."""
+        return await keys.delete_key(db, name, deed)
+
+    @_writing
+    async def note_uses(self, db: AsyncConnection, used_at_ms: Mapping[bytes, int]) -> None:
+        """See the port."""
+        await keys.note_uses(db, used_at_ms)
+
+    @_reading
+    async def read_audit(
+        self, db: AsyncConnection, limit: int, before: int | None, job: str | None
+    ) -> Sequence[AuditRecord]:
+        """See the port."""
+        return await audit.read_audit(db, limit, before, job)
+
+    @_writing
+    async def trim_audit(self, db: AsyncConnection, keep_until_ms: int) -> int:
+        """See the port."""
+        return await audit.trim_audit(db, keep_until_ms)
 
     # ---- parts of the transactions above
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     text,
 )
 
@@ -96,4 +97,35 @@ history = Table(
     Index("watermark_history_by_stage", "job", "stage", "at_ms"),
     Index("watermark_history_by_age", "at_ms"),
     comment="A row for each advance, thinned by age",
+)
+
+access_keys = Table(
+    "access_keys",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("jobs", String(128), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("created_by", String(128), nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=True),
+    Column("used_at_ms", BigInteger, nullable=True),
+    Index("access_keys_by_digest", "digest", unique=True),
+    comment="Who may do what. Of a secret, only its SHA-256",
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", _Serial, primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("address", String(128), nullable=False),
+    Column("job", String(128), nullable=True),
+    Column("key", String(128), nullable=True),
+    Column("detail", Text, nullable=False),
+    Index("audit_by_job", "job", "number"),
+    Index("audit_by_age", "at_ms"),
+    comment="Who changed what, from where and when; deleted by age",
 )

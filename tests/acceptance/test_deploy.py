@@ -22,11 +22,14 @@ import pytest
 import redis
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pydantic import SecretStr
 from ruamel.yaml import YAML
 
 from service.app import create_app, open_ledger, open_live_store
 from service.clock import SystemClock
 from service.errors import UnavailableError
+from service.model.keys import Role
+from service.operator_keys import check_not_exposed, operator_keys
 from service.settings import Settings
 from tests.support.api import ok, problem
 from tests.support.binaries import end, free_port, launch, redis_server, wait_until
@@ -44,16 +47,20 @@ haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy
 
 
 def read_yaml(path: Path, environment: Mapping[str, str] | None = None) -> Any:
-    """Read a file as `docker compose` does: `${NAME:-default}` is filled in."""
+    """Read a file as `docker compose` does: `${NAME:-default}` is filled in, and so is `${NAME:?why}`,
+    which must be given.
+    """
     environment = environment or {}
 
     def fill(found: re.Match[str]) -> str:
-        return environment.get(found[1], found[2])
+        name, how, rest = found.groups()
+        return environment[name] if how == "?" else environment.get(name, rest)
 
-    return YAML(typ="safe").load(re.sub(r"\$\{(\w+):-([^}]*)\}", fill, path.read_text()))
+    return YAML(typ="safe").load(re.sub(r"\$\{(\w+):([-?])([^}]*)\}", fill, path.read_text()))
 
 
-COMPOSE = read_yaml(ROOT / "docker-compose.yml")
+SECRETS = {"ADMIN_KEY": "a" * 64, "SCRAPE_KEY": "b" * 64}
+COMPOSE = read_yaml(ROOT / "docker-compose.yml", SECRETS)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
@@ -90,7 +97,9 @@ def settings_of(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     settings = Settings(_env_file=None)  # pyright: ignore[reportCallIssue]
     for name, value in ours.items():
-        assert str(getattr(settings, name.removeprefix("TIDEGAUGE_").lower())) == value
+        found = getattr(settings, name.removeprefix("TIDEGAUGE_").lower())
+        shown = found.get_secret_value() if isinstance(found, SecretStr) else str(found)
+        assert shown == value
     return settings
 
 
@@ -151,11 +160,22 @@ def test_the_settings_of_a_replica(replica: str, monkeypatch: pytest.MonkeyPatch
     assert ledger.password == postgres["POSTGRES_PASSWORD"]
     assert ledger.path == f"/{postgres['POSTGRES_DB']}"
     assert settings.host == "0.0.0.0"
+    # It is reached from elsewhere, so it must have keys, and those must be good ones.
+    check_not_exposed(settings, protected=bool(operator_keys(settings)))
+    assert [key.role for key in operator_keys(settings)] == [Role.ADMIN, Role.SCRAPE]
+    assert not settings.insecure
+    assert SERVICES[replica]["environment"]["TIDEGAUGE_ADMIN_KEY"] == SECRETS["ADMIN_KEY"]
+
+
+@pytest.mark.parametrize("missing", sorted(SECRETS))
+def test_no_key_has_a_default(missing: str) -> None:
+    with pytest.raises(KeyError, match=missing):
+        read_yaml(ROOT / "docker-compose.yml", {k: v for k, v in SECRETS.items() if k != missing})
 
 
 def test_every_password_comes_from_the_environment() -> None:
     """None is left in the file once the variables are set."""
-    secrets = {"REDIS_PASSWORD": "hush1", "POSTGRES_PASSWORD": "hush2"}
+    secrets = SECRETS | {"REDIS_PASSWORD": "hush1", "POSTGRES_PASSWORD": "hush2"}
     filled = read_yaml(ROOT / "docker-compose.yml", secrets)["services"]
     for replica in REPLICAS:
         environment = filled[replica]["environment"]
@@ -361,6 +381,12 @@ def test_the_image_is_healthy_as_long_as_it_is_alive(tmp_path: Path) -> None:
 def test_prometheus_asks_every_replica() -> None:
     [job] = read_yaml(DEPLOY / "prometheus.yml")["scrape_configs"]
     assert job.get("metrics_path", "/metrics") in routes()
+    # It has a key for that, and for nothing else.
+    [secret] = SERVICES["prometheus"]["secrets"]
+    assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
+    assert COMPOSE["secrets"][secret] == {"environment": "SCRAPE_KEY"}
+    environment = SERVICES[REPLICAS[0]]["environment"]
+    assert environment["TIDEGAUGE_SCRAPE_KEY"] == SECRETS["SCRAPE_KEY"]
     [static] = job["static_configs"]
     assert static["targets"] == [f"{name}:{port_of(name)}" for name in REPLICAS]
 

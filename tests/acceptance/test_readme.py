@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from service.model.keys import Role
 from service.settings import Settings
+from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.operators import TABLE
 from spark_agent.tally import Count
-from tests.support.server import Service
+from tests.support.server import Service, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -159,4 +161,43 @@ def test_every_make_target_it_names_is_there() -> None:
 
 def test_every_setting_it_names_is_there() -> None:
     named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", README)}
-    assert named == set(Settings.model_fields)
+    of_the_agent = {KEY_VARIABLE, FILE_VARIABLE}
+    assert {f"TIDEGAUGE_{name.upper()}" for name in Settings.model_fields} | of_the_agent == {
+        f"TIDEGAUGE_{name.upper()}" for name in named
+    }
+
+
+def test_the_table_of_roles_is_the_code_s() -> None:
+    table = README[README.index("| role | may |") :].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [role.value for role in Role]
+
+
+def test_the_commands_for_keys(tmp_path: Path) -> None:
+    """As they stand there, but for the address and the port."""
+    script = block("sh", "keys create drivers").replace("tidegauge ", "python -m service ")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    script = script.replace("--host 0.0.0.0", f"--host 0.0.0.0 --port {port}")
+    ready = f"for _ in $(seq 600); do curl -fsS {url}/readyz && break; sleep 0.1; done"
+    script = script.replace(
+        "\nexport ", f"\ntrap 'kill %1; wait' EXIT\n{ready} 2>/dev/null\nexport "
+    )
+    clean = {name: value for name, value in os.environ.items() if "TIDEGAUGE" not in name}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-m", "-c", script],
+        env=clean
+        | {
+            "TIDEGAUGE_URL": url,
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "drivers.key").read_text().startswith("tg_")
+    assert "key drivers is revoked" in done.stdout
+    assert "revoke-key" in done.stdout

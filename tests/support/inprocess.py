@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import httpx
 
+from service.api.fast_lane import FastLane
 from service.app import create_app
 from service.clock import Clock
 from service.settings import Settings
@@ -31,8 +32,12 @@ class InProcess:
         folder: Path,
         clock: Clock | None = None,
         stores: Stores | None = None,
+        *,
+        fast_lane: bool = True,
         **settings: Any,
     ) -> None:
+        """`fast_lane`: whether hot routes are served by the shortcut, as they are in a real service."""
+        self._fast_lane = fast_lane
         self.clock = clock or FakeClock()
         self.stores = stores or Stores()
         self._folder = folder
@@ -49,7 +54,10 @@ class InProcess:
             live_url=self.stores.live_url,
             **self._settings,
         )
-        app = cast("App", create_app(settings, clock=self.clock))
+        made = create_app(settings, clock=self.clock)
+        if not self._fast_lane:
+            made.user_middleware = [m for m in made.user_middleware if m.cls is not FastLane]
+        app = cast("App", made)
         state = await self._stack.enter_async_context(running(app))
         self.client = await self._stack.enter_async_context(
             httpx.AsyncClient(

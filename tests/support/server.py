@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -28,12 +29,19 @@ def free_port() -> int:
 class Service:
     """One service on one ledger and one port, through any number of processes."""
 
-    def __init__(self, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.ledger_url = f"sqlite+aiosqlite:///{folder / 'ledger.db'}"
         self._options = options
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -52,7 +60,7 @@ class Service:
         assert self._process is None, "already running"
         self._log = (self.folder / "service.log").open("ab")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
-        environment["PYTHONPATH"] = str(ROOT)
+        environment |= {"PYTHONPATH": str(ROOT)} | self._environment
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service.cli", "serve", *self._arguments()],
             cwd=self.folder,

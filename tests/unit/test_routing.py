@@ -51,10 +51,15 @@ def test_dependencies_are_refused_wherever_they_are_declared() -> None:
         mount(FastAPI(dependencies=[Depends(check)]), router())
 
 
+def test_an_endpoint_cannot_forget_to_say_which_role_it_needs() -> None:
+    with pytest.raises(TypeError, match="role"):
+        Endpoints("others").get("/others")  # pyright: ignore[reportCallIssue]
+
+
 endpoints = Endpoints("things")
 
 
-@endpoints.get("/things/{job}", gives=HealthBody, hot=True)
+@endpoints.get("/things/{job}", role=None, gives=HealthBody, hot=True)
 async def thing(call: Call[None]) -> HealthBody:
     """Give a thing, or what went wrong."""
     if call.job == "away":

@@ -1,0 +1,94 @@
+"""Keys, and the audit of what was changed with them."""
+
+from __future__ import annotations
+
+from fastapi import Response
+
+from service.api.endpoints import Call, Endpoints, json_body, query
+from service.api.exchange import answer, check_name, integer
+from service.api.requests import CreateKey
+from service.api.responses import (
+    AuditBody,
+    KeysBody,
+    NewKeyBody,
+    audit_line,
+    key_line,
+    new_key_body,
+)
+from service.errors import (
+    FirstKeyError,
+    InvalidRequestError,
+    KeyExistsError,
+    UnavailableError,
+    UnknownKeyError,
+)
+from service.model.keys import Role
+from service.spec import NAME_PATTERN
+
+endpoints = Endpoints("keys")
+
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
+
+
+@endpoints.post(
+    "/v1/keys",
+    json_body(CreateKey),
+    role=Role.ADMIN,
+    gives=NewKeyBody,
+    status=201,
+    errors=(KeyExistsError, FirstKeyError, UnavailableError),
+)
+async def create_key(call: Call[CreateKey]) -> Response:
+    """Create a key. Its secret is in this response, and nowhere else."""
+    body = call.body
+    key, secret = await call.aggregator.keys.create(
+        body.name, body.role, body.jobs, body.expires_in_ms, call.by
+    )
+    # No cache on the way may keep it.
+    return answer(new_key_body(key, secret), 201, {"Cache-Control": "no-store"})
+
+
+@endpoints.get("/v1/keys", role=Role.ADMIN, gives=KeysBody, errors=(UnavailableError,))
+async def list_keys(call: Call[None]) -> KeysBody:
+    """List the keys, without their secrets."""
+    return KeysBody([key_line(key) for key in await call.aggregator.keys.all()])
+
+
+@endpoints.delete(
+    "/v1/keys/{key}", role=Role.ADMIN, status=204, errors=(UnknownKeyError, UnavailableError)
+)
+async def revoke_key(call: Call[None]) -> Response:
+    """Revoke a key. Its name may be used again."""
+    await call.aggregator.keys.revoke(call.request.path_params["key"], call.by)
+    return Response(status_code=204)
+
+
+@endpoints.get(
+    "/v1/audit",
+    role=Role.ADMIN,
+    gives=AuditBody,
+    errors=(InvalidRequestError, UnavailableError),
+    parameters=(
+        query(
+            "limit",
+            "How many",
+            {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        ),
+        query(
+            "before",
+            "Only records with a lower number: the next page",
+            {"type": "integer", "minimum": 1, "maximum": 2**53},
+        ),
+        query("job", "Only records about this job", {"type": "string", "pattern": NAME_PATTERN}),
+    ),
+)
+async def get_audit(call: Call[None]) -> AuditBody:
+    """Show who changed what, from where and when: the newest first."""
+    request = call.request
+    limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
+    before = integer(request, "before", 1, 2**53, None)
+    job = request.query_params.get("job")
+    if job is not None:
+        check_name("job", job)
+    records = await call.aggregator.keys.audit(limit, before, job)
+    return AuditBody([audit_line(record) for record in records])

@@ -1,0 +1,64 @@
+"""The audit in the ledger, within a transaction. See `service.ledger.port.Ledger`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import bindparam, delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.ledger.tables import audit
+from service.model.audit import Action, Actor, AuditRecord, Deed
+
+_DETAIL = 1_000
+
+TRIM_AUDIT = delete(audit).where(audit.c.at_ms < bindparam("b_keep_until_ms"))
+
+
+async def write_audit(
+    db: AsyncConnection,
+    deed: Deed | None,
+    *,
+    job: str | None = None,
+    key: str | None = None,
+    detail: str = "",
+) -> None:
+    """Record a change in the transaction that makes it. None: nobody asked for it."""
+    if deed is None:
+        return
+    row = {
+        "at_ms": deed.at_ms,
+        "action": deed.action.value,
+        "actor": deed.by.name,
+        "address": deed.by.address[:128],
+        "job": job,
+        "key": key,
+        "detail": detail if len(detail) <= _DETAIL else detail[: _DETAIL - 1] + "…",
+    }
+    await db.execute(insert(audit), row)
+
+
+async def read_audit(
+    db: AsyncConnection, limit: int, before: int | None, job: str | None
+) -> Sequence[AuditRecord]:
+    """Return the newest records, newest first."""
+    found = select(audit).order_by(audit.c.number.desc()).limit(limit)
+    if before is not None:
+        found = found.where(audit.c.number < before)
+    if job is not None:
+        found = found.where(audit.c.job == job)
+    return [
+        AuditRecord(
+            number=row.number,
+            deed=Deed(Action(row.action), Actor(row.actor, row.address), row.at_ms),
+            job=row.job,
+            key=row.key,
+            detail=row.detail,
+        )
+        for row in await db.execute(found)
+    ]
+
+
+async def trim_audit(db: AsyncConnection, keep_until_ms: int) -> int:
+    """Delete old records; return how many."""
+    return (await db.execute(TRIM_AUDIT, {"b_keep_until_ms": keep_until_ms})).rowcount

@@ -1,0 +1,49 @@
+"""The audit: who changed what, from where and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Action(StrEnum):
+    """What the audit records."""
+
+    CREATE_JOB = "create-job"
+    CHANGE_JOB = "change-job"
+    RESET_JOB = "reset-job"
+    DELETE_JOB = "delete-job"
+    OPEN_RUN = "open-run"
+    CREATE_KEY = "create-key"
+    REVOKE_KEY = "revoke-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who sent a request: the name of the key, and the client's address."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """A change that is to be recorded, in the transaction that makes it."""
+
+    action: Action
+    by: Actor
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """A change that was made."""
+
+    number: int
+    """Rises with each record."""
+    deed: Deed
+    job: str | None
+    key: str | None
+    """The name of the key that was created or revoked."""
+    detail: str
+    """What the change was, in a few words."""

@@ -1,0 +1,197 @@
+"""Commands that manage keys, and show what was changed with them. They talk to the running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spark_agent.client import AggregatorError, Client, Forbidden, Refused, Unauthenticated
+from spark_agent.durations import duration_ms
+from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
+
+_EXIT_CANNOT_RUN: Final = 2
+_PIPE_WIDTH: Final = 2_000
+_ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
+_ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
+
+Url = Annotated[str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")]
+# There is no option for the key itself: everybody on the machine could see it in the list of processes.
+KeyFile = Annotated[
+    str | None,
+    typer.Option(
+        help=f"A file with an admin key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
+        f" {_ADMIN_FILE_VARIABLE} or {_ADMIN_KEY_VARIABLE}.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="The key's name.")]
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list and revoke the keys that requests are sent with. Needs an admin key, once there"
+    " is any key.",
+)
+
+
+@keys.command("create")
+def create(
+    name: Name,
+    *,
+    role: Annotated[str, typer.Option(help="read, report, drive, admin or scrape.")],
+    jobs: Annotated[str, typer.Option(help="The jobs that it is for, such as 'scores-*'.")] = "*",
+    expires_in: Annotated[
+        str | None, typer.Option(help="Such as '90 days'; never if left out.", show_default=False)
+    ] = None,
+    url: Url = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Create a key. Its secret is printed once, on the standard output, and stored nowhere.
+
+    Examples: `tidegauge keys create workers --role report --jobs 'scores-*' > workers.key`,
+    `tidegauge keys create ci --role admin --expires-in '90 days'`
+    """
+    with _explained("keys create", url):
+        expires_in_ms = None if expires_in is None else duration_ms(expires_in, name="--expires-in")
+        made = client_of(url, key_file).create_key(name, role, jobs, expires_in_ms)
+    if json_:
+        typer.echo(json.dumps(made))
+        return
+    typer.echo(made["secret"])
+    until = f", until {made['expires_at']}" if made["expires_at"] else ""
+    typer.echo(
+        f"key {name} has role {role} for {jobs}{until}. Keep the secret: it is not shown again",
+        err=True,
+    )
+
+
+@keys.command("list")
+def list_keys(
+    *, url: Url = "http://127.0.0.1:8000", key_file: KeyFile = None, json_: AsJson = False
+) -> None:
+    """List the keys, without their secrets.
+
+    Examples: `tidegauge keys list`, `tidegauge keys list --json`
+    """
+    with _explained("keys list", url):
+        found = client_of(url, key_file).keys()
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    _print(
+        ("name", "role", "jobs", "expires", "last used", "created by"),
+        [
+            (
+                each["name"],
+                each["role"],
+                each["jobs"],
+                each["expires_at"] or "never",
+                each["used_at"] or "never",
+                each["created_by"],
+            )
+            for each in found
+        ],
+    )
+
+
+@keys.command("revoke")
+def revoke(name: Name, *, url: Url = "http://127.0.0.1:8000", key_file: KeyFile = None) -> None:
+    """Revoke a key. Every replica refuses it within two seconds.
+
+    Example: `tidegauge keys revoke workers`
+    """
+    with _explained("keys revoke", url):
+        client_of(url, key_file).revoke_key(name)
+    typer.echo(f"key {name} is revoked")
+
+
+def audit(
+    *,
+    job: Annotated[
+        str | None, typer.Option(help="Only changes of this job.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many.")] = 20,
+    url: Url = "http://127.0.0.1:8000",
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Show who created, changed, reset or deleted a job, opened a run, made or revoked a key.
+
+    Examples: `tidegauge audit`, `tidegauge audit --job scores --limit 5 --json`
+    """
+    with _explained("audit", url):
+        found = client_of(url, key_file).audit(limit=limit, job=job)
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    _print(
+        ("at", "by", "from", "action", "of", "detail"),
+        [
+            (
+                each["at"],
+                each["by"],
+                each["address"],
+                each["action"],
+                each["job"] or each["key"] or "",
+                each["detail"],
+            )
+            for each in found
+        ],
+    )
+
+
+def client_of(url: str, key_file: str | None) -> Client:
+    """Make a client with the caller's key, or with the operator's where the service is configured."""
+    agents = os.environ.get(KEY_VARIABLE) or os.environ.get(FILE_VARIABLE)
+    if key_file is None and not agents:
+        key_file = os.environ.get(_ADMIN_FILE_VARIABLE)
+        key = None if key_file else os.environ.get(_ADMIN_KEY_VARIABLE)
+        return Client(url, key=key or None, key_file=key_file or None)
+    return Client(url, key_file=key_file)
+
+
+@contextmanager
+def _explained(command: str, url: str) -> Generator[None]:
+    """Print what goes wrong in a line that says what to do."""
+    try:
+        yield
+    except (ValueError, Forbidden) as error:
+        raise exit_with(command, str(error)) from None
+    except Unauthenticated as error:
+        detail = error.problem.get("detail", error)
+        raise exit_with(
+            command, f"{detail}. Name a file with an admin key: --key-file or {FILE_VARIABLE}"
+        ) from None
+    except Refused as error:
+        raise exit_with(command, str(error.problem.get("detail", error))) from None
+    except AggregatorError as error:
+        raise exit_with(
+            command, f"{error}: is tidegauge at {url}? Choose another with --url"
+        ) from None
+
+
+def exit_with(command: str, message: str) -> typer.Exit:
+    """Print why a command cannot run; return the exit to raise."""
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"tidegauge {command}: {message}", markup=False, highlight=False)
+    return typer.Exit(_EXIT_CANNOT_RUN)
+
+
+def _print(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    # Cells are cut to the width of a terminal. A pipe has none.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width)
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        # As plain text: brackets in a pattern of jobs are no markup.
+        table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
+    console.print(table)

@@ -1,0 +1,94 @@
+"""Where the agent's key comes from: a parameter, a file, or the environment. It is never shown.
+
+On executors a task must find the key by itself. Whatever Spark carries there (plans, options of
+sources, local properties, pickled functions) may be logged, shown in its UI, or written to disk. So the
+driver sends at most the *path* of a file with the key, which must be there on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+KEY_VARIABLE: Final = "TIDEGAUGE_KEY"
+FILE_VARIABLE: Final = "TIDEGAUGE_KEY_FILE"
+
+_SECRET: Final = re.compile(r"[\x21-\x7e]+")
+
+
+class UnusableKeyError(Exception):
+    """There is a key, but it cannot be used. The message does not show it."""
+
+
+class KeySource(Protocol):
+    """Where a key comes from."""
+
+    def read(self) -> str | None:
+        """Return the key; None: there is none. Raises `UnusableKeyError`."""
+        ...
+
+
+class FixedKey:
+    """A key that does not change; or no key."""
+
+    def __init__(self, secret: str | None, name: str) -> None:
+        self._secret = secret
+        self._name = name
+
+    def read(self) -> str | None:
+        """See `KeySource`."""
+        if self._secret is not None and _SECRET.fullmatch(self._secret) is None:
+            raise UnusableKeyError(f"{self._name} is not a key: it has spaces, or is empty")
+        return self._secret
+
+
+class KeyInFile:
+    """A key in a file, read again when the file changes: so keys are rotated without a restart."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path = Path(path)
+        self._name = name
+        self._state: tuple[int, int, int] | None = None
+        self._secret: str | None = None
+
+    def read(self) -> str | None:
+        """See `KeySource`. While the file is being replaced, the key that it had before is used."""
+        try:
+            stat = self._path.stat()
+            state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if state != self._state:
+                self._secret = self._read()
+                self._state = state
+        except (OSError, UnicodeDecodeError, UnusableKeyError) as error:
+            if self._secret is None:
+                reason = error.strerror if isinstance(error, OSError) else "it has no key in it"
+                raise UnusableKeyError(
+                    f"{self._name} {str(self._path)!r} cannot be used: {reason}"
+                ) from None
+        return self._secret
+
+    def _read(self) -> str:
+        secret = self._path.read_text().strip()
+        if _SECRET.fullmatch(secret) is None:
+            raise UnusableKeyError
+        return secret
+
+
+def key_source(
+    key: str | None,
+    key_file: str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> KeySource:
+    """Choose where the key comes from: a parameter, else the environment of this process."""
+    if key is not None:
+        return FixedKey(key, "key")
+    if key_file is not None:
+        return KeyInFile(key_file, "key_file")
+    if environment.get(KEY_VARIABLE):
+        return FixedKey(environment[KEY_VARIABLE], KEY_VARIABLE)
+    if environment.get(FILE_VARIABLE):
+        return KeyInFile(environment[FILE_VARIABLE], FILE_VARIABLE)
+    return FixedKey(None, KEY_VARIABLE)

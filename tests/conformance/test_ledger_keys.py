@@ -1,0 +1,155 @@
+"""What every ledger does with keys and with the audit. See `service.ledger.port`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from service.errors import UnknownJobError
+from service.ledger.port import Ledger, NewLayout
+from service.model.audit import Action, Actor, AuditRecord, Deed
+from service.model.keys import Key, Role, digest_of
+
+SPEC = b'{"stages":{"s":{"shards":["a","b"]}}}'
+ME = Actor("me", "10.0.0.1")
+KEY = Key("ci", Role.REPORT, "scores-*", digest_of("one"), 5, "me", 1_000)
+MINUTE_MS = 60_000
+
+
+def deed(action: Action, at_ms: int = 7) -> Deed:
+    return Deed(action, ME, at_ms)
+
+
+CREATE, REVOKE = deed(Action.CREATE_KEY), deed(Action.REVOKE_KEY, 8)
+
+
+@pytest.fixture
+def ledger(ledgers: Callable[[], Ledger], runner: asyncio.Runner) -> Ledger:
+    found = ledgers()
+    runner.run(found.open(exclusive=True))
+    return found
+
+
+def all_of(ledger: Ledger, runner: asyncio.Runner) -> Sequence[AuditRecord]:
+    return runner.run(ledger.read_audit(100, None, None))
+
+
+def test_a_key_comes_back_as_it_was_stored(
+    ledger: Ledger, ledgers: Callable[[], Ledger], runner: asyncio.Runner
+) -> None:
+    assert runner.run(ledger.keys()) == []
+    assert runner.run(ledger.add_key(KEY, CREATE))
+    other = Key("any", Role.ADMIN, "*", digest_of("two"), 6, "me")
+    assert runner.run(ledger.add_key(other, CREATE))
+    again = ledgers()
+    runner.run(again.open(exclusive=True))
+    assert runner.run(again.keys()) == [other, KEY], "by name"
+
+
+def test_a_name_is_given_once_until_it_is_free_again(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    assert runner.run(ledger.add_key(KEY, CREATE))
+    second = replace(KEY, digest=digest_of("two"), role=Role.READ)
+    assert not runner.run(ledger.add_key(second, CREATE))
+    assert runner.run(ledger.keys()) == [KEY]
+    assert runner.run(ledger.delete_key("ci", REVOKE))
+    assert not runner.run(ledger.delete_key("ci", REVOKE))
+    assert runner.run(ledger.add_key(second, CREATE))
+    assert runner.run(ledger.keys()) == [second]
+    # What was refused is not recorded.
+    assert [(r.deed, r.key, r.detail) for r in all_of(ledger, runner)] == [
+        (CREATE, "ci", "read for scores-*"),
+        (REVOKE, "ci", ""),
+        (CREATE, "ci", "report for scores-*"),
+    ]
+
+
+def test_uses_are_noted_once_a_minute_and_never_go_back(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    runner.run(ledger.add_key(KEY, CREATE))
+
+    def used_at(*noted_ms: int) -> int | None:
+        for at_ms in noted_ms:
+            runner.run(ledger.note_uses({KEY.digest: at_ms, digest_of("unknown"): at_ms}))
+        [key] = runner.run(ledger.keys())
+        return key.used_at_ms
+
+    assert used_at() is None
+    assert used_at(100) == 100
+    assert used_at(100 + MINUTE_MS - 1) == 100
+    assert used_at(100 + MINUTE_MS) == 100 + MINUTE_MS
+    assert used_at(50) == 100 + MINUTE_MS
+    runner.run(ledger.note_uses({}))
+    runner.run(ledger.delete_key("ci", REVOKE))
+    runner.run(ledger.add_key(replace(KEY, digest=digest_of("two")), CREATE))
+    assert used_at(900_000) is None, "another key of the same name"
+
+
+def test_a_change_of_a_job_is_recorded_with_it(ledger: Ledger, runner: asyncio.Runner) -> None:
+    layout = NewLayout("j", SPEC, ("s",))
+    runner.run(ledger.create(layout, 1, deed(Action.CREATE_JOB, 1)))
+    runner.run(ledger.replace(layout, 1, 1, 2, deed(Action.CHANGE_JOB, 2)))
+    runner.run(ledger.open_run("j", ["s"], "driver-1", deed(Action.OPEN_RUN, 3)))
+    runner.run(ledger.reset("j", 4, deed(Action.RESET_JOB, 4)))
+    runner.run(ledger.delete("j", 5, deed(Action.DELETE_JOB, 5)))
+    records = all_of(ledger, runner)
+    assert [(r.deed.action, r.deed.at_ms, r.job, r.detail) for r in records] == [
+        (Action.DELETE_JOB, 5, "j", ""),
+        (Action.RESET_JOB, 4, "j", ""),
+        (Action.OPEN_RUN, 3, "j", "run 1 of s by driver-1"),
+        (Action.CHANGE_JOB, 2, "j", "layout 2"),
+        (Action.CREATE_JOB, 1, "j", ""),
+    ]
+    assert {r.deed.by for r in records} == {ME}
+    assert [r.number for r in records] == sorted((r.number for r in records), reverse=True)
+
+
+def test_a_change_that_does_not_happen_is_not_recorded(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    layout = NewLayout("j", SPEC, ("s",))
+    runner.run(ledger.create(layout, 1))
+    assert runner.run(ledger.create(layout, 1, deed(Action.CREATE_JOB))) is None
+    assert runner.run(ledger.replace(layout, 1, 9, 2, deed(Action.CHANGE_JOB))) is None
+    for work in (
+        lambda: ledger.reset("x", 1, deed(Action.RESET_JOB)),
+        lambda: ledger.delete("x", 1, deed(Action.DELETE_JOB)),
+        lambda: ledger.open_run("x", ["s"], "driver-1", deed(Action.OPEN_RUN)),
+    ):
+        with pytest.raises(UnknownJobError):
+            runner.run(work())
+    assert all_of(ledger, runner) == []
+
+
+def test_the_audit_is_read_in_pages_and_by_job(ledger: Ledger, runner: asyncio.Runner) -> None:
+    for name in ("a", "b", "c"):
+        layout = NewLayout(name, SPEC, ("s",))
+        runner.run(ledger.create(layout, 1, deed(Action.CREATE_JOB)))
+    newest = runner.run(ledger.read_audit(2, None, None))
+    assert [r.job for r in newest] == ["c", "b"]
+    rest = runner.run(ledger.read_audit(2, newest[-1].number, None))
+    assert [r.job for r in rest] == ["a"]
+    assert [r.job for r in runner.run(ledger.read_audit(9, None, "b"))] == ["b"]
+    assert runner.run(ledger.read_audit(9, newest[-1].number, "b")) == []
+
+
+def test_old_records_are_deleted(ledger: Ledger, runner: asyncio.Runner) -> None:
+    for at_ms in (10, 20, 30):
+        key = replace(KEY, name=f"k{at_ms}", digest=digest_of(str(at_ms)))
+        runner.run(ledger.add_key(key, deed(Action.CREATE_KEY, at_ms)))
+    assert runner.run(ledger.trim_audit(20)) == 1
+    assert [r.deed.at_ms for r in all_of(ledger, runner)] == [30, 20]
+
+
+def test_an_endless_list_of_stages_is_cut(ledger: Ledger, runner: asyncio.Runner) -> None:
+    runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1))
+    stages = [f"{number:0100}" for number in range(100)]
+    runner.run(ledger.open_run("j", stages, "driver-1", deed(Action.OPEN_RUN)))
+    [record] = all_of(ledger, runner)
+    assert len(record.detail) == 1_000
+    assert record.detail.endswith("…")
