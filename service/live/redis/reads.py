@@ -178,10 +178,9 @@ async def _ranges(
     if order == "range":
         indices = list(range(min(limit, len(found.layout))))
     else:
-        raw = await steps.command(
-            job_layout.job, "GET", schema.stage_keys(job_layout.job, stage)[1]
-        )
-        if raw is None or len(raw) != 8 * len(found.layout):
+        # Checked against the layout: it may have changed, and then the column is no damage.
+        _, raw = await steps.step_with_columns(job_layout, "weights", (stage,), [])
+        if len(raw) != 8 * len(found.layout):
             await steps.drop(job_layout.job)
             raise StateLostError(job_layout.job)
         weights = np.frombuffer(raw, dtype="<f8")
