@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 
 from service.app import SUPERVISOR, create_app, open_ledger
 from service.errors import CannotStartError, ProblemError
+from service.guard import GuardedProtocol
 from service.settings import Settings
 
 
@@ -73,7 +74,8 @@ def read_settings(**options: object) -> Settings:
 
 _SERVER: dict[str, Any] = {
     "loop": "uvloop",
-    "http": "httptools",
+    "http": GuardedProtocol,
+    "ws": "none",
     "lifespan": "on",
     "access_log": False,
     "timeout_graceful_shutdown": 10,

@@ -15,15 +15,31 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
-from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
+from service.api.bodies import FREE_BYTES
+from service.api.exchange import (
+    MAX_BODY,
+    Body,
+    answer,
+    check_name,
+    declared_bytes,
+    decode,
+    read_large,
+    read_small,
+    state,
+)
 from service.api.problems import MEDIA_TYPE
 from service.api.responses import ProblemBody
 from service.api.routing import HOT, DirectRoute
+from service.api.web import SAFE_METHODS, check_browser
 from service.errors import (
+    CrossSiteError,
     InvalidRequestError,
     MalformedJsonError,
+    OverloadedError,
     PayloadTooLargeError,
     ProblemError,
+    UnknownHostError,
+    UnsupportedMediaTypeError,
 )
 from service.metrics import Metrics
 from service.spec import NAME_PATTERN
@@ -38,7 +54,7 @@ class Reads(Generic[B]):
     types: tuple[type, ...]
     """For the documentation: the body has one of these types."""
     limit: int
-    parse: Callable[[bytes], B]
+    parse: Callable[[Body], B]
 
 
 def json_body(
@@ -49,7 +65,7 @@ def json_body(
     return Reads((body_type,), limit, lambda body: decode(decoder, body, refusal))
 
 
-def raw_body(*types: type) -> Reads[bytes]:
+def raw_body(*types: type) -> Reads[Body]:
     """Leave the reading to the endpoint: which of these it is depends on more than the body."""
     return Reads(types, MAX_BODY, lambda body: body)
 
@@ -154,7 +170,7 @@ class Endpoints:
                 methods=[method],
                 name=handler.__name__,
                 description=handler.__doc__,
-                **_document(names, reads.types, described),
+                **_document(method, names, reads.types, described),
             )
             return handler
 
@@ -164,12 +180,23 @@ class Endpoints:
 def _run(
     handler: Handler[B], names: tuple[str, ...], reads: Reads[B], status: int
 ) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request, body: Body) -> Response:
+        answered = await handler(Call(request, reads.parse(body)))
+        return answered if isinstance(answered, Response) else answer(answered, status)
+
     async def run(request: Request) -> Response:
+        service = state(request)
+        check_browser(request.scope, service.hosts)
         for name in names:
             check_name(name, request.path_params[name])
-        body = reads.parse(await read(request, reads.limit) if reads.types else b"")
-        answered = await handler(Call(request, body))
-        return answered if isinstance(answered, Response) else answer(answered, status)
+        if not reads.types:
+            return await respond(request, b"")
+        declared = declared_bytes(request, reads.limit)
+        if declared is not None and declared <= FREE_BYTES:
+            return await respond(request, await read_small(request))
+        # Until it is answered, as what is made of a body may be larger than the body.
+        with service.bodies.hold() as hold:
+            return await respond(request, await read_large(request, reads.limit, declared, hold))
 
     return run
 
@@ -180,7 +207,7 @@ _PATH_DOCS = {"job": "The job", "stage": "The stage"}
 
 
 def _document(
-    names: tuple[str, ...], types: tuple[type, ...], described: Description
+    method: str, names: tuple[str, ...], types: tuple[type, ...], described: Description
 ) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))]
@@ -195,9 +222,13 @@ def _document(
             "content": {"application/json": {"schema": schema}},
         }
     responses = _answers(described)
-    common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if names else ()
+    common: tuple[type[ProblemError], ...] = (UnknownHostError,)
+    if method not in SAFE_METHODS:
+        common += (CrossSiteError, UnsupportedMediaTypeError)
+    if names or types:
+        common += (InvalidRequestError,)
     if types:
-        common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
+        common += (MalformedJsonError, PayloadTooLargeError, OverloadedError)
     for error in (*common, *described.get("errors", ())):
         _add_error(responses, error)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from service.api.responses import denied_bodies
 from service.errors import (
+    GuardError,
     InvalidRequestError,
     LeaseConflictError,
     MethodNotAllowedError,
@@ -25,6 +26,14 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+
+
+class Refusals(Protocol):
+    """Counts and logs what is refused at the door: `service.guard`."""
+
+    def count(self, reason: str, detail: str) -> None:
+        """Count a refusal."""
+        ...
 
 
 def problem_response(
@@ -57,7 +66,11 @@ def install_handlers(app: FastAPI) -> None:
 
 def refuse(request: Request, error: ProblemError) -> Response:
     """Return the problem for a request, and log it unless it is the client's fault."""
-    if error.status >= 500:
+    if isinstance(error, GuardError):
+        # Counted, and logged now and then: whoever is refused may try thousands of times.
+        guard: Refusals = request.app.state.guard
+        guard.count(error.slug, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    elif error.status >= 500:
         log.warning("%s %s: %s", request.method, request.url.path, error.detail)
     return problem_response(error)
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
-from service.api.exchange import decode
+from service.api.exchange import Body, decode
 from service.api.requests import (
     MAX_REPORTED,
     CommitBody,
@@ -70,7 +70,7 @@ _BULK = 64
     ),
     hot=True,
 )
-async def report(call: Call[bytes]) -> ReportedBody:
+async def report(call: Call[Body]) -> ReportedBody:
     """Report for ranges under a lease, with effect at once or, with an epoch, at its commit."""
     aggregator, job, stage = call.aggregator, call.job, call.stage
     sent = read_report(stage, await aggregator.find_stage(job, stage), call.body)

@@ -108,7 +108,7 @@ async def get_events(call: Call[None]) -> Response:
     return StreamingResponse(
         _events(call.aggregator, call.job, call.request.headers.get("last-event-id")),
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        headers={"X-Accel-Buffering": "no"},
     )
 
 
