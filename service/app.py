@@ -36,6 +36,7 @@ from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
 from service.metrics import Metrics
+from service.redaction import shown
 from service.settings import Settings
 from service.spec import PipelineSpec
 
@@ -64,7 +65,7 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
         return MemoryLiveStore(clock)
     if not url.startswith(("redis", "rediss")):
         raise StoreRefusedError(
-            f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory:// or redis://host:6379/0"
+            f"TIDEGAUGE_LIVE_URL {shown(url)} is not known: use memory:// or redis://host:6379/0"
         )
     try:
         # Imported only if it is used: it is optional, and slow to import.

@@ -59,6 +59,15 @@ def serve(
         int | None, typer.Option(help="How often promises are saved.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes; more than one needs redis://.")] = 1,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(help="Names that the service goes by, separated by commas; *: any."),
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, in PEM format.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="Who signs the certificates that clients must show.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
 ) -> None:
@@ -73,6 +82,10 @@ def serve(
             host=host,
             port=port,
             checkpoint_interval_ms=checkpoint_interval_ms,
+            allowed_hosts=allowed_hosts,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
             log_level=log_level,
             log_format=log_format,
         )

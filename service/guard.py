@@ -110,7 +110,10 @@ class Guard:
             self._unlogged[reason] += 1
             return
         self._logged_ms[reason] = self.now_ms
-        log.warning("refused: %s (and %d like it before)", detail, self._unlogged.pop(reason, 0))
+        more = self._unlogged.pop(reason, 0)
+        log.warning(
+            "%s%s", detail, f" (and {more} more like it since the last line)" if more else ""
+        )
 
     async def watch(self) -> None:
         """Sweep until cancelled."""

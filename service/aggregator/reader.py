@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from service.errors import UnavailableError, UnknownJobError
 from service.last_seen import LastSeen
@@ -19,6 +21,8 @@ HEARTBEAT_S = 15.0
 
 _RETRY_S = 1.0
 """How long a stream of changes waits while the live store does not answer."""
+
+_CURSOR: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +177,8 @@ async def _changed(watch: Watch) -> bool:
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
     """Read the position of a stream. An invalid cursor is the beginning."""
-    match (cursor or "").split("-"):
-        case [generation, revision] if generation.isdecimal() and revision.isdecimal():
-            return int(generation), int(revision)
-        case _:
-            return -1, -1
+    found = _CURSOR.fullmatch(cursor or "")
+    return (-1, -1) if found is None else (int(found[1]), int(found[2]))
 
 
 def _changes(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:

@@ -69,9 +69,9 @@ def refuse(request: Request, error: ProblemError) -> Response:
     if isinstance(error, GuardError):
         # Counted, and logged now and then: whoever is refused may try thousands of times.
         guard: Refusals = request.app.state.guard
-        guard.count(error.slug, f"{request.method} {request.url.path[:200]}: {error.detail}")
+        guard.count(error.slug, f"{request.method} {_path(request)}: {error.detail}")
     elif error.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error.detail)
+        log.warning("%s %s: %s", request.method, _path(request), error.detail)
     return problem_response(error)
 
 
@@ -82,7 +82,7 @@ async def _problem(request: Request, raised: Exception) -> Response:
 async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
     headers = dict(error.headers or {})
-    detail = f"{request.method} {request.url.path}"
+    detail = f"{request.method} {_path(request)}"
     match error.status_code:
         case 404:
             return problem_response(
@@ -103,5 +103,11 @@ async def _http(request: Request, raised: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("%s %s failed", request.method, _path(request), exc_info=error)
     return problem_response(ProblemError("an unexpected error: see the log of the service"))
+
+
+def _path(request: Request) -> str:
+    # In a log, a newline in the path would look like a line of the service's own.
+    path = str(request.scope["path"])
+    return path[:300] if path.isprintable() else repr(path[:300])

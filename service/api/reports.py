@@ -84,7 +84,7 @@ async def report(call: Call[Body]) -> ReportedBody:
     )
 
 
-def read_report(stage_name: str, stage: Stage, body: bytes) -> Report:
+def read_report(stage_name: str, stage: Stage, body: Body) -> Report:
     """Read a report to a stage, and turn what each range reports into its promise."""
     if stage.is_passthrough:
         raise InvalidReportError(
@@ -93,7 +93,7 @@ def read_report(stage_name: str, stage: Stage, body: bytes) -> Report:
     return _read_source(body) if stage.is_source else _read_keyed(body)
 
 
-def _read_source(body: bytes) -> Report:
+def _read_source(body: Body) -> Report:
     try:
         plain = _plain.decode(body)
     except msgspec.DecodeError:
@@ -106,7 +106,7 @@ def _read_source(body: bytes) -> Report:
     return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch)
 
 
-def _read_shards(body: bytes) -> Report:
+def _read_shards(body: Body) -> Report:
     read = decode(_source, body, InvalidReportError)
     _check_size(read.ranges)
     shards = read.ranges
@@ -141,7 +141,7 @@ def _shard_promise(name: str, shard: ShardReport) -> int:
     return source_promise(watermark, shard.holds.values(), final=shard.final)
 
 
-def _read_keyed(body: bytes) -> Report:
+def _read_keyed(body: Body) -> Report:
     read = decode(_keyed, body, InvalidReportError)
     _check_size(read.ranges)
     capped_at_commit = read.input_watermark is UNSET
