@@ -239,7 +239,8 @@ class Database:
                     raise
                 where = redact(self._url.render_as_string())
                 raise StoreRefusedError(
-                    f"another process serves {where}, and memory:// is for one process: stop it, or use TIDEGAUGE_LIVE_URL=redis://… for all of them"
+                    f"another process serves {where}, and memory:// is for one process: stop it,"
+                    " or use TIDEGAUGE_LIVE_URL=redis://… for all of them"
                 ) from None
             deadline.watch(None)
         self._owner = db
@@ -295,8 +296,8 @@ def _checked_url(url: str) -> URL:
     except (SQLAlchemyError, ValueError):
         # Neither's message is passed on: it may quote half of a password that has a `:` or a `/`.
         raise StoreRefusedError(
-            f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be read: use {SQLITE}:///… or {POSTGRES}://…; in a"
-            " password, write / as %2F, @ as %40 and so on"
+            f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be read: use {SQLITE}:///… or"
+            f" {POSTGRES}://…; in a password, write / as %2F, @ as %40 and so on"
         ) from None
     if made.drivername in {SQLITE, POSTGRES}:
         return made
