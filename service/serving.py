@@ -84,7 +84,7 @@ def read_settings(**options: object) -> Settings:
 def _server(settings: Settings) -> dict[str, Any]:
     files = tls_files(settings)
     return {
-        "loop": "uvloop",
+        "loop": "uvloop" if files is None else "service.tls:HandshakeLoop",
         "http": GuardedProtocol,
         "ws": "none",
         "lifespan": "on",

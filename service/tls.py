@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import uvloop
 
 from service.errors import CannotStartError
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,20 @@ class Renewing:
 def make_context(files: TlsFiles, *_: object) -> ssl.SSLContext:
     """Make the context of one process, for uvicorn. Raises `CannotStartError`."""
     return Renewing(files).context
+
+
+class HandshakeLoop(uvloop.Loop):
+    """An event loop whose servers give a client a few seconds for its handshake.
+
+    uvicorn passes no such limit on, and the default is a minute. A connection gets to the guard only
+    after its handshake, so until then there is no other limit.
+    """
+
+    async def create_server(self, *args: Any, **options: Any) -> asyncio.AbstractServer:  # noqa: ANN401
+        """See `asyncio.loop.create_server`."""
+        if options.get("ssl") is not None:
+            options.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
+        return await super().create_server(*args, **options)
 
 
 def _stamp(file: Path) -> object:

@@ -88,6 +88,13 @@ def test_who_speaks_no_tls_is_not_served(secure: Service, issued: Issued) -> Non
     assert "Traceback" not in secure.log()
 
 
+def test_a_handshake_has_a_time(secure: Service, issued: Issued) -> None:
+    """Else whoever connects and says nothing has a file descriptor for as long as he likes."""
+    with socket.create_connection(("127.0.0.1", secure.port), 45) as silent:
+        assert not silent.recv(1)
+    assert served(secure, issued.trust()) is not None
+
+
 def test_a_renewed_certificate_is_served_to_new_connections(
     secure: Service, issued: Issued
 ) -> None:

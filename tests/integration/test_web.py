@@ -126,8 +126,9 @@ async def test_its_own_names(job: Api, host: str):
 
 @pytest.fixture
 async def public(tmp_path: Path, stores: Stores) -> AsyncIterator[InProcess]:
-    settings = {"host": "0.0.0.0", "allowed_hosts": "gauge.example, tidegauge-1"}
-    async with InProcess(with_schema(tmp_path), stores=stores, **settings) as service:
+    names = "gauge.example, tidegauge-1"
+    folder = with_schema(tmp_path)
+    async with InProcess(folder, stores=stores, host="0.0.0.0", allowed_hosts=names) as service:
         yield service
 
 
@@ -242,7 +243,7 @@ async def test_a_name_does_not_end_in_a_newline(job: Api):
 async def test_a_cursor_that_is_none_is_the_beginning(
     job: Api, cursor: str, caplog: pytest.LogCaptureFixture
 ):
-    headers = {"Last-Event-ID": cursor.encode()}
+    headers = [(b"Last-Event-ID", cursor.encode())]
     async with job.client.stream("GET", f"{job.root}/events", headers=headers) as response:
         assert response.status_code == 200
         async for line in response.aiter_lines():
