@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 from collections import Counter
-from enum import Enum, auto
 from typing import Any, Final
 
 import httptools
@@ -168,10 +167,10 @@ def connections_for(descriptors: int) -> int:
     return min(_MOST_CONNECTIONS, max(descriptors - _KEPT_DESCRIPTORS, descriptors // 4))
 
 
-class _Reading(Enum):
-    NOTHING = auto()
-    HEADER = auto()
-    BODY = auto()
+# What a connection is reading. Not an `Enum`: these are looked at several times for each request.
+_NOTHING: Final = 0
+_HEADER: Final = 1
+_BODY: Final = 2
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -190,7 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """When the header or the body that is being read began, or the connection became idle."""
         self._guard: Guard = app_state["guard"]
         self._limits = self._guard.limits
-        self._reading = _Reading.NOTHING
+        self._reading: int = _NOTHING
         self._moved_ms = 0
         self._chunk_bytes = 0
         self._carried_bytes = 0
@@ -206,7 +205,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def idle(self) -> bool:
         """Whether nothing is being read or answered."""
         return (
-            self._reading is _Reading.NOTHING
+            self._reading == _NOTHING
             and self._refusal is None
             and (self.cycle is None or self.cycle.response_complete)  # pyright: ignore[reportUnnecessaryComparison]
         )
@@ -247,7 +246,7 @@ class GuardedProtocol(HttpToolsProtocol):
             found = error.__context__
             self._refuse(found if isinstance(found, GuardError) else _malformed(error))
         else:
-            if self._reading is not _Reading.NOTHING:
+            if self._reading != _NOTHING:
                 self._count_carried()
 
     def _count_carried(self) -> None:
@@ -257,13 +256,13 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._carried_bytes > self._limits.max_header_bytes:
             self._refuse(
                 self._header_too_large()
-                if self.headers or self._reading is _Reading.BODY
+                if self.headers or self._reading == _BODY
                 else self._uri_too_long()
             )
 
     def _after_upgrade(self) -> None:
         # The parser takes what follows for another protocol. Answer, and let the client connect anew.
-        self._reading = _Reading.NOTHING
+        self._reading = _NOTHING
         if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
             self.cycle.keep_alive = False
 
@@ -272,7 +271,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
         super().on_message_begin()
-        self._reading = _Reading.HEADER
+        self._reading = _HEADER
         self.since_ms = self._guard.now_ms
         self._moved = True
         self._carried_bytes = 0
@@ -297,7 +296,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         # A body's trailers come through `on_header` too. They are no headers of the request.
         self.headers = []
-        self._reading = _Reading.BODY
+        self._reading = _BODY
         self.since_ms = self._moved_ms = self._guard.now_ms
 
     def on_body(self, body: bytes) -> None:
@@ -309,12 +308,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         super().on_message_complete()
-        self._reading = _Reading.NOTHING
+        self._reading = _NOTHING
 
     def on_response_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         super().on_response_complete()
-        if self._reading is _Reading.NOTHING:
+        if self._reading == _NOTHING:
             self.since_ms = self._guard.now_ms
         if self._refusal is not None and self.cycle.response_complete:
             self._answer_refusal()
@@ -333,11 +332,11 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self.flow.read_paused:
             # The service does not read: that is not the client's fault.
             self.since_ms = self._moved_ms = now_ms
-        elif self._reading is _Reading.HEADER:
+        elif self._reading == _HEADER:
             limit_ms = self._limits.header_timeout_ms
             if now_ms - self.since_ms > limit_ms:
                 self._refuse(_timeout("header took more than", limit_ms, "HEADER_TIMEOUT_MS"))
-        elif self._reading is _Reading.BODY:
+        elif self._reading == _BODY:
             self._check_body(now_ms)
         elif self.idle and now_ms - self.since_ms > self._limits.idle_timeout_ms:
             self.transport.close()
@@ -380,12 +379,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal = error
         cycle = self.cycle
         if cycle is None or cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
-            if self._reading is _Reading.BODY:
+            if self._reading == _BODY:
                 # It has been answered already, and goes on sending.
                 self.transport.close()
             else:
                 self._answer_refusal()
-        elif self._reading is not _Reading.BODY:
+        elif self._reading != _BODY:
             # Earlier requests are answered first: `on_response_complete` goes on here.
             self.flow.pause_reading()
         elif self.pipeline or cycle.response_started:

@@ -185,18 +185,20 @@ def _run(
         return answered if isinstance(answered, Response) else answer(answered, status)
 
     async def run(request: Request) -> Response:
-        service = state(request)
-        check_browser(request.scope, service.hosts)
+        check_browser(request.scope, state(request).hosts)
         for name in names:
             check_name(name, request.path_params[name])
-        if not reads.types:
-            return await respond(request, b"")
-        declared = declared_bytes(request, reads.limit)
-        if declared is not None and declared <= FREE_BYTES:
-            return await respond(request, await read_small(request))
-        # Until it is answered, as what is made of a body may be larger than the body.
-        with service.bodies.hold() as hold:
-            return await respond(request, await read_large(request, reads.limit, declared, hold))
+        body = b""
+        if reads.types:
+            declared = declared_bytes(request, reads.limit)
+            if declared is None or declared > FREE_BYTES:
+                # Held until it is answered: what is made of a body may be larger than the body.
+                with state(request).bodies.hold() as hold:
+                    large = await read_large(request, reads.limit, declared, hold)
+                    return await respond(request, large)
+            body = await read_small(request)
+        answered = await handler(Call(request, reads.parse(body)))
+        return answered if isinstance(answered, Response) else answer(answered, status)
 
     return run
 

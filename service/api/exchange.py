@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 from fastapi import Request, Response
@@ -26,10 +26,16 @@ from service.spec import NAME_PATTERN
 MAX_BODY = 16 * 2**20
 MAX_PIPELINE_BODY = 128 * 2**20
 
+_EXPLAINED: Final = 256 * 2**10
+"""In a larger body, the value that does not fit is not searched for by its name: it takes too long."""
+
 T = TypeVar("T")
 Body = bytes | bytearray
 _name = re.compile(NAME_PATTERN)
 _encoder = msgspec.json.Encoder()
+
+NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for what is no JSON. JSON is UTF-8."""
 
 
 class ServiceState(Protocol):
@@ -115,14 +121,18 @@ def decode(
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message = str(error)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise _malformed(error) from None
     try:
         # Decoding ended at the first value that does not fit: what follows may not even be JSON.
-        members: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+        members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
+    except NOT_JSON as error:
         raise _malformed(error) from None
     raise refusal(_explain(decoder.type, members, message))
+
+
+_skim = msgspec.json.Decoder(msgspec.Raw).decode
+"""Checks that it is JSON, and makes nothing of it: 16 MiB take 10 ms and not 200."""
 
 
 def _malformed(error: Exception) -> MalformedJsonError:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
-from service.api.exchange import Body, decode
+from service.api.exchange import NOT_JSON, Body, decode
 from service.api.requests import (
     MAX_REPORTED,
     CommitBody,
@@ -96,7 +96,7 @@ def read_report(stage_name: str, stage: Stage, body: Body) -> Report:
 def _read_source(body: Body) -> Report:
     try:
         plain = _plain.decode(body)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return _read_shards(body)
     # Only watermarks, by far the most common report: each is its range's promise.
     _check_size(plain.ranges)
