@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test matrix lint format bench chaos lock clean
+.PHONY: setup demo test matrix lint format bench chaos fuzz lock clean
 
 setup: $(VENV)/.ready
 
@@ -57,6 +57,10 @@ bench: setup
 # Every fault in turn, five times each, then all of them at once: about half an hour.
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+# A million made-up requests, about a quarter of an hour; the seed is printed. `make test` has a short version.
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 # Needs uv. Upgrades with ARGS=--upgrade.
 lock:

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 0.5
 
+_GIVES_WAY_MS: Final = 1_000
+"""After what time an idle connection may be closed to make room."""
+
 _LINGER_MS: Final = 1_000
 _LINGER_BYTES: Final = 2**20
 _LINGERING: Final = 64
@@ -96,11 +99,15 @@ class Guard:
         # until the next one: it cannot make the process spend its time on looking for victims.
         while self._idle:
             oldest = self._idle.pop()
-            if oldest in self._connections and oldest.idle:
+            if oldest in self._connections and self._gives_way(oldest):
                 oldest.transport.abort()
                 self.count("idle", "an idle connection was closed to make room for a new one")
                 return True
         return False
+
+    def _gives_way(self, connection: GuardedProtocol) -> bool:
+        # A client that sends a request each second is never idle for so long.
+        return connection.idle and self.now_ms - connection.since_ms >= _GIVES_WAY_MS
 
     def count(self, reason: str, detail: str) -> None:
         """Count a refusal, and log it unless one like it was logged within the last second."""
@@ -126,7 +133,7 @@ class Guard:
         for connection in list(self._connections):
             connection.check(now_ms)
         full = len(self._connections) > self.max_connections * 3 // 4
-        idle = [each for each in self._connections if full and each.idle]
+        idle = [each for each in self._connections if full and self._gives_way(each)]
         self._idle = sorted(idle, key=lambda each: each.since_ms, reverse=True)
         self._check_descriptors()
 
