@@ -168,8 +168,10 @@ def test_another_client_does_not_notice(service: Service, act: Act) -> None:
         process = _spawn.Process(target=perform, args=(act, service.url, begun, stop), daemon=True)
         process.start()
         try:
-            assert begun.wait(60)
-            time.sleep(0.2)
+            # It goes on reading: an idle connection may be closed to make room for a flood.
+            while not begun.is_set():
+                slow_read_s(reader, 100)
+                assert process.is_alive()
             # The best of three: it is the service that is measured, and not who else is on the machine.
             beside_s = min(slow_read_s(reader) for _ in range(3))
         finally:
