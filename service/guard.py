@@ -203,6 +203,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Of a header, or of a body's trailers, that came in earlier chunks than this one."""
         self._moved = False
         """Whether this chunk began a header, or had a piece of a body."""
+        self._wishes = False
+        """Whether this request would like another protocol."""
         self._unsent_bytes = 0
         self._refusal: GuardError | None = None
         self._lingering = False
@@ -238,23 +240,49 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._refusal is not None or self.parser is None:
+        if self._refusal is not None or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
             self._drain(len(data))
             return
         self._unset_keepalive_if_required()
         self._chunk_bytes = len(data)
         self._moved = False
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # There is nothing to upgrade to, so the request is answered as if it had not asked.
-            self._after_upgrade()
+            self._feed(data)
         except httptools.HttpParserError as error:
             found = error.__context__
             self._refuse(found if isinstance(found, GuardError) else _malformed(error))
         else:
             if self._reading != _NOTHING:
                 self._count_carried()
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as wish:
+                # For httptools, what follows the header is of another protocol. There is none here,
+                # so the wish is ignored: the request is read again without it, and then its body.
+                # Java's client has this wish in its first request, whatever that is.
+                data = self._without_wish() + data[wish.args[0] :]
+                self._wishes = False
+                self._reading = _NOTHING
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+    def _without_wish(self) -> bytes:
+        """Return the header as it came, but for the wish to upgrade."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [
+            name
+            + b": "
+            + (value if name != b"connection" else value.lower().replace(b"upgrade", b""))
+            for name, value in self.headers
+            if name != b"upgrade"
+        ]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _count_carried(self) -> None:
         # httptools joins the pieces of a header, each time copying what it has: the square of the
@@ -266,12 +294,6 @@ class GuardedProtocol(HttpToolsProtocol):
                 if self.headers or self._reading == _BODY
                 else self._uri_too_long()
             )
-
-    def _after_upgrade(self) -> None:
-        # The parser takes what follows for another protocol. Answer, and let the client connect anew.
-        self._reading = _NOTHING
-        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
-            self.cycle.keep_alive = False
 
     # ---- the parser's callbacks; what they raise comes out of `feed_data` as the context of its error
 
@@ -300,6 +322,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 f"{limits.max_pipelined} requests of this connection wait for their answers"
                 " (TIDEGAUGE_MAX_PIPELINED): read some first"
             )
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise MalformedHttpError("CONNECT is for proxies: this is an HTTP/1.1 service")
+            self._wishes = True
+            return
         super().on_headers_complete()
         # A body's trailers come through `on_header` too. They are no headers of the request.
         self.headers = []
@@ -314,6 +341,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self._wishes:
+            return
         super().on_message_complete()
         self._reading = _NOTHING
 

@@ -176,13 +176,24 @@ def test_pipelined_requests_are_answered_and_bounded(strict: Service) -> None:
         check(last, 503, "overloaded", "TIDEGAUGE_MAX_PIPELINED")
 
 
-def test_a_wish_to_upgrade_is_not_granted(strict: Service) -> None:
-    """Java's client has it by default. It gets its answer, and a new connection for the next one."""
+def test_a_wish_to_upgrade_is_ignored(strict: Service) -> None:
+    """Java's client has it in its first request by default, also if that has a body."""
     wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    spec = b'{"stages": {"s": {"shards": ["0"]}}}'
     with Wire(strict.url) as wire:
-        wire.send(request("GET", "/healthz", *wish))
-        answer = wire.answer()
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        for _ in range(2):
+            wire.send(request("PUT", "/v1/jobs/upgrade", *wish, body=spec))
+            assert wire.answer().status in {200, 201}
+        data = request("PUT", "/v1/jobs/upgrade", *wish, body=spec) + request(
+            "GET", "/healthz", *wish
+        )
+        wire.send(data + HEALTH)
+        assert [wire.answer().status for _ in range(3)] == [200, 200, 200]
+        for at in range(0, len(data), 7):
+            wire.send(data[at : at + 7])
+        assert [wire.answer().status for _ in range(2)] == [200, 200]
+        wire.send(request("GET", "/healthz", "Connection: close, upgrade", "Upgrade: websocket"))
+        assert wire.answer().headers["connection"] == "close"
         assert wire.closed()
 
 
