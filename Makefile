@@ -58,7 +58,7 @@ bench: setup
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-# A million made-up requests, about a quarter of an hour; the seed is printed. `make test` has a short version.
+# A million made-up requests, about twenty minutes; the seed is printed. `make test` has a short version.
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
