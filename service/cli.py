@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from service.errors import ProblemError
+from service.redaction import redact
 
 app = typer.Typer(
     name="tidegauge",
@@ -24,7 +25,7 @@ errors = Console(stderr=True, soft_wrap=True)
 
 def fail(message: str) -> typer.Exit:
     """Print in a line what is wrong and what to do; the exit code is 2."""
-    errors.print(f"tidegauge: {message}", style="red", markup=False, highlight=False)
+    errors.print(f"tidegauge: {redact(message)}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 
