@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test matrix lint format bench chaos interleavings lock clean
+.PHONY: setup demo test matrix lint format bench chaos interleavings fuzz lock clean
 
 setup: $(VENV)/.ready
 
@@ -61,6 +61,10 @@ chaos: setup
 # Random requests to two replicas, so that each meets others in the middle: about five minutes.
 interleavings: setup
 	@$(BIN)/python -m tests.interleavings $(ARGS)
+
+# A million made-up requests, about twenty minutes; the seed is printed. `make test` has a short version.
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 # Needs uv. Upgrades with ARGS=--upgrade.
 lock:

@@ -19,7 +19,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.aggregator import Aggregator, Limits, Retention
-from service.api import keys, leases, operations, pipelines, reports, runs, watermarks
+from service.api import docs, keys, leases, operations, pipelines, reports, runs, watermarks
+from service.api.bodies import BodyBudget
 from service.api.counting import CountRequests
 from service.api.endpoints import BEARER
 from service.api.fast_lane import FastLane
@@ -27,14 +28,17 @@ from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
 from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
+from service.api.web import AllowedHosts
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
+from service.guard import Guard
 from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore
 from service.metrics import Metrics
 from service.operator_keys import check_not_exposed, may_be_open, operator_keys
+from service.redaction import shown
 from service.settings import Settings
 from service.spec import PipelineSpec
 
@@ -63,7 +67,7 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
         return MemoryLiveStore(clock)
     if not url.startswith(("redis", "rediss")):
         raise StoreRefusedError(
-            f"TIDEGAUGE_LIVE_URL {url!r} is not known: use memory:// or redis://host:6379/0"
+            f"TIDEGAUGE_LIVE_URL {shown(url)} is not known: use memory:// or redis://host:6379/0"
         )
     try:
         # Imported only if it is used: it is optional, and slow to import.
@@ -89,7 +93,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     metrics = Metrics()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Guard]]:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         # A report of a thousand ranges makes as many objects, which are all freed after its response.
         # With the default threshold, the collector would run for each such report.
@@ -121,21 +125,35 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             raise
         app.state.aggregator = aggregator
         app.state.metrics = metrics
+        app.state.hosts = AllowedHosts.of(settings.allowed_hosts, settings.host)
+        app.state.bodies = BodyBudget(settings.max_bodies_bytes)
+        app.state.guard = guard = Guard(settings, metrics, clock)
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
+        watching = asyncio.create_task(guard.watch(), name="watch connections")
         try:
             with _release_readers_on_signal(aggregator):
-                yield
+                yield {"guard": guard}
         finally:
             orphaned.cancel()
+            watching.cancel()
             await aggregator.close()
 
     modules = (reports, watermarks, leases, runs, pipelines, keys, operations)
     resources = [module.endpoints for module in modules]
-    app = FastAPI(title="tidegauge", version="1", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="tidegauge",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would go to whatever name the request has in its Host.
+        redirect_slashes=False,
+    )
     app.add_middleware(FastLane, routes=hot_routes(*(each.router for each in resources)))
     app.add_middleware(CountRequests, metrics=metrics)
     install_handlers(app)
     mount(app, *(each.router for each in resources))
+    docs.mount(app)
     app.openapi = lambda: _openapi(app)
     return app
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from service.errors import ProblemError
+from service.redaction import redact
 
 app = typer.Typer(
     name="tidegauge",
@@ -25,7 +26,7 @@ errors = Console(stderr=True, soft_wrap=True)
 
 def fail(message: str) -> typer.Exit:
     """Print in a line what is wrong and what to do; the exit code is 2."""
-    errors.print(f"tidegauge: {message}", style="red", markup=False, highlight=False)
+    errors.print(f"tidegauge: {redact(message)}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
 
@@ -71,6 +72,15 @@ def serve(
         typer.Option("--insecure", help="Serve everyone on any address, if there is no key."),
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes; more than one needs redis://.")] = 1,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(help="Names that the service goes by, separated by commas; *: any."),
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, in PEM format.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="Who signs the certificates that clients must show.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
 ) -> None:
@@ -88,6 +98,10 @@ def serve(
             admin_key_file=admin_key_file,
             scrape_key_file=scrape_key_file,
             insecure=insecure,
+            allowed_hosts=allowed_hosts,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
             log_level=log_level,
             log_format=log_format,
         )

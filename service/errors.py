@@ -221,6 +221,69 @@ class UnavailableError(ProblemError):
     status = 503
 
 
+class GuardError(ProblemError):
+    """The service does not take such a request."""
+
+    slug = "refused"
+    status = 400
+
+
+class MalformedHttpError(GuardError):
+    """The request is not HTTP/1.1."""
+
+    slug = "malformed-http"
+    status = 400
+
+
+class CrossSiteError(GuardError):
+    """A page of another site may not change anything here."""
+
+    slug = "cross-site"
+    status = 403
+
+
+class RequestTimeoutError(GuardError):
+    """The request did not come in time."""
+
+    slug = "request-timeout"
+    status = 408
+
+
+class UriTooLongError(GuardError):
+    """The address is too long."""
+
+    slug = "uri-too-long"
+    status = 414
+
+
+class UnsupportedMediaTypeError(GuardError):
+    """Bodies must be JSON, and say so."""
+
+    slug = "unsupported-media-type"
+    status = 415
+
+
+class UnknownHostError(GuardError):
+    """The service does not go by this name."""
+
+    slug = "unknown-host"
+    status = 421
+
+
+class HeaderTooLargeError(GuardError):
+    """The header is too large."""
+
+    slug = "header-too-large"
+    status = 431
+
+
+class OverloadedError(GuardError):
+    """The service has as much to do as it may take on; try again."""
+
+    slug = "overloaded"
+    status = 503
+
+
 class StoreRefusedError(ProblemError):
     """The store cannot be used like this."""
 

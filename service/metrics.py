@@ -27,6 +27,12 @@ class Metrics:
             ["method", "route", "status"],
             registry=self.registry,
         )
+        self.refused_requests = Counter(
+            "tidegauge_refused_requests",
+            "Requests and connections that were refused or ended at a limit, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
         self.reports = Counter(
             "tidegauge_reports",
             "Reports by result: accepted, waiting (for their epoch), or the slug of the problem with"

@@ -10,6 +10,7 @@ import logging.config
 import os
 import socket
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import typer
@@ -19,8 +20,11 @@ from uvicorn.supervisors import Multiprocess
 
 from service.app import SUPERVISOR, create_app, open_ledger
 from service.errors import CannotStartError, ProblemError
+from service.guard import GuardedProtocol
 from service.operator_keys import check_not_exposed, operator_keys
+from service.redaction import redact
 from service.settings import Settings
+from service.tls import make_context, tls_files
 
 
 def serve(workers: int, **options: object) -> None:
@@ -33,6 +37,10 @@ def serve(workers: int, **options: object) -> None:
             " for one process: use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
         )
     logging.config.dictConfig(_logging(settings))
+    files = tls_files(settings)
+    if files is not None:
+        # Once here, so that what is wrong with them is said in a line and not by each process.
+        files.load()
     listener = _listen(settings)
     if workers > 1:
         _serve_many(settings, listener, workers)
@@ -42,7 +50,7 @@ def serve(workers: int, **options: object) -> None:
 
 def _serve_one(settings: Settings, listener: socket.socket) -> None:
     application = create_app(settings)
-    server = _Server(uvicorn.Config(application, log_config=None, **_SERVER))
+    server = _Server(uvicorn.Config(application, log_config=None, **_server(settings)))
     # uvicorn calls exit() itself when it cannot start.
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         server.run(sockets=[listener])
@@ -68,18 +76,25 @@ def read_settings(**options: object) -> Settings:
         first = error.errors()[0]
         member = "_".join(str(part) for part in first["loc"]).upper()
         raise CannotStartError(
-            f"TIDEGAUGE_{member} is {first['input']!r}: {first['msg']}"
+            redact(f"TIDEGAUGE_{member} is {first['input']!r}: {first['msg']}")
+            if member
+            else redact(first["msg"])
         ) from None
 
 
-_SERVER: dict[str, Any] = {
-    "loop": "uvloop",
-    "http": "httptools",
-    "lifespan": "on",
-    "access_log": False,
-    "timeout_graceful_shutdown": 10,
-    "server_header": False,
-}
+def _server(settings: Settings) -> dict[str, Any]:
+    files = tls_files(settings)
+    return {
+        "loop": "uvloop" if files is None else "service.tls:HandshakeLoop",
+        "http": GuardedProtocol,
+        "ws": "none",
+        "lifespan": "on",
+        "access_log": False,
+        "timeout_keep_alive": settings.idle_timeout_ms / 1_000,
+        "timeout_graceful_shutdown": 10,
+        "server_header": False,
+        "ssl_context_factory": None if files is None else partial(make_context, files),
+    }
 
 
 def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> None:
@@ -92,15 +107,18 @@ def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> No
     given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key"})
     for name, value in given.items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
+    for name in ("LEDGER_URL_FILE", "LIVE_URL_FILE"):
+        # They were read, and what was in them is now in the environment.
+        os.environ.pop(f"TIDEGAUGE_{name}", None)
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
         "service.app:create_app",
         factory=True,
         workers=workers,
         log_config=_logging(settings),
-        **_SERVER,
+        **_server(settings),
     )
-    _print_address([listener])
+    _print_address([listener], secure=config.is_ssl)
     with contextlib.suppress(KeyboardInterrupt):
         Multiprocess(config, sockets=[listener]).run()
 
@@ -128,13 +146,14 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         await super().startup(sockets)
-        _print_address(sockets or ())
+        _print_address(sockets or (), secure=self.config.is_ssl)
 
 
-def _print_address(sockets: Iterable[socket.socket]) -> None:
+def _print_address(sockets: Iterable[socket.socket], *, secure: bool) -> None:
+    scheme = "https" if secure else "http"
     for listener in sockets:
         host, port = listener.getsockname()[:2]
-        typer.echo(f"tidegauge listens on http://{f'[{host}]' if ':' in host else host}:{port}")
+        typer.echo(f"tidegauge listens on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -162,8 +181,16 @@ class _NoTracebackAtStart(logging.Filter):
         return not any(refusal in message for refusal in refusals)
 
 
+class TextFormatter(logging.Formatter):
+    """A line of text for each record, without the passwords that a library's error may quote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return redact(super().format(record))
+
+
 class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record."""
+    """A line of JSON for each record, without passwords."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -175,7 +202,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return json.dumps({k: redact(v) if isinstance(v, str) else v for k, v in line.items()})
 
 
 def _logging(settings: Settings) -> dict[str, Any]:
@@ -183,7 +210,10 @@ def _logging(settings: Settings) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {"format": "%(asctime)s %(levelname)-7s %(name)s %(message)s"},
+            "text": {
+                "()": TextFormatter,
+                "fmt": "%(asctime)s %(levelname)-7s %(name)s %(message)s",
+            },
             "json": {"()": JsonFormatter},
         },
         "handlers": {

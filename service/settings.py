@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DAY_MS = 86_400_000
@@ -18,8 +18,40 @@ class Settings(BaseSettings):
 
     ledger_url: str = "sqlite+aiosqlite:///tidegauge.db"
     live_url: str = "memory://"
+    ledger_url_file: Path | None = None
+    live_url_file: Path | None = None
+    """Files with the URLs, so that their passwords are in no environment and no list of processes."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
+    allowed_hosts: str = ""
+    """Names that requests may address the service by, separated by commas; `*`: any.
+
+    By default those of the loopback interface if it listens there, else any.
+    """
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """With it, clients must show a certificate that it has signed."""
+    max_connections: int = Field(default=0, ge=0)
+    """0: as the limit of file descriptors allows, at most 10,000."""
+    max_connections_per_client: int = Field(default=0, ge=0)
+    """Of one address; 0: no such limit. Behind a load balancer, all clients have its address."""
+    max_header_bytes: int = Field(default=32 * 2**10, ge=1_024, le=2**20)
+    max_headers: int = Field(default=100, ge=10, le=10_000)
+    max_url_bytes: int = Field(default=8 * 2**10, ge=256, le=65_535)
+    max_pipelined: int = Field(default=64, ge=1, le=10_000)
+    """Requests that one connection may send before it has read their answers."""
+    max_bodies_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Of all requests that are being read or answered, those with small bodies left out."""
+    header_timeout_ms: int = Field(default=10_000, ge=100)
+    body_stall_timeout_ms: int = Field(default=10_000, ge=100)
+    """How long a body may make no progress."""
+    body_timeout_ms: int = Field(default=120_000, ge=100)
+    """How long a body may take in all."""
+    write_timeout_ms: int = Field(default=60_000, ge=100)
+    """How long a client may read nothing of its answer."""
+    idle_timeout_ms: int = Field(default=75_000, ge=100)
+    """How long a connection may be idle."""
     checkpoint_interval_ms: int = Field(default=1_000, ge=10, le=60_000)
     """How old a saved promise may be after a crash. That costs time, never correctness."""
     history_fine_ms: int = Field(default=DAY_MS, ge=0)
@@ -44,3 +76,22 @@ class Settings(BaseSettings):
     """Serve everyone, on any address, as long as there is no key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @model_validator(mode="after")
+    def _read_files(self) -> Settings:
+        for name in ("ledger_url", "live_url"):
+            file: Path | None = getattr(self, f"{name}_file")
+            if file is not None:
+                setattr(self, name, _first_line(file))
+                setattr(self, f"{name}_file", None)
+        return self
+
+
+def _first_line(file: Path) -> str:
+    try:
+        line = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file {file} cannot be read: {error}") from None
+    if not line or "\n" in line:
+        raise ValueError(f"the file {file} must have one line, the URL")
+    return line

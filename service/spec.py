@@ -12,7 +12,9 @@ from service.frontier.errors import InvalidPipelineError, InvalidRangeError
 from service.frontier.graph import Pipeline, Stage
 from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, Layout, ShardLayout
 
-NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
+"""To Python, `$` also matches before a newline that ends the text; the rest keeps that out."""
+
 MAX_STAGES = 1_000
 MAX_RANGES = 1_000_000
 

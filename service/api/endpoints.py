@@ -16,17 +16,33 @@ from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
 from service.api.access import actor, admit, confirm
-from service.api.exchange import MAX_BODY, answer, check_name, decode, read, state
+from service.api.bodies import FREE_BYTES
+from service.api.exchange import (
+    MAX_BODY,
+    Body,
+    answer,
+    check_name,
+    declared_bytes,
+    decode,
+    read_large,
+    read_small,
+    state,
+)
 from service.api.problems import MEDIA_TYPE
 from service.api.responses import ProblemBody
 from service.api.routing import HOT, DirectRoute
+from service.api.web import SAFE_METHODS, check_browser
 from service.errors import (
+    CrossSiteError,
     ForbiddenError,
     InvalidRequestError,
     MalformedJsonError,
+    OverloadedError,
     PayloadTooLargeError,
     ProblemError,
     UnauthenticatedError,
+    UnknownHostError,
+    UnsupportedMediaTypeError,
 )
 from service.metrics import Metrics
 from service.model.audit import Actor
@@ -43,7 +59,7 @@ class Reads(Generic[B]):
     types: tuple[type, ...]
     """For the documentation: the body has one of these types."""
     limit: int
-    parse: Callable[[bytes], B]
+    parse: Callable[[Body], B]
 
 
 def json_body(
@@ -54,7 +70,7 @@ def json_body(
     return Reads((body_type,), limit, lambda body: decode(decoder, body, refusal))
 
 
-def raw_body(*types: type) -> Reads[bytes]:
+def raw_body(*types: type) -> Reads[Body]:
     """Leave the reading to the endpoint: which of these it is depends on more than the body."""
     return Reads(types, MAX_BODY, lambda body: body)
 
@@ -175,7 +191,7 @@ class Endpoints:
                 methods=[method],
                 name=handler.__name__,
                 description=handler.__doc__,
-                **_document(names, reads.types, role, described),
+                **_document(method, names, reads.types, role, described),
             )
             return handler
 
@@ -189,12 +205,25 @@ def _run(
     role: Role | None,
     status: int,
 ) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request, body: Body, key: Key | None) -> Response:
+        answered = await handler(Call(request, reads.parse(body), key))
+        return answered if isinstance(answered, Response) else answer(answered, status)
+
     async def run(request: Request) -> Response:
+        check_browser(request.scope, state(request).hosts)
         key = admit(request, role)
         for name in names:
             check_name(name, request.path_params[name])
-        body = reads.parse(await read(request, reads.limit) if reads.types else b"")
-        answered = await handler(Call(request, body, key))
+        body = b""
+        if reads.types:
+            declared = declared_bytes(request, reads.limit)
+            if declared is None or declared > FREE_BYTES:
+                # Held until it is answered: what is made of a body may be larger than the body.
+                with state(request).bodies.hold() as hold:
+                    large = await read_large(request, reads.limit, declared, hold)
+                    return await respond(request, large, key)
+            body = await read_small(request)
+        answered = await handler(Call(request, reads.parse(body), key))
         return answered if isinstance(answered, Response) else answer(answered, status)
 
     return run
@@ -209,7 +238,11 @@ BEARER: Final = "key"
 
 
 def _document(
-    names: tuple[str, ...], types: tuple[type, ...], role: Role | None, described: Description
+    method: str,
+    names: tuple[str, ...],
+    types: tuple[type, ...],
+    role: Role | None,
+    described: Description,
 ) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "parameters": [*map(_path_parameter, names), *map(dict, described.get("parameters", ()))],
@@ -227,11 +260,15 @@ def _document(
             "content": {"application/json": {"schema": schema}},
         }
     responses = _answers(described)
-    common: tuple[type[ProblemError], ...] = (InvalidRequestError,) if names else ()
+    common: tuple[type[ProblemError], ...] = (UnknownHostError,)
+    if method not in SAFE_METHODS:
+        common += (CrossSiteError, UnsupportedMediaTypeError)
+    if names or types:
+        common += (InvalidRequestError,)
     if types:
-        common = (MalformedJsonError, PayloadTooLargeError, InvalidRequestError)
+        common += (MalformedJsonError, PayloadTooLargeError, OverloadedError)
     if role is not None:
-        common = (UnauthenticatedError, ForbiddenError, *common)
+        common += (UnauthenticatedError, ForbiddenError)
     for error in (*common, *described.get("errors", ())):
         _add_error(responses, error)
     return {

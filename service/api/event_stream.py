@@ -20,7 +20,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = cast("AsyncGenerator[bytes]", pieces)
 

@@ -45,7 +45,7 @@ async def create_key(call: Call[CreateKey]) -> Response:
         body.name, body.role, body.jobs, body.expires_in_ms, call.by
     )
     # No cache on the way may keep it.
-    return answer(new_key_body(key, secret), 201, {"Cache-Control": "no-store"})
+    return answer(new_key_body(key, secret), 201)
 
 
 @endpoints.get("/v1/keys", role=Role.ADMIN, gives=KeysBody, errors=(UnavailableError,))

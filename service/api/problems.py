@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from service.api.responses import denied_bodies
 from service.errors import (
+    GuardError,
     InvalidRequestError,
     LeaseConflictError,
     MethodNotAllowedError,
@@ -25,6 +26,14 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+
+
+class Refusals(Protocol):
+    """Counts and logs what is refused at the door: `service.guard`."""
+
+    def count(self, reason: str, detail: str) -> None:
+        """Count a refusal."""
+        ...
 
 
 def problem_response(
@@ -59,8 +68,12 @@ def install_handlers(app: FastAPI) -> None:
 
 def refuse(request: Request, error: ProblemError) -> Response:
     """Return the problem for a request, and log it unless it is the client's fault."""
-    if error.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error.detail)
+    if isinstance(error, GuardError):
+        # Counted, and logged now and then: whoever is refused may try thousands of times.
+        guard: Refusals = request.app.state.guard
+        guard.count(error.slug, f"{request.method} {_path(request)}: {error.detail}")
+    elif error.status >= 500:
+        log.warning("%s %s: %s", request.method, _path(request), error.detail)
     return problem_response(error)
 
 
@@ -71,7 +84,7 @@ async def _problem(request: Request, raised: Exception) -> Response:
 async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
     headers = dict(error.headers or {})
-    detail = f"{request.method} {request.url.path}"
+    detail = f"{request.method} {_path(request)}"
     match error.status_code:
         case 404:
             return problem_response(
@@ -92,5 +105,11 @@ async def _http(request: Request, raised: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("%s %s failed", request.method, _path(request), exc_info=error)
     return problem_response(ProblemError("an unexpected error: see the log of the service"))
+
+
+def _path(request: Request) -> str:
+    # In a log, a newline in the path would look like a line of the service's own.
+    path = str(request.scope["path"])
+    return path[:300] if path.isprintable() else repr(path[:300])

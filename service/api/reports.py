@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
-from service.api.exchange import decode
+from service.api.exchange import NOT_JSON, Body, decode
 from service.api.requests import (
     MAX_REPORTED,
     CommitBody,
@@ -72,7 +72,7 @@ _BULK = 64
     ),
     hot=True,
 )
-async def report(call: Call[bytes]) -> ReportedBody:
+async def report(call: Call[Body]) -> ReportedBody:
     """Report for ranges under a lease, with effect at once or, with an epoch, at its commit."""
     aggregator, job, stage = call.aggregator, call.job, call.stage
     sent = read_report(stage, await aggregator.find_stage(job, stage), call.body)
@@ -86,7 +86,7 @@ async def report(call: Call[bytes]) -> ReportedBody:
     )
 
 
-def read_report(stage_name: str, stage: Stage, body: bytes) -> Report:
+def read_report(stage_name: str, stage: Stage, body: Body) -> Report:
     """Read a report to a stage, and turn what each range reports into its promise."""
     if stage.is_passthrough:
         raise InvalidReportError(
@@ -95,10 +95,10 @@ def read_report(stage_name: str, stage: Stage, body: bytes) -> Report:
     return _read_source(body) if stage.is_source else _read_keyed(body)
 
 
-def _read_source(body: bytes) -> Report:
+def _read_source(body: Body) -> Report:
     try:
         plain = _plain.decode(body)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return _read_shards(body)
     # Only watermarks, by far the most common report: each is its range's promise.
     _check_size(plain.ranges)
@@ -108,7 +108,7 @@ def _read_source(body: bytes) -> Report:
     return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch)
 
 
-def _read_shards(body: bytes) -> Report:
+def _read_shards(body: Body) -> Report:
     read = decode(_source, body, InvalidReportError)
     _check_size(read.ranges)
     shards = read.ranges
@@ -143,7 +143,7 @@ def _shard_promise(name: str, shard: ShardReport) -> int:
     return source_promise(watermark, shard.holds.values(), final=shard.final)
 
 
-def _read_keyed(body: bytes) -> Report:
+def _read_keyed(body: Body) -> Report:
     read = decode(_keyed, body, InvalidReportError)
     _check_size(read.ranges)
     capped_at_commit = read.input_watermark is UNSET

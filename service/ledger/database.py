@@ -24,6 +24,7 @@ from service.errors import StoreRefusedError, UnavailableError
 from service.ledger.migrate import migrating, run_migrations
 from service.ledger.sqlite_file import SqliteFile
 from service.ledger.tables import history, metadata
+from service.redaction import redact, shown
 
 R = TypeVar("R")
 Work = Callable[[AsyncConnection], Awaitable[R]]
@@ -243,9 +244,10 @@ class Database:
                 await db.close()
                 if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                     raise
+                where = redact(self._url.render_as_string())
                 raise StoreRefusedError(
-                    f"another process serves {self._url.render_as_string()}, and memory:// is for one"
-                    " process: stop it, or use TIDEGAUGE_LIVE_URL=redis://… for all of them"
+                    f"another process serves {where}, and memory:// is for one process: stop it,"
+                    " or use TIDEGAUGE_LIVE_URL=redis://… for all of them"
                 ) from None
             deadline.watch(None)
         self._owner = db
@@ -302,18 +304,20 @@ def _reason(error: Exception) -> str:
 def _checked_url(url: str) -> URL:
     try:
         made = make_url(url)
-    except SQLAlchemyError as error:
-        raise StoreRefusedError(f"TIDEGAUGE_LEDGER_URL cannot be used: {error}") from error
+    except (SQLAlchemyError, ValueError):
+        # Neither's message is passed on: it may quote half of a password that has a `:` or a `/`.
+        raise StoreRefusedError(
+            f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be read: use {SQLITE}:///… or"
+            f" {POSTGRES}://…; in a password, write / as %2F, @ as %40 and so on"
+        ) from None
     if made.drivername in {SQLITE, POSTGRES}:
         return made
     advice = f"{SQLITE}:///… or {POSTGRES}://…"
     for known in (SQLITE, POSTGRES):
         # postgresql://, postgres://, postgresql+asyncpg://, sqlite:// and the like.
         if made.drivername[:6] == known[:6]:
-            advice = made.set(drivername=known).render_as_string()
-    raise StoreRefusedError(
-        f"TIDEGAUGE_LEDGER_URL {made.render_as_string()!r} cannot be used: use {advice}"
-    )
+            advice = redact(made.set(drivername=known).render_as_string())
+    raise StoreRefusedError(f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be used: use {advice}")
 
 
 def _sqlite(url: URL) -> AsyncEngine:

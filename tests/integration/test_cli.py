@@ -45,6 +45,48 @@ def test_what_cannot_be_served_is_said_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("option", "url"),
+    [
+        ("--ledger-url", f"nosuch://user:{SECRET}@host/db"),
+        ("--ledger-url", f"postgresql://host/db?user=me&password={SECRET}"),
+        ("--ledger-url", f"postgresql+psycopg://user:x/{SECRET}@host:y/db"),
+        ("--ledger-url", f"postgresql+psycopg://user:{SECRET}@host:port/db"),
+        ("--ledger-url", f"user:{SECRET}@host"),
+        ("--ledger-url", f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/db"),
+        ("--live-url", f"nosuch://user:{SECRET}@host"),
+        ("--live-url", f"user:{SECRET}@host"),
+        ("--live-url", f"redis://:{SECRET}@host:port"),
+        ("--live-url", f"redis://:a/{SECRET}@host"),
+        ("--live-url", f"redis://host?passwd={SECRET}"),
+        ("--live-url", f"redis+sentinel://host/?sentinel_password={SECRET}"),
+        ("--live-url", f"rediss://:{SECRET}@[::1/0"),
+    ],
+)
+def test_a_url_is_refused_without_its_password(tmp_path: Path, option: str, url: str) -> None:
+    done = run("serve", "--port", "0", option, url, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "tidegauge: " in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["TIDEGAUGE_LEDGER_URL", "TIDEGAUGE_LIVE_URL"])
+def test_a_url_can_come_from_a_file(tmp_path: Path, name: str) -> None:
+    """So that its password is in no list of processes and in no environment."""
+    file = tmp_path / "url"
+    done = run("serve", "--port", "0", **{f"{name}_FILE": str(file)}, cwd=tmp_path)
+    assert done.returncode == 2
+    assert str(file) in done.stderr
+    file.write_text("nosuch://host/of-the-file\n")
+    done = run("serve", "--port", "0", **{f"{name}_FILE": str(file)}, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nosuch://host/of-the-file" in done.stderr
+
+
 def test_a_taken_port_is_said_in_a_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

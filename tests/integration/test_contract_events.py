@@ -214,7 +214,7 @@ async def test_a_slow_reader_loses_the_middle_and_slows_nobody(remote: Api, serv
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     with slow:
         slow.connect(("127.0.0.1", server.port))
-        slow.sendall(f"GET {remote.root}/events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        slow.sendall(f"GET {remote.root}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         async with listening(remote) as stream:
             await take(stream, width + 1)
             for time in range(1, advances + 1):

@@ -158,6 +158,16 @@ async def test_deeply_nested_json_is_refused(job: Api):
         problem(response, response.status_code)
 
 
+@pytest.mark.parametrize(
+    "text", [b'{"\x89": 1}', b'{"token": "\x89"}', b"\x89", b'{"a": "\xed\xa0\x80"}']
+)
+async def test_json_is_utf_8(job: Api, text: bytes):
+    for path in ("runs", "commits", "stages/s/leases", "stages/s/reports", "stages/k/reports"):
+        response = await job.client.post(f"{job.root}/{path}", content=text)
+        problem(response, 400, "malformed-json")
+    problem(await job.client.put("/v1/jobs/other", content=text), 400, "malformed-json")
+
+
 @pytest.mark.parametrize("path", ["runs", "commits", "leases/renew"])
 async def test_a_body_beyond_sixteen_mebibytes(job: Api, path: str):
     response = await job.client.post(f"{job.root}/{path}", content=b" " * ((16 << 20) + 1))

@@ -60,9 +60,7 @@ class InProcess:
         app = cast("App", made)
         state = await self._stack.enter_async_context(running(app))
         self.client = await self._stack.enter_async_context(
-            httpx.AsyncClient(
-                transport=StreamingTransport(app, state), base_url="http://tidegauge.test"
-            )
+            httpx.AsyncClient(transport=StreamingTransport(app, state), base_url="http://127.0.0.1")
         )
 
     async def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -35,10 +36,12 @@ class Service:
         *,
         options: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.folder = folder
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
+        self._tls = tls
         self.ledger_url = f"sqlite+aiosqlite:///{folder / 'ledger.db'}"
         self._options = options
         self._environment = dict(environment or {})
@@ -86,7 +89,9 @@ class Service:
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as response:
+            with urllib.request.urlopen(
+                f"{self.url}/readyz", timeout=5, context=self._tls
+            ) as response:
                 return response.status == 200
         except (urllib.error.URLError, OSError):
             return False
@@ -94,6 +99,15 @@ class Service:
     def log(self) -> str:
         """The end of its log."""
         return (self.folder / "service.log").read_text(errors="replace")[-8000:]
+
+    def resident_bytes(self) -> int:
+        """How much memory it has."""
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        """How many files and sockets it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def kill(self) -> None:
         """Kill it, as a machine failure would: without a shutdown or a last checkpoint."""

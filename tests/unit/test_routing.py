@@ -11,6 +11,7 @@ from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
 from service.api.responses import HealthBody
 from service.api.routing import DirectRoute, hot_routes, mount
+from service.api.web import AllowedHosts
 from service.errors import UnavailableError, UnknownJobError
 
 
@@ -85,9 +86,11 @@ async def test_the_short_way_in_answers_and_logs_as_the_usual_way(
     usual = FastAPI()
     install_handlers(usual)
     mount(usual, endpoints.router)
-    short = FastLane(FastAPI(), hot_routes(endpoints.router))
+    short = FastAPI()
+    short.add_middleware(FastLane, routes=hot_routes(endpoints.router))
     answers: list[httpx.Response] = []
     for app in (usual, short):
+        app.state.hosts = AllowedHosts(None)
         caplog.clear()
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://things"

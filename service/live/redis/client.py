@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
-from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
@@ -34,6 +34,7 @@ from redis.exceptions import (
 from service.errors import StoreRefusedError, UnavailableError
 from service.live.redis.packing import Key
 from service.live.redis.scripts import script
+from service.redaction import shown
 
 _CONNECTIONS = 32
 """To one server. Reports and reads are batched, so even a busy process needs only a few."""
@@ -119,8 +120,8 @@ class RedisClient:
             self._client = _client(url)
         except (ValueError, RedisError) as error:
             raise StoreRefusedError(
-                f"TIDEGAUGE_LIVE_URL {_hidden(url)!r} cannot be used: {error}"
-            ) from error
+                f"TIDEGAUGE_LIVE_URL {shown(url)} cannot be used: {error}"
+            ) from None
         client: Any = self._client
         pool: Any = getattr(client, "connection_pool", None)
         manager: Any = getattr(pool, "sentinel_manager", None)
@@ -249,16 +250,8 @@ def _unavailable(error: BaseException) -> UnavailableError:
     return UnavailableError(f"the live store does not answer: {error or type(error).__name__}")
 
 
-def _hidden(url: str) -> str:
-    """Return a URL with its password hidden."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))
-
-
 def _client(url: str) -> Redis | RedisCluster:
-    parts = urlsplit(url)
+    parts = _split(url)
     scheme, _, deployment = parts.scheme.partition("+")
     if scheme not in ("redis", "rediss") or deployment not in ("", "sentinel", "cluster"):
         raise ValueError(
@@ -280,6 +273,19 @@ def _client(url: str) -> Redis | RedisCluster:
             except TypeError as error:
                 raise ValueError(f"unknown option: {error}") from error
             return Redis.from_pool(pool)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if "," not in parts.netloc:
+            _ = parts.port
+    except ValueError:
+        # Python's own message would quote what it took for the port: half of a password, say.
+        raise ValueError(
+            "host and port cannot be told apart: in a password, write / as %2F, @ as %40 and so on"
+        ) from None
+    return parts
 
 
 def _options() -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""A fuzzer of the running service: `python -m tests.fuzz`, or `make fuzz`."""

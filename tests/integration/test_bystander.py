@@ -1,0 +1,186 @@
+"""One client's hostile or large request is no other client's business.
+
+While it runs, another client reads a watermark again and again. Its slow reads are compared with those
+of a quiet run just before, on the same machine and the same service.
+
+To add a case, write a function that takes the service's address and an `Event`, does its worst until the
+event is set, and list it in `ACTS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.synchronize import Event
+
+import pytest
+
+from tests.support.server import Service
+from tests.support.wire import Wire, request
+
+_spawn = multiprocessing.get_context("spawn")
+
+Act = Callable[[str, Event], None]
+
+MIB = 2**20
+READS = 400
+ALLOWED_S = 0.05
+"""By how much the act may delay the slowest reads but one in a hundred, on a quiet machine."""
+
+SETTINGS = {
+    "TIDEGAUGE_MAX_CONNECTIONS": "200",
+    "TIDEGAUGE_HEADER_TIMEOUT_MS": "2000",
+    "TIDEGAUGE_BODY_STALL_TIMEOUT_MS": "2000",
+}
+SPEC = b'{"stages": {"s": {"shards": ["0", "1"]}}}'
+READ = request("GET", "/v1/jobs/read/stages/s/watermark")
+PUT = "PUT /v1/jobs/other HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+def endless_header(url: str, stop: Event) -> None:
+    header = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 64 * MIB
+    while not stop.is_set():
+        with Wire(url) as wire:
+            wire.send(header)
+
+
+def slow_headers(url: str, stop: Event) -> None:
+    trickle(url, stop, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+
+
+def slow_bodies(url: str, stop: Event) -> None:
+    trickle(url, stop, f"{PUT}Content-Length: {16 * MIB}\r\n\r\n".encode())
+
+
+def trickle(url: str, stop: Event, beginning: bytes) -> None:
+    with ExitStack() as stack:
+        wires = [stack.enter_context(Wire(url)) for _ in range(150)]
+        for wire in wires:
+            wire.send(beginning)
+        while not stop.wait(0.05):
+            for wire in wires:
+                wire.send(b"x")
+
+
+def large_bodies_that_do_not_fit(url: str, stop: Event) -> None:
+    """All of it is JSON, but the first value is wrong."""
+    numbers = b"1234567890," * (15 * MIB // 11)
+    body = b'{"token": 1, "ranges": {"0": [%s1]}}' % numbers
+    while not stop.is_set():
+        with Wire(url) as wire:
+            wire.send(request("POST", "/v1/jobs/read/stages/s/reports", body=body))
+            assert wire.answer().status == 422
+
+
+def large_bodies_that_are_no_json(url: str, stop: Event) -> None:
+    body = b'{"token": "' + b"x" * 15 * MIB
+    while not stop.is_set():
+        with Wire(url) as wire:
+            wire.send(request("POST", "/v1/jobs/read/stages/s/reports", body=body))
+            assert wire.answer().status == 400
+
+
+def unfinished_bodies(url: str, stop: Event) -> None:
+    """Twenty of 120 MB, of which the service may not hold more than two."""
+    piece = b" " * MIB
+    with ExitStack() as stack:
+        wires = [stack.enter_context(Wire(url)) for _ in range(20)]
+        for wire in wires:
+            wire.send(f"{PUT}Content-Length: {120 * MIB}\r\n\r\n".encode())
+        while not stop.wait(0.01):
+            for wire in wires:
+                wire.send(piece)
+
+
+def flood_of_connections(url: str, stop: Event) -> None:
+    while not stop.is_set():
+        with ExitStack() as stack:
+            for _ in range(400):
+                with contextlib.suppress(OSError):
+                    stack.enter_context(Wire(url))
+            stop.wait(0.1)
+
+
+def idle_connections(url: str, stop: Event) -> None:
+    with ExitStack() as stack:
+        for _ in range(199):
+            wire = stack.enter_context(Wire(url))
+            wire.send(request("GET", "/healthz"))
+        stop.wait()
+
+
+def pipelined_requests(url: str, stop: Event) -> None:
+    while not stop.is_set():
+        with Wire(url) as wire:
+            wire.send(request("GET", "/healthz") * 20_000)
+
+
+def nonsense(url: str, stop: Event) -> None:
+    while not stop.is_set():
+        with Wire(url) as wire:
+            wire.send(b"\0" * 100)
+
+
+ACTS: list[Act] = [
+    endless_header,
+    slow_headers,
+    slow_bodies,
+    large_bodies_that_do_not_fit,
+    large_bodies_that_are_no_json,
+    unfinished_bodies,
+    flood_of_connections,
+    idle_connections,
+    pipelined_requests,
+    nonsense,
+]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("bystander"), environment=SETTINGS) as running:
+        with Wire(running.url) as wire:
+            wire.send(request("PUT", "/v1/jobs/read", body=SPEC))
+            assert wire.answer().status == 201
+        yield running
+
+
+def slow_read_s(wire: Wire, reads: int = READS) -> float:
+    """How long the slowest reads take, but one in a hundred."""
+    took: list[float] = []
+    for _ in range(reads):
+        began = time.monotonic()
+        wire.send(READ)
+        assert wire.answer().status == 200
+        took.append(time.monotonic() - began)
+    return sorted(took)[-1 - reads // 100]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+def test_another_client_does_not_notice(service: Service, act: Act) -> None:
+    # It is connected before: a flood may keep new clients out, but not those that are in.
+    with Wire(service.url) as reader:
+        quiet_s = slow_read_s(reader)
+        # A process of its own, or it would hold the reader's interpreter lock.
+        stop, begun = _spawn.Event(), _spawn.Event()
+        process = _spawn.Process(target=perform, args=(act, service.url, begun, stop), daemon=True)
+        process.start()
+        try:
+            # It goes on reading: an idle connection may be closed to make room for a flood.
+            while not begun.is_set():
+                slow_read_s(reader, 100)
+                assert process.is_alive()
+            # The best of three: it is the service that is measured, and not who else is on the machine.
+            beside_s = min(slow_read_s(reader) for _ in range(3))
+        finally:
+            stop.set()
+            process.join(60)
+    assert process.exitcode == 0
+    assert beside_s <= quiet_s * 3 + ALLOWED_S, (quiet_s, beside_s)
+
+
+def perform(act: Act, url: str, begun: Event, stop: Event) -> None:
+    begun.set()
+    act(url, stop)
