@@ -47,7 +47,7 @@ _LINGER_BYTES: Final = 2**20
 _LINGERING: Final = 64
 """How many refused connections are kept for a moment, so that their clients can read why."""
 
-_MOST_CONNECTIONS: Final = 10_000
+_MOST_CONNECTIONS: Final = 16_000
 _WANTED_DESCRIPTORS: Final = 16_384
 _KEPT_DESCRIPTORS: Final = 128
 """For stores, logs and files."""

@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = None
     """With it, clients must show a certificate that it has signed."""
     max_connections: int = Field(default=0, ge=0)
-    """0: as the limit of file descriptors allows, at most 10,000."""
+    """0: as the limit of file descriptors allows, at most 16,000."""
     max_connections_per_client: int = Field(default=0, ge=0)
     """Of one address; 0: no such limit. Behind a load balancer, all clients have its address."""
     max_header_bytes: int = Field(default=32 * 2**10, ge=1_024, le=2**20)

@@ -10,6 +10,7 @@ event is set, and list it in `ACTS`.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _spawn = multiprocessing.get_context("spawn")
 Act = Callable[[str, Event], None]
 
 MIB = 2**20
+MILLION = 1_000_000
 READS = 400
 ALLOWED_S = 0.05
 """By how much the act may delay the slowest reads but one in a hundred, on a quiet machine."""
@@ -124,7 +126,47 @@ def nonsense(url: str, stop: Event) -> None:
             wire.send(b"\0" * 100)
 
 
+def layouts_of_a_million(url: str, stop: Event) -> None:
+    """A request of a hundred bytes that makes a million ranges, changes them, and starts them over."""
+    while not stop.is_set():
+        spec = b'{"stages": {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": %d}}}'
+        ask(url, "PUT", "/v1/jobs/large", spec % MILLION, 201)
+        ask(url, "PUT", "/v1/jobs/large", spec % MILLION, 200)
+        ask(url, "PUT", "/v1/jobs/large", spec % (MILLION - 1), 200, "If-Match: *")
+        ask(url, "POST", "/v1/jobs/large/reset", b"", 200)
+        ask(url, "DELETE", "/v1/jobs/large", b"", 204)
+
+
+def claims_of_a_million(url: str, stop: Event) -> None:
+    """All of them granted, denied, renewed, shown and released."""
+    spec = b'{"stages": {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": %d}}}' % MILLION
+    ask(url, "PUT", "/v1/jobs/claimed", spec, 201)
+    stage = "/v1/jobs/claimed/stages/k"
+    while not stop.is_set():
+        wanted = b'{"ranges": "all", "holder": "%s", "ttl_ms": 600000}'
+        granted = json.loads(ask(url, "POST", f"{stage}/leases", wanted % b"one", 201))
+        assert len(granted["granted"]) == MILLION
+        denied = json.loads(ask(url, "POST", f"{stage}/leases", wanted % b"other", 409))
+        assert (len(denied["denied"]), denied["denied_total"]) == (1_000, MILLION)
+        tokens = json.dumps({"tokens": [granted["token"]]}).encode()
+        ask(url, "POST", "/v1/jobs/claimed/leases/renew", tokens, 200)
+        for order in ("range", "promise"):
+            ask(url, "GET", f"{stage}/ranges?limit=10000&order={order}", b"", 200)
+        ask(url, "POST", "/v1/jobs/claimed/leases/release", tokens, 200)
+    ask(url, "DELETE", "/v1/jobs/claimed", b"", 204)
+
+
+def ask(url: str, method: str, path: str, body: bytes, status: int, *headers: str) -> bytes:
+    with Wire(url) as wire:
+        wire.send(request(method, path, *headers, body=body))
+        answer = wire.answer()
+        assert answer.status == status, answer
+        return answer.body
+
+
 ACTS: list[Act] = [
+    layouts_of_a_million,
+    claims_of_a_million,
     endless_header,
     slow_headers,
     slow_bodies,

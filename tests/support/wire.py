@@ -47,7 +47,7 @@ class Wire:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.socket = socket.create_connection((parts.hostname, parts.port), timeout_s)
-        self._read = b""
+        self._read = bytearray()
 
     def send(self, data: bytes) -> None:
         """Send, as far as the other side still reads."""
@@ -67,13 +67,14 @@ class Wire:
         length = int(headers.get("content-length", "0"))
         while len(self._read) < length:
             self._more()
-        body, self._read = self._read[:length], self._read[length:]
+        body = bytes(self._read[:length])
+        del self._read[:length]
         return Answer(int(status_line.split()[1]), headers, body)
 
     def _more(self) -> None:
         received = self.socket.recv(65_536)
         if not received:
-            raise EOFError(f"closed after {self._read!r}")
+            raise EOFError(f"closed after {bytes(self._read)!r}")
         self._read += received
 
     def closed(self, within_s: float = 60) -> bool:
