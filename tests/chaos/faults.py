@@ -16,8 +16,11 @@ import psycopg
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.workload import TTL_MS, Workload
+from tests.fuzz.requests import Maker
 from tests.support.binaries import wait_until
 from tests.support.proxy import Proxy
+from tests.support.redis_server import RedisError
+from tests.support.wire import Wire
 
 
 @dataclass
@@ -162,6 +165,87 @@ class ScriptsFlushed(Fault):
             time.sleep(scene.hold_s / 10)
 
 
+class RedisRefuses(Fault):
+    """Redis answers, but takes no writes."""
+
+    name = "redis-refuses"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        redis = scene.cluster.stores.redis
+        setting, refusing, usual = scene.chance.choice(
+            [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+        )
+        redis.command("CONFIG", "SET", setting, refusing)
+        try:
+            scene.hold()
+        finally:
+            redis.command("CONFIG", "SET", setting, usual)
+
+
+class RedisKeyDamaged(Fault):
+    """One key after the other is lost, or holds something else."""
+
+    name = "redis-key-damaged"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        redis = scene.cluster.stores.redis
+        for _ in range(4):
+            keys = sorted(redis.command("KEYS", "tidegauge*"))
+            if keys:
+                # Not every key is missed: of some, all that was in them is restored or not needed.
+                key = scene.chance.choice(keys)
+                redis.command("DEL", key)
+                if scene.chance.random() < 0.5:
+                    # Unless somebody has just written it again.
+                    with contextlib.suppress(RedisError):
+                        redis.command("XADD", key, "*", "something", "else")
+            time.sleep(scene.hold_s / 4)
+
+
+class RedisClockSetBack(Fault):
+    """The clock of Redis is set back by an hour: what is stored was written an hour ahead of it."""
+
+    name = "redis-clock-set-back"
+    touches = frozenset({"redis"})
+
+    def inject(self, scene: Scene) -> None:
+        redis = scene.cluster.stores.redis
+        for key in redis.command("KEYS", "*:deadlines"):
+            job = key.removesuffix(b":deadlines")
+            redis.command("EVAL", _AN_HOUR_AHEAD, 2, job, key)
+        scene.hold()
+
+
+_AN_HOUR_AHEAD = """
+if redis.call('TYPE', KEYS[2])['ok'] ~= 'zset' then return end
+if redis.call('HEXISTS', KEYS[1], 'clock') == 0 then return end
+redis.call('HINCRBY', KEYS[1], 'clock', 3600000)
+for _, fence in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  redis.call('ZINCRBY', KEYS[2], 3600000, fence)
+end
+"""
+
+
+class HostileClient(Fault):
+    """Somebody sends nonsense to both replicas, as fast as he can."""
+
+    name = "hostile-client"
+    touches = frozenset({"hostile"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        maker = Maker(scene.chance.randrange(2**32), ())
+        end = time.monotonic() + scene.hold_s
+        while time.monotonic() < end:
+            for replica in scene.cluster.replicas:
+                with contextlib.suppress(OSError), Wire(replica.url, timeout_s=1) as wire:
+                    for _ in range(20):
+                        wire.send(maker.request()[0])
+                    wire.closed(within_s=0.2)
+
+
 class PostgresRestarted(Fault):
     """Postgres stops, in one of three ways, and comes back."""
 
@@ -295,6 +379,10 @@ FAULTS: tuple[Fault, ...] = (
     RedisAged(),
     RedisFailedOver(),
     ScriptsFlushed(),
+    RedisRefuses(),
+    RedisKeyDamaged(),
+    RedisClockSetBack(),
+    HostileClient(),
     PostgresRestarted(),
     ConnectionsExhausted(),
     AnswersLost(),

@@ -425,7 +425,7 @@ def test_a_ledger_in_memory_is_nobody_elses(runner: asyncio.Runner) -> None:
     ("url", "advice"),
     [
         ("nosuch://x", "cannot be used"),
-        ("not a url", "cannot be used"),
+        ("not a url", "cannot be read: use sqlite"),
         ("postgresql://me:secret@db/x", r"use postgresql\+psycopg://me:\*\*\*@db/x"),
         ("postgresql+asyncpg://db/x", r"use postgresql\+psycopg://db/x"),
         ("postgres://db/x", r"use postgresql\+psycopg://db/x"),
