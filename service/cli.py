@@ -121,6 +121,25 @@ def migrate(
     typer.echo("the ledger's schema is up to date")
 
 
+@app.command(
+    name="doctor",
+    epilog="Example: `tidegauge doctor --live-url redis://redis:6379/0 --json`",
+)
+def doctor(
+    ledger_url: LedgerUrl = None,
+    live_url: Annotated[str | None, typer.Option(help="The store of the live state.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check settings, stores, versions, clocks and disk, and say what to do.
+
+    It changes nothing. The exit code is 1 if something is at fault.
+    """
+    with _in_a_line():
+        from service import doctor as examination  # noqa: PLC0415
+
+        examination.doctor(as_json=as_json, ledger_url=ledger_url, live_url=live_url)
+
+
 @app.command(name="version")
 def show_version() -> None:
     """Show the version."""

@@ -151,6 +151,12 @@ class Database:
         if self.is_sqlite:
             await self._check_pages()
 
+    async def examine(self) -> None:
+        """Raise `StoreRefusedError` if SQLite's file is in use by another process, or damaged."""
+        if self._file is not None:
+            self._file.take()
+        await self._check_pages()
+
     async def _check_pages(self) -> None:
         """Raise `StoreRefusedError` if pages of SQLite's file are damaged.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
 
@@ -33,6 +34,12 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     """Upgrade the schema behind `connection`, within its transaction."""
     with _LOCK:
         run_migrations(connection, revision)
+
+
+def newest_revision() -> str:
+    """Return the revision of the schema that this release has."""
+    script = ScriptDirectory(str(migrations_folder()))
+    return script.get_current_head() or ""
 
 
 @asynccontextmanager

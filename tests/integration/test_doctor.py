@@ -1,0 +1,89 @@
+"""`tidegauge doctor`, on real stores that are well, and on some that are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.ledger.sql import SqlLedger
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisServer
+from tests.support.server import ROOT, Service
+
+
+def examine(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", "doctor", "--json", *options],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_the_defaults_are_well_before_the_first_start_and_after(tmp_path: Path) -> None:
+    status, found = examine(tmp_path)
+    assert status == 0
+    assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
+    assert "made at the first start" in found["ledger"]["says"]
+    # It looks, and leaves nothing behind.
+    assert list(tmp_path.iterdir()) == []
+    with Service(tmp_path) as service:
+        _, found = examine(tmp_path, "--ledger-url", service.ledger_url)
+        assert "in use by a running service" in found["ledger"]["says"]
+    _, found = examine(tmp_path, "--ledger-url", service.ledger_url)
+    assert "pages are sound" in found["ledger"]["says"]
+
+
+def test_a_damaged_file_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_bytes(b"no database " * 1_000)
+    status, found = examine(tmp_path, "--ledger-url", f"sqlite+aiosqlite:///{tmp_path}/a.db")
+    assert (status, found["ledger"]["verdict"]) == (1, "fault")
+    assert "restore it from a backup" in found["ledger"]["says"]
+
+
+@pytest.mark.anyio
+async def test_servers_are_looked_at(
+    tmp_path: Path, redis_server: RedisServer, postgres_server: PostgresServer
+) -> None:
+    url = postgres_server.database()
+    stores = ("--ledger-url", url, "--live-url", redis_server.url)
+    _, found = examine(tmp_path, *stores)
+    assert "first start" in found["ledger's schema"]["says"]
+    ledger = SqlLedger(url)
+    await ledger.open(exclusive=False)
+    await ledger.close()
+    redis_server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        _, found = examine(tmp_path, *stores)
+    finally:
+        redis_server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert "takes writes" in found["ledger's schema"]["says"]
+    assert found["live store"]["verdict"] == "ok"
+    assert found["live store's clock"]["verdict"] == found["ledger's clock"]["verdict"] == "ok"
+    assert found["live store's eviction"]["verdict"] == "warning"
+    assert "set noeviction" in found["live store's eviction"]["says"]
+
+
+def test_servers_that_are_away_are_faults(tmp_path: Path) -> None:
+    status, found = examine(
+        tmp_path,
+        "--ledger-url",
+        "postgresql+psycopg://me:hidden@127.0.0.1:1/db",
+        "--live-url",
+        "redis://:hidden@127.0.0.1:1/0",
+    )
+    assert status == 1
+    assert found["ledger"]["verdict"] == found["live store"]["verdict"] == "fault"
+    assert "hidden" not in json.dumps(found)
