@@ -362,6 +362,11 @@ async def test_any_key_that_is_damaged_is_mended(
     assert await outputs(job) == (60, 60)
     ok(await job.reset())
     await eventually(lambda: listed(gauge), lambda names: names == ["job"])
+    damage(redis, key)
+    ok(await job.delete(), 204)
+    damage(redis, key)
+    await job.define(FLOW)
+    assert await outputs(job) == (None, None)
 
 
 async def listed(gauge: InProcess) -> list[str]:

@@ -29,12 +29,14 @@ from service.model.jobs import InstalledJob
 async def begin(steps: Steps, job: InstalledJob) -> None:
     """See the port."""
     while True:
-        meta = await _meta(steps, job.name)
-        if meta.incarnation is not None and meta.incarnation >= job.incarnation:
-            # Perhaps another server's state: then the next step notices, and a later one begins.
-            return
-        if await _start(steps, job, meta, supersede=False):
-            return
+        # What is damaged is dropped, and then there is nothing in the way.
+        with contextlib.suppress(StateLostError):
+            meta = await _meta(steps, job.name)
+            if meta.incarnation is not None and meta.incarnation >= job.incarnation:
+                # Perhaps another server's state: then the next step notices, and a later one begins.
+                return
+            if await _start(steps, job, meta, supersede=False):
+                return
 
 
 async def install(steps: Steps, job: InstalledJob) -> bool:
@@ -174,15 +176,17 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
 async def remove(steps: Steps, job: str, generation: int) -> None:
     """See the port."""
     while True:
-        meta = await _meta(steps, job)
-        keys = schema.job_keys(job)
-        for name in meta.stage_names:
-            keys += schema.stage_keys(job, name)
-        raw = await steps.run(
-            job, "remove", keys, "", pack([schema.channel(job), generation, meta.identity])
-        )
-        if reply.decode(raw)[1] == "ok":
-            break
+        # What is damaged is dropped, and then there is nothing to remove.
+        with contextlib.suppress(StateLostError):
+            meta = await _meta(steps, job)
+            keys = schema.job_keys(job)
+            for name in meta.stage_names:
+                keys += schema.stage_keys(job, name)
+            raw = await steps.run(
+                job, "remove", keys, "", pack([schema.channel(job), generation, meta.identity])
+            )
+            if reply.decode(raw)[1] == "ok":
+                break
     if (await _meta(steps, job)).incarnation is None:
         await steps.unlist_job(job)
     steps.forget(job)

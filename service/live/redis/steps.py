@@ -99,20 +99,27 @@ class Steps:
 
     async def names(self) -> list[str]:
         """Return the names of all jobs that may have a state here."""
-        try:
-            found = await self.client.command("SMEMBERS", schema.JOBS)
-        except WrongTypeError:
-            await self.client.command("DEL", schema.JOBS)
-            return []
+        found = await self._of_names("SMEMBERS")
         return sorted(name.decode() for name in found)
 
     async def list_job(self, job: str) -> None:
         """Add a job to the names."""
-        await self.client.command("SADD", schema.JOBS, job)
+        await self._of_names("SADD", job)
 
     async def unlist_job(self, job: str) -> None:
         """Remove a job from the names."""
-        await self.client.command("SREM", schema.JOBS, job)
+        await self._of_names("SREM", job)
+
+    async def _of_names(self, command: str, *args: str) -> Any:  # noqa: ANN401 - a server's reply
+        """Run a command on the set of names. If that is no set, begin with an empty one.
+
+        The ledger knows all jobs; each comparison with it lists those that are missing here.
+        """
+        try:
+            return await self.client.command(command, schema.JOBS, *args)
+        except WrongTypeError:
+            await self.client.command("DEL", schema.JOBS)
+            return await self.client.command(command, schema.JOBS, *args)
 
     async def step(
         self,
