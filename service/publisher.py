@@ -51,17 +51,26 @@ class _TouchedJob:
     epochs: dict[str, int] = field(default_factory=dict[str, int])
     state: LiveState = (0, 0)
     """The one that the epochs were committed in: a reset or a loss discards them."""
+    discarded: bool = False
+    """Whether epochs were discarded that somebody may wait for."""
     last_error: str | None = None
     """Why the last round could not publish it."""
     done: asyncio.Future[Published] = field(default_factory=_new_future)
 
     def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
+        if state != self.state:
+            self.discarded |= bool(self.epochs if state > self.state else epochs)
         if state < self.state:
             return
         if state > self.state:
             self.epochs = {}
         self.state = state
         self.epochs.update(epochs)
+
+    def are_lost(self, view: JobView) -> bool:
+        """Whether epochs were committed in a state that is over, so that they can not be recorded."""
+        current = (view.incarnation, view.generation)
+        return self.discarded or bool(self.epochs and self.state != current)
 
     def fail(self, error: UnavailableError) -> None:
         """Fail those who wait. The job stays touched, with a new future for the next round."""
@@ -189,6 +198,7 @@ class Publisher:
         if newer is not None:
             touched.stages |= newer.stages
             touched.add_epochs(newer.state, newer.epochs)
+            touched.discarded |= newer.discarded
             touched.done.add_done_callback(lambda done: _forward(done, newer.done))
         self._touched[job] = touched
         self._wake.set()
@@ -263,6 +273,10 @@ class Publisher:
             except UnavailableError as error:
                 self._fail_waiting([pending], error)
             else:
+                if pending.are_lost(view):
+                    # Whoever commits an epoch is answered only when it is durable. These are gone with
+                    # the state that they were committed in: it was restored, or reset, since.
+                    _fail(pending.done, UnavailableError("the job's state was lost: retry"))
                 if record is None:
                     done[job] = view
                 else:

@@ -10,6 +10,7 @@ import pytest
 
 from service import publisher
 from service.clock import SystemClock
+from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
@@ -221,3 +222,34 @@ async def test_a_round_waits_for_those_whom_the_last_one_answered(
     assert await asyncio.wait_for(say(1, 7), WAIT_S / 4) == 5
     monkeypatch.setattr(publisher, "_GATHER_S", WAIT_S)
     assert await asyncio.wait_for(say(0, 8), WAIT_S / 4) == 7
+
+
+@pytest.mark.parametrize("is_newer_commit_first", [False, True])
+async def test_an_epoch_is_not_answered_if_its_state_was_lost_and_restored_before_it_was_recorded(
+    tmp_path: Path, is_newer_commit_first: bool
+):
+    """Nothing of it is left, neither in the live store nor in the ledger: the commit must be retried."""
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    one = Publisher(live, ledger, SystemClock(), Metrics())
+    await define(ledger, live)
+    before = (await live.job("j")).incarnation
+    stored = (await ledger.begin_incarnations({"j": before}, 2))["j"]
+    await live.begin(stored.installed)
+    if is_newer_commit_first:
+        one.touch_epochs("j", (stored.installed.incarnation, 1), {"s": 8})
+    one.touch_epochs("j", (before, 1), {"s": 7})
+    waiting = asyncio.create_task(one.flush("j"))
+    await asyncio.sleep(0)
+    assert await one.round()
+    with pytest.raises(UnavailableError, match="was lost: retry"):
+        await waiting
+    assert (await ledger.get("j")).installed.stages["s"].progress.epoch in (None, 8)
+    # The next one is none of its business.
+    one.touch_epochs("j", (stored.installed.incarnation, 1), {"s": 9})
+    waiting = asyncio.create_task(one.flush("j"))
+    await asyncio.sleep(0)
+    assert await one.round()
+    assert await waiting is not None
+    assert (await ledger.get("j")).installed.stages["s"].progress.epoch == 9
+    await ledger.close()
