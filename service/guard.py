@@ -169,7 +169,7 @@ def connections_for(descriptors: int) -> int:
     """Return how many connections a process with so many file descriptors may have.
 
     >>> connections_for(256), connections_for(1_024), connections_for(1_048_576)
-    (128, 896, 10000)
+    (128, 896, 16000)
     """
     return min(_MOST_CONNECTIONS, max(descriptors - _KEPT_DESCRIPTORS, descriptors // 4))
 
