@@ -49,6 +49,9 @@ SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
 
 _SUPERVISOR_POLL_S = 1.0
 
+_LISTINGS = 4
+"""How many long lists are made at once."""
+
 _SYSTEM_CLOCK = SystemClock()
 
 _SWITCH_INTERVAL_S = 0.000_1
@@ -127,6 +130,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         app.state.metrics = metrics
         app.state.hosts = AllowedHosts.of(settings.allowed_hosts, settings.host)
         app.state.bodies = BodyBudget(settings.max_bodies_bytes)
+        app.state.responses = BodyBudget(settings.max_bodies_bytes, "responses on their way")
+        app.state.listings = asyncio.Semaphore(_LISTINGS)
         app.state.guard = guard = Guard(settings, metrics, clock)
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         watching = asyncio.create_task(guard.watch(), name="watch connections")

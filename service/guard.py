@@ -391,8 +391,17 @@ class GuardedProtocol(HttpToolsProtocol):
         elif now_ms - self._moved_ms > self._limits.write_timeout_ms:
             limit = f"{self._limits.write_timeout_ms} ms (TIDEGAUGE_WRITE_TIMEOUT_MS)"
             self._guard.count("slow-reader", f"{self.address} read nothing for {limit}")
-            self.transport.abort()
+            self._abandon()
         self._unsent_bytes = unsent
+
+    def _abandon(self) -> None:
+        """Close the connection at once; what is being answered, or waits, has no client any more."""
+        self.pipeline.clear()
+        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_writing()
+        self.transport.abort()
 
     # ---- refusals
 

@@ -244,6 +244,11 @@ class Publisher:
             except StateLostError:
                 # It is recorded in the ledger, from which the job's state is then restored.
                 done[record.job] = None
+            except Exception as error:
+                # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
+                log.exception("cannot show what was recorded for job %s", record.job)
+                _fail(touched[record.job].done, error)
+                done[record.job] = None
             else:
                 overtaken = _overtaken(view.pipeline, record, recorded)
                 if overtaken:
@@ -272,6 +277,10 @@ class Publisher:
                 done[job] = None
             except UnavailableError as error:
                 self._fail_waiting([pending], error)
+            except Exception as error:
+                log.exception("cannot read job %s to publish it", job)
+                _fail(pending.done, error)
+                done[job] = None
             else:
                 if pending.are_lost(view):
                     # Whoever commits an epoch is answered only when it is durable. These are gone with

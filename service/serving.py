@@ -93,6 +93,8 @@ def _server(settings: Settings) -> dict[str, Any]:
         "timeout_keep_alive": settings.idle_timeout_ms / 1_000,
         "timeout_graceful_shutdown": 10,
         "server_header": False,
+        # Not even from loopback, unless the operator says whom to trust: it is what the audit shows.
+        "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,
         "ssl_context_factory": None if files is None else partial(make_context, files),
     }
 

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.keys import FILE_VARIABLE, UnusableKeyError, key_source
-from spark_agent.spec import read_spec
+from spark_agent.spec import check_name, read_spec
 
 MAX_MS: Final = 9_223_372_036_854_775_807
 """The end of time: nothing more will come."""
@@ -240,7 +240,7 @@ class Client:
 
         Raises `DeclaredOtherwise` if the job has other stages and `replace` is not set, `NotAllowed`.
         """
-        path, body = f"/v1/jobs/{job}", {"stages": dict(stages)}
+        path, body = _job(job), {"stages": dict(stages)}
         try:
             return self._call("PUT", path, body)[0]
         except Forbidden as refusal:
@@ -254,7 +254,7 @@ class Client:
     def _declared(self, job: str, stages: Mapping[str, Any], refusal: Forbidden) -> Json:
         """Return the job if somebody else has declared it with these stages; else raise `refusal`."""
         try:
-            stored = self._call("GET", f"/v1/jobs/{job}")[0]
+            stored = self._call("GET", _job(job))[0]
         except UnknownJob:
             why = f"job {job!r} is not declared yet"
         else:
@@ -266,16 +266,16 @@ class Client:
 
     def reset(self, job: str) -> None:
         """Start the job's next generation: its watermarks start over. Raises `UnknownJob`."""
-        self._call("POST", f"/v1/jobs/{job}/reset")
+        self._call("POST", f"{_job(job)}/reset")
 
     def generation(self, job: str) -> int:
         """Return the number of the job's generation, which rises with each reset."""
-        return int(self._call("GET", f"/v1/jobs/{job}")[0]["generation"])
+        return int(self._call("GET", _job(job))[0]["generation"])
 
     def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
         """Open a run of these stages, which fences all older ones; return its number."""
         body = {"stages": list(stages), "holder": holder}
-        return int(self._call("POST", f"/v1/jobs/{job}/runs", body)[0]["run"])
+        return int(self._call("POST", f"{_job(job)}/runs", body)[0]["run"])
 
     def claim(
         self,
@@ -296,7 +296,7 @@ class Client:
             "epoch": rank.epoch,
             "attempt": rank.attempt,
         }
-        answer = self._call("POST", f"/v1/jobs/{job}/stages/{stage}/leases", body)[0]
+        answer = self._call("POST", f"{_stage(job, stage)}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
         return Lease(answer["token"], tuple(answer["granted"]), denied)
 
@@ -315,7 +315,7 @@ class Client:
         With `epoch` the report takes effect when that epoch is committed.
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
         """
-        path, accepted = f"/v1/jobs/{job}/stages/{stage}/reports", 0
+        path, accepted = f"{_stage(job, stage)}/reports", 0
         names = list(ranges)
         for first in range(0, len(names), _RANGES_PER_REPORT):
             some = names[first : first + _RANGES_PER_REPORT]
@@ -342,25 +342,23 @@ class Client:
                 for name, input_ms in stages.items()
             },
         }
-        answer = self._call("POST", f"/v1/jobs/{job}/commits", body)[0]
+        answer = self._call("POST", f"{_job(job)}/commits", body)[0]
         return {str(name): int(count) for name, count in answer["applied"].items()}
 
     def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
         """Return a stage's watermarks; None if they have not changed since `etag`."""
         headers = {"If-None-Match": etag} if etag else {}
-        body, new_etag = self._call(
-            "GET", f"/v1/jobs/{job}/stages/{stage}/watermark", headers=headers
-        )
+        body, new_etag = self._call("GET", f"{_stage(job, stage)}/watermark", headers=headers)
         return StageWatermark.read(body, new_etag) if body else None
 
     def watermarks(self, job: str) -> dict[str, StageWatermark]:
         """Return every stage's watermarks, in one consistent snapshot."""
-        answer = self._call("GET", f"/v1/jobs/{job}/watermarks")[0]["watermarks"]
+        answer = self._call("GET", f"{_job(job)}/watermarks")[0]["watermarks"]
         return {name: StageWatermark.read(body) for name, body in answer.items()}
 
     def lowest_range(self, job: str, stage: str) -> Json | None:
         """Return the range of a stage that has promised least, in its JSON form."""
-        path = f"/v1/jobs/{job}/stages/{stage}/ranges?limit=1&order=promise"
+        path = f"{_stage(job, stage)}/ranges?limit=1&order=promise"
         ranges = self._call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
 
@@ -379,7 +377,7 @@ class Client:
 
     def revoke_key(self, name: str) -> None:
         """Revoke a key."""
-        self._call("DELETE", f"/v1/keys/{name}")
+        self._call("DELETE", f"/v1/keys/{_name('key', name)}")
 
     def audit(self, *, limit: int, job: str | None = None, before: int | None = None) -> list[Json]:
         """Return who changed what, the newest first."""
@@ -488,3 +486,18 @@ def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Cl
             url, patience_ms=patience_ms, timeout_ms=patience_ms, key_file=key_file
         )
     return client
+
+
+def _job(job: str) -> str:
+    """Return the address of a job. Raises `ValueError` for a name that would lead elsewhere."""
+    return f"/v1/jobs/{_name('job', job)}"
+
+
+def _stage(job: str, stage: str) -> str:
+    """Return the address of a stage. Raises `ValueError` likewise."""
+    return f"{_job(job)}/stages/{_name('stage', stage)}"
+
+
+def _name(what: str, name: str) -> str:
+    check_name(what, name)
+    return name

@@ -103,7 +103,12 @@ class Definitions:
                 return stored, False
             _check_current(precondition, etag)
             self._check_room(spec.range_count - stored.installed.pipeline.range_count, new_jobs=0)
-            return await self._replace(stored, spec, pipeline, by), False
+            try:
+                return await self._replace(stored, spec, pipeline, by), False
+            except UnknownJobError:
+                raise PreconditionFailedError(
+                    f"job {job!r} was deleted by another request: omit If-Match to create it"
+                ) from None
 
     def _check_room(self, new_ranges: int, *, new_jobs: int) -> None:
         """Raise `LimitReachedError` if there is no room for so much more.

@@ -190,7 +190,12 @@ class Keys:
                     " start the service with TIDEGAUGE_ADMIN_KEY_FILE"
                 )
             deed = Deed(Action.CREATE_KEY, by, now_ms)
-            if not await self._certainly(self._ledger.add_key(key, deed)):
+            first = by.name == ANYONE.name
+            if first and self.any:
+                raise UnauthenticatedError(_SEND_A_KEY)
+            if not await self._certainly(self._ledger.add_key(key, deed, first=first)):
+                if first:
+                    raise UnauthenticatedError(_SEND_A_KEY)
                 raise KeyExistsError(
                     f"there is a key {name!r}: revoke it first, or choose another name"
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from fastapi import Request
 
 from service.aggregator.keys import ANYONE
@@ -39,8 +41,13 @@ def confirm(request: Request, key: Key | None) -> None:
 
 def actor(request: Request, key: Key | None) -> Actor:
     """Return who sent a request, for the audit."""
-    client = request.client
-    return Actor("" if key is None else key.name, "unknown" if client is None else client.host)
+    host = "" if request.client is None else request.client.host
+    try:
+        # A proxy hands on whatever its client says.
+        ip_address(host)
+    except ValueError:
+        host = "unknown"
+    return Actor("" if key is None else key.name, host)
 
 
 def _secret(request: Request) -> bytes | None:

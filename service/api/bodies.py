@@ -30,8 +30,9 @@ class Hold:
 class BodyBudget:
     """The bytes that the bodies of all requests of this process may have together."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, what: str = "bodies of other requests") -> None:
         self._limit = limit
+        self._what = what
         self.held = 0
 
     @contextmanager
@@ -47,8 +48,8 @@ class BodyBudget:
         """See `Hold.take`."""
         if self.held + size > self._limit:
             raise OverloadedError(
-                f"the bodies of other requests have {self.held} of {self._limit} bytes"
-                f" (TIDEGAUGE_MAX_BODIES_BYTES), and this one needs {size} more: try again, or send"
-                " smaller ones"
+                f"the {self._what} have {self.held} of {self._limit} bytes"
+                f" (TIDEGAUGE_MAX_BODIES_BYTES), and this one needs {size} more: try again, or make it"
+                " smaller"
             )
         self.held += size

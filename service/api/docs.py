@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en">
@@ -46,10 +47,12 @@ def mount(app: FastAPI) -> None:
 
     async def file(request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
-        # Only these two are routed here. Read each time: nobody opens the page often.
-        body = _START if name == "start.js" else (static / name).read_bytes()
         kind = _TYPES[name[name.rindex(".") :]]
-        return Response(body, headers=_HEADERS, media_type=kind)
+        if name == "start.js":
+            return Response(_START, headers=_HEADERS, media_type=kind)
+        # Only two others are routed here. They are read as fast as the client reads them: they are
+        # large, and open to everyone.
+        return FileResponse(str(static / name), headers=_HEADERS, media_type=kind)
 
     app.add_route("/docs", page, include_in_schema=False)
     for name in ("swagger-ui.css", "swagger-ui-bundle.js", "start.js"):

@@ -17,6 +17,7 @@ from fastapi import APIRouter, Request, Response
 from service.aggregator import Aggregator
 from service.api.access import actor, admit, confirm
 from service.api.bodies import FREE_BYTES
+from service.api.bulk import Bulk
 from service.api.exchange import (
     MAX_BODY,
     Body,
@@ -206,8 +207,12 @@ def _run(
     status: int,
 ) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request, body: Body, key: Key | None) -> Response:
+        if reads.types:
+            # To read a body may take minutes, in which the key may have been revoked.
+            confirm(request, key)
         answered = await handler(Call(request, reads.parse(body), key))
-        return answered if isinstance(answered, Response) else answer(answered, status)
+        response = answered if isinstance(answered, Response) else answer(answered, status)
+        return response if len(response.body) <= FREE_BYTES else Bulk(request, response)
 
     async def run(request: Request) -> Response:
         check_browser(request.scope, state(request).hosts)
@@ -223,8 +228,7 @@ def _run(
                     large = await read_large(request, reads.limit, declared, hold)
                     return await respond(request, large, key)
             body = await read_small(request)
-        answered = await handler(Call(request, reads.parse(body), key))
-        return answered if isinstance(answered, Response) else answer(answered, status)
+        return await respond(request, body, key)
 
     return run
 

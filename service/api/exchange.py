@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -45,6 +46,10 @@ class ServiceState(Protocol):
     metrics: Metrics
     hosts: AllowedHosts
     bodies: BodyBudget
+    responses: BodyBudget
+    """Likewise, for large responses that are on their way."""
+    listings: asyncio.Semaphore
+    """Held while a long list is made, which takes more memory than the list as it is sent."""
 
 
 def state(request: Request) -> ServiceState:

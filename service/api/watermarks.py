@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
 
 from fastapi import Request, Response
 
 from service.aggregator import Change, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
-from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
+from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s, state
 from service.api.responses import (
     RangeBody,
     RangesBody,
@@ -176,12 +177,13 @@ async def get_ranges(call: Call[None]) -> RangesBody:
         raise InvalidRequestError(f"order is {order!r}: it must be range or promise")
     layout = (await aggregator.find_stage(job, stage)).layout
     keyed = is_keyed(layout)
-    views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
-    bodies: list[RangeBody] = []
-    for view in views:
-        bodies.append(range_body(view, _bounds(view.name) if keyed else None))
-        if not len(bodies) % _AT_ONCE:
-            await asyncio.sleep(0)
+    async with state(request).listings if limit > _AT_ONCE else nullcontext():
+        views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
+        bodies: list[RangeBody] = []
+        for view in views:
+            bodies.append(range_body(view, _bounds(view.name) if keyed else None))
+            if not len(bodies) % _AT_ONCE:
+                await asyncio.sleep(0)
     return RangesBody(job, stage, 0 if layout is None else len(layout), bodies)
 
 

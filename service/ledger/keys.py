@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, delete, or_, select, update
+from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,6 +18,8 @@ from service.model.keys import Key, Role
 USE_STEP_MS = 60_000
 """How often a key's last use is written at most, however many replicas it is used at."""
 
+_FIRST_KEY_LOCK = 0x7469_6465_6B65_7931
+LOCK_FIRST_KEY = select(func.pg_advisory_xact_lock(_FIRST_KEY_LOCK))
 FIND_KEYS = select(access_keys).order_by(access_keys.c.name)
 DELETE_KEY = (
     delete(access_keys)
@@ -55,8 +57,14 @@ async def find_keys(db: AsyncConnection) -> Sequence[Key]:
     ]
 
 
-async def add_key(db: AsyncConnection, key: Key, deed: Deed) -> bool:
-    """Store a key; False if there is one of its name."""
+async def add_key(db: AsyncConnection, key: Key, deed: Deed, *, first: bool) -> bool:
+    """Store a key; False if there is one of its name, or, for the `first` one, any at all."""
+    if first:
+        # Two replicas that each know of no key must not both make the first.
+        if db.dialect.name == "postgresql":
+            await db.execute(LOCK_FIRST_KEY)
+        if await db.scalar(select(func.count()).select_from(access_keys)):
+            return False
     insert: Any = sqlite_insert if db.dialect.name == "sqlite" else postgres_insert
     added = insert(access_keys).on_conflict_do_nothing(index_elements=["name"])
     row = {

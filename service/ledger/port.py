@@ -184,7 +184,7 @@ class Ledger(Protocol):
         """Return all keys, by name."""
         ...
 
-    async def add_key(self, key: Key, deed: Deed) -> bool:
+    async def add_key(self, key: Key, deed: Deed, *, first: bool = False) -> bool:
         """Store a key; False if there is one of its name."""
         ...
 

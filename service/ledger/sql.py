@@ -414,9 +414,11 @@ class SqlLedger:
         return await keys.find_keys(db)
 
     @_writing
-    async def add_key(self, db: AsyncConnection, key: Key, deed: Deed) -> bool:
+    async def add_key(
+        self, db: AsyncConnection, key: Key, deed: Deed, *, first: bool = False
+    ) -> bool:
         """See the port."""
-        return await keys.add_key(db, key, deed)
+        return await keys.add_key(db, key, deed, first=first)
 
     @_writing
     async def delete_key(self, db: AsyncConnection, name: str, deed: Deed) -> bool:

@@ -25,6 +25,7 @@ class SqliteFile:
         self._log: os.stat_result | None = None
         """SQLite's write-ahead log, which holds the newest transactions."""
         self._size = 0
+        self._log_size = 0
 
     def take(self) -> None:
         """Lock it, and make it if there is none. Raises `StoreRefusedError`.
@@ -56,6 +57,7 @@ class SqliteFile:
         """Remember which write-ahead log SQLite has opened."""
         with suppress(FileNotFoundError):
             self._log = Path(self._path + "-wal").stat()
+            self._log_size = 0
 
     def check(self) -> None:
         """Raise `UnavailableError` if the file is no longer the one that is open, or was cut."""
@@ -72,6 +74,14 @@ class SqliteFile:
                 f"the ledger's log {self._path}-wal was moved or deleted while the service was using"
                 f" it: {_RESTORE}"
             )
+        if self._log is not None:
+            log_size = Path(self._path + "-wal").stat().st_size
+            if log_size < self._log_size:
+                raise UnavailableError(
+                    f"the ledger's log {self._path}-wal was cut from {self._log_size} to {log_size}"
+                    f" bytes while the service was using it: {_RESTORE}"
+                )
+            self._log_size = log_size
         if opened.st_size < self._size:
             raise UnavailableError(
                 f"the ledger {self._path} was cut from {self._size} to {opened.st_size} bytes while the"
@@ -85,7 +95,7 @@ class SqliteFile:
             os.close(self._descriptor)
             self._descriptor = None
             self._log = None
-            self._size = 0
+            self._size = self._log_size = 0
 
 
 def _leads_to(path: str, opened: os.stat_result) -> bool:

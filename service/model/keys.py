@@ -44,7 +44,7 @@ _TABLE: Final = {
 """What each role may do, in terms of the role that a request needs."""
 
 EVERY_JOB: Final = "*"
-JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$"
+JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$(?!\n)"
 """What a pattern of jobs may be made of: the characters of names, and `*`, `?`, `[…]`, `[!…]`."""
 
 

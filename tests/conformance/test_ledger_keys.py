@@ -153,3 +153,18 @@ def test_an_endless_list_of_stages_is_cut(ledger: Ledger, runner: asyncio.Runner
     [record] = all_of(ledger, runner)
     assert len(record.detail) == 1_000
     assert record.detail.endswith("…")
+
+
+def test_the_first_key_is_made_once(ledger: Ledger, runner: asyncio.Runner) -> None:
+    """Two replicas that each know of no key."""
+    other = replace(KEY, name="other", digest=b"other")
+
+    async def both() -> list[bool]:
+        return list(
+            await asyncio.gather(
+                ledger.add_key(KEY, CREATE, first=True), ledger.add_key(other, CREATE, first=True)
+            )
+        )
+
+    assert sorted(runner.run(both())) == [False, True]
+    assert not runner.run(ledger.add_key(replace(KEY, name="third"), CREATE, first=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from service.settings import Settings
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.clock import FakeClock
 from tests.support.inprocess import InProcess, with_schema
+from tests.support.server import Service
+from tests.support.wire import Wire, ask, request
 
 pytestmark = pytest.mark.anyio
 
@@ -441,3 +444,32 @@ async def test_the_last_known_keys_stand_for_a_bounded_time(ledger: Away) -> Non
     assert keys.admit(admin, Role.ADMIN, None).name == "admin"
     with pytest.raises(UnauthenticatedError):
         keys.admit(None, Role.READ, "j")
+
+
+async def test_only_one_of_many_makes_the_first_key(gauge: InProcess) -> None:
+    """Whoever has no key could make one in the same instant, and keep it."""
+    answers = await asyncio.gather(
+        *(gauge.client.post("/v1/keys", json={"name": f"k{n}", "role": "admin"}) for n in range(8))
+    )
+    assert sorted(answer.status_code for answer in answers) == [201] + 7 * [401]
+
+
+def test_a_key_that_is_revoked_while_a_body_comes_is_refused(tmp_path: Path) -> None:
+    """The last byte may come minutes after the header with the key."""
+    body = b'{"name": "backdoor", "role": "admin"}'
+    with Service(tmp_path, environment={"TIDEGAUGE_ADMIN_KEY": ADMIN}) as service:
+        admin = f"Authorization: Bearer {ADMIN}"
+        created = ask(
+            service.url,
+            request("POST", "/v1/keys", admin, body=b'{"name": "thief", "role": "admin"}'),
+        )
+        thief = f"Authorization: Bearer {json.loads(created.body)['secret']}"
+        with Wire(service.url) as slow:
+            whole = request("POST", "/v1/keys", thief, body=body)
+            slow.send(whole[:-1])
+            assert ask(service.url, request("GET", "/v1/keys", thief)).status == 200
+            assert ask(service.url, request("DELETE", "/v1/keys/thief", admin)).status == 204
+            slow.send(whole[-1:])
+            assert slow.answer().status == 401
+        listed = json.loads(ask(service.url, request("GET", "/v1/keys", admin)).body)
+        assert "backdoor" not in json.dumps(listed)

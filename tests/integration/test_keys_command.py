@@ -221,6 +221,18 @@ def test_help_has_examples(tmp_path: Path) -> None:
         assert f"tidegauge {' '.join(command)}" in run(*command, "--help", cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(("said", "shown"), [("203.0.113.9", "203.0.113.9"), ("<b>", "unknown")])
+def test_the_audit_believes_a_proxy_that_is_trusted(tmp_path: Path, said: str, shown: str) -> None:
+    environment = {"TIDEGAUGE_ADMIN_KEY": ADMIN, "FORWARDED_ALLOW_IPS": "127.0.0.1"}
+    with (
+        Service(tmp_path, environment=environment) as service,
+        httpx.Client(base_url=service.url, headers=bearer(ADMIN)) as client,
+    ):
+        client.put("/v1/jobs/a", json={"stages": SPEC}, headers={"X-Forwarded-For": said})
+        [record] = ok(client.get("/v1/audit"))["records"]
+        assert record["address"] == shown
+
+
 def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path) -> None:
     client = httpx.Client(base_url=service.url, headers=bearer(ADMIN))
     with client:
@@ -237,10 +249,10 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         ok(client.post("/v1/jobs/audited/runs", json=runs, headers=bearer(driver)), 201)
         client.post("/v1/jobs/audited/reset")
         client.delete("/v1/jobs/audited")
-        # As told by a proxy on this machine.
+        # Nobody said that there is a proxy to be believed.
         client.delete("/v1/keys/driver", headers={"X-Forwarded-For": "203.0.113.9"})
         [newest, _] = ok(client.get("/v1/audit?limit=2"))["records"]
-        assert (newest["action"], newest["address"]) == ("revoke-key", "203.0.113.9")
+        assert (newest["action"], newest["address"]) == ("revoke-key", "127.0.0.1")
         assert len(ok(client.get("/v1/audit?limit=2"))["records"]) == 2
     where = {"TIDEGAUGE_URL": service.url, "TIDEGAUGE_KEY": ADMIN}
     found = run("audit", "--job", "audited", "--json", cwd=tmp_path, environment=where).stdout

@@ -56,6 +56,10 @@ def delete_log(path: Path) -> None:
     Path(f"{path}-wal").unlink()
 
 
+def cut_log(path: Path) -> None:
+    os.truncate(f"{path}-wal", 0)
+
+
 @pytest.mark.parametrize(
     ("happens", "words"),
     [
@@ -63,6 +67,7 @@ def delete_log(path: Path) -> None:
         (replace, "moved or deleted"),
         (cut, "cut from"),
         (delete_log, "-wal was moved or deleted"),
+        (cut_log, "-wal was cut from"),
     ],
 )
 async def test_a_file_that_is_gone_is_noticed_at_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -367,6 +368,38 @@ async def test_any_key_that_is_damaged_is_mended(
     damage(redis, key)
     await job.define(FLOW)
     assert await outputs(job) == (None, None)
+
+
+FIELDS = [
+    *(("", field) for field in ("at", "generation", "revision", "layout_version", "stages")),
+    *(("", field) for field in ("pipeline", "incarnation", "last_run", "fence", "stamp", "clock")),
+    *((":stage:s", field) for field in ("n", "source", "run", "epoch", "recorded", "since")),
+    *((":stage:s", field) for field in ("name", "promised", "idle", "final", "leased", "waiting")),
+]
+
+
+@pytest.mark.parametrize(("key", "field"), FIELDS)
+async def test_a_field_that_is_missing_is_mended_and_is_no_other_jobs_trouble(
+    job: Api, gauge: InProcess, redis: RedisServer, key: str, field: str
+):
+    other = gauge.api("other")
+    await other.define(FLOW)
+    token = await other.token("s", ttl_ms=600_000)
+    # Something waits, so that there is a field that says so.
+    waiting = await job.token("s", run=1, ttl_ms=600_000)
+    await job.report("s", waiting, {"0": 50}, epoch=2)
+    redis.command("HDEL", f"tidegauge:{{job}}{key}", field)
+    for value in (20, 21):
+        refused, answer = await asyncio.gather(
+            job.post_report("s", waiting, {"0": 15, "1": 15}),
+            other.report("s", token, {"0": value, "1": value}),
+        )
+        assert refused.status_code in (200, 410), refused.text
+        assert answer["watermark"]["output_watermark"] == value
+    assert (await outputs(job))[0] in (10, 15)
+    token = await job.token("s", run=1)
+    await job.report("s", token, {"0": 60, "1": 61})
+    assert await outputs(job) == (60, 60)
 
 
 async def listed(gauge: InProcess) -> list[str]:

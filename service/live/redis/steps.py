@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ _FROZEN_TIMEOUT_S = 3.0
 """How long a step waits for a layout change; after that, the replica changing it is taken for dead."""
 
 _FROZEN_POLL_S = 0.01
+
+_FAILED_SCRIPT = re.compile(r"user_script|running script")
 
 reply = msgspec.msgpack.Decoder()
 """Reads a script's reply."""
@@ -166,6 +169,11 @@ class Steps:
             raise StateLostError(job) from error
         except ResponseError as error:
             if "LOST" in str(error):
+                raise StateLostError(job) from error
+            if _FAILED_SCRIPT.search(str(error)):
+                # It found something that no script writes: a field is missing, or is no number.
+                log.error("a step of job %s failed: %s", job, error)  # noqa: TRY400 - it is raised
+                await self.drop(job)
                 raise StateLostError(job) from error
             raise
 

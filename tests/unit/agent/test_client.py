@@ -161,3 +161,18 @@ def test_a_process_has_one_client_and_shares_it_with_no_other(
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
     assert shared_client("http://127.0.0.1:1", 100) is not mine, "a forked worker has its own"
+
+
+@pytest.mark.parametrize(
+    "name", ["../jobs/orders", "./x", "prod?old", "x#2", "", "a/b", "é", "a\n"]
+)
+def test_a_name_that_would_lead_elsewhere_is_refused_before_it_is_sent(name: str) -> None:
+    client = Client("http://127.0.0.1:1")
+    for use in (
+        lambda: client.reset(name),
+        lambda: client.revoke_key(name),
+        lambda: client.declare(name, {}),
+        lambda: client.watermark("job", name),
+    ):
+        with pytest.raises(ValueError, match="is not a valid name"):
+            use()

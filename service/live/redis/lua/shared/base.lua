@@ -58,10 +58,15 @@ local function fill_keys()
   call('HSET', LEASES, NOTHING, '')
   call('ZADD', DEADLINES, 'inf', NOTHING)
   call('HSET', DIRTY, NOTHING, 0)
+  call('HSETNX', META, 'clock', 0)
 end
+
+-- Besides the run id of the server and the clock: those that `layouts.py` writes.
+local META_FIELDS = 12
 
 local function check_keys()
   if call('EXISTS', VIEWS, LEASES, DEADLINES, DIRTY) ~= 4 then lost() end
+  if call('HLEN', META) ~= META_FIELDS then lost() end
 end
 
 -- ---- deadlines
@@ -105,6 +110,7 @@ end
 local function check_state()
   local meta = call('HMGET', META, 'server', 'at', 'clock')
   if meta[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
+  if not meta[2] then lost() end
   if meta[2] ~= ARGV[2] then return cmsgpack.pack({-1, 'at', meta[2]}) end
   check_keys()
   follow_clock(meta[3])

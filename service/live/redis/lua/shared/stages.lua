@@ -10,6 +10,9 @@ local function stage(number)
   }
 end
 
+-- Those that `states.py` writes; `waiting` comes and goes.
+local STATE_FIELDS = 11
+
 -- How many nodes the tree over so many ranges has.
 local function tree_size(n)
   local total, size = 0, n
@@ -32,10 +35,11 @@ end
 
 local function load(st)
   if st.n then return st end
-  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name')
+  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting')
   st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
   st.idle_before, st.name = tonumber(s[5]), s[6]
   if not st.n then lost() end
+  if call('HLEN', st.keys.state) ~= (s[7] and STATE_FIELDS + 1 or STATE_FIELDS) then lost() end
   if st.n > 0 then check_columns(st) end
   return st
 end
