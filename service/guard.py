@@ -14,12 +14,16 @@ import asyncio
 import logging
 import os
 import resource
-from collections import Counter
+from collections import Counter, deque
 from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from service.api.problems import problem_response
@@ -206,6 +210,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wishes = False
         """Whether this request would like another protocol."""
         self._unsent_bytes = 0
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """The requests on their way to an answer; uvicorn's `cycle` is the last of them."""
         self._refusal: GuardError | None = None
         self._lingering = False
         self._drained_bytes = 0
@@ -234,6 +240,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._guard.forget(self)
+        self._tell_gone()
         if self._lingering:
             self._guard.lingering -= 1
         super().connection_lost(exc)
@@ -328,6 +335,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wishes = True
             return
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         # A body's trailers come through `on_header` too. They are no headers of the request.
         self.headers = []
         self._reading = _BODY
@@ -348,6 +356,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self._unanswered:
+            self._unanswered.popleft()
         super().on_response_complete()
         if self._reading == _NOTHING:
             self.since_ms = self._guard.now_ms
@@ -396,12 +406,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Close the connection at once; what is being answered, or waits, has no client any more."""
-        self.pipeline.clear()
-        if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison]
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._tell_gone()
         self.flow.resume_writing()
         self.transport.abort()
+
+    def _tell_gone(self) -> None:
+        """Tell every request that its client has gone. uvicorn tells only the last of a pipeline."""
+        self.pipeline.clear()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
 
     # ---- refusals
 

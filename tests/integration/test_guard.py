@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -362,3 +363,20 @@ def test_without_file_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> None
             wire.close()
         wait_for(lambda: is_well(service), "well again")
         assert refused(service, "descriptors") >= 1
+
+
+def test_a_client_that_leaves_with_answers_unread_is_no_error(tmp_path: Path) -> None:
+    """Of a pipeline, each request hears that its client has gone, and writes no more."""
+    with Service(tmp_path) as service:
+        wires = [Wire(service.url) for _ in range(20)]
+        for wire in wires:
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            wire.send(request("GET", "/docs/swagger-ui-bundle.js") * 3)
+        for wire in wires:
+            # Once something has come, the rest waits for somebody to read it.
+            wire.socket.recv(1)
+            wire.close()
+        assert ask(service.url, request("GET", "/healthz")).status == 200
+        service.stop()
+        assert "Traceback" not in (tmp_path / "service.log").read_text()
+        service.start()
