@@ -6,9 +6,11 @@ a stage (its input watermark). A *member* of the agreement is one range, or one 
 - *unknown*: it never promised. That is neither zero nor absence: the watermark does not advance.
 - *active*: it promised, and more may come.
 - *idle*: it asked not to be waited for. It is left out of the minimum.
-- *final*: it promised `MAX`. It holds nothing back, but does not advance the rest either: while a
-  member is idle, only an active one may do that (otherwise one final and one idle member would jump
-  to the end of time, a known bug of Flink, FLINK-38477).
+- *final*: it promised `MAX`. It holds nothing back, but does not advance the rest either.
+
+While a member is idle and none is active, what all of them have promised stays true: the watermark is the
+minimum over *all* promises, those of the idle members included. One final and one idle member must not jump
+to the end of time (a known bug of Flink, FLINK-38477).
 """
 
 from __future__ import annotations
@@ -29,14 +31,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The result: a watermark to advance to (`MIN`: stand still), and idleness."""
+    """The result: a watermark to advance to (`MIN`: stand still), and whether nobody is waited for."""
 
     watermark: int
     idle: bool = False
 
 
 STAND_STILL = Agreement(MIN)
-IDLE = Agreement(MIN, idle=True)
 FINAL = Agreement(MAX)
 
 
@@ -49,23 +50,40 @@ def weight(promise: int, *, idle: bool) -> int:
     return MAX if idle else promise
 
 
-def agree(lowest: int, idle: int) -> Agreement:
-    """Return the agreement, from two numbers that a store can update with each report.
+def agree(lowest: int, idle: int, lowest_idle: int) -> Agreement:
+    """Return the agreement, from three numbers that a store can update with each report.
 
     `lowest` is the least `weight` of all members, `idle` the number of members that are idle and not
-    final. If the least weight is `MAX`, no member is active: then one idle member is enough to
-    stand still.
+    final, `lowest_idle` the least promise of those (it counts only if the least weight is `MAX`). If
+    it is, no member is active: then the watermark is the least of what was promised.
 
-    >>> agree(lowest=17, idle=1)
+    >>> agree(lowest=17, idle=1, lowest_idle=3)
     Agreement(watermark=17, idle=False)
-    >>> agree(lowest=MAX, idle=1) == IDLE, agree(lowest=MAX, idle=0) == FINAL
-    (True, True)
-    >>> agree(lowest=MIN, idle=3) == STAND_STILL
+    >>> agree(lowest=MAX, idle=1, lowest_idle=3)
+    Agreement(watermark=3, idle=True)
+    >>> agree(lowest=MAX, idle=0, lowest_idle=MAX) == FINAL
+    True
+    >>> agree(lowest=MIN, idle=3, lowest_idle=3) == STAND_STILL
     True
     """
     if lowest < MAX:
         return Agreement(lowest)
-    return IDLE if idle else FINAL
+    return Agreement(lowest_idle, idle=True) if idle else FINAL
+
+
+def agree_keyed(lowest: int, total: int, idle: int, final: int) -> Agreement:
+    """Return the agreement of a keyed stage's ranges, whose idleness takes none of them out of the minimum.
+
+    A key range that is idle holds nothing that it has not emitted, so its promise is all that there is
+    to say. `lowest` is the least promise. They are idle together if each is idle or final, and not
+    all are final; whether the stage is, depends on its upstreams, too (see `Pipeline.propagate`).
+
+    >>> agree_keyed(lowest=7, total=3, idle=2, final=0)
+    Agreement(watermark=7, idle=False)
+    >>> agree_keyed(lowest=7, total=3, idle=2, final=1)
+    Agreement(watermark=7, idle=True)
+    """
+    return Agreement(lowest, idle > 0 and idle + final == total)
 
 
 def agreement(members: Iterable[Member]) -> Agreement:
@@ -77,13 +95,15 @@ def agreement(members: Iterable[Member]) -> Agreement:
     17
     >>> agreement([Member(25), Member()]) == STAND_STILL
     True
-    >>> agreement([Member(MAX), Member(3, idle=True)]) == IDLE
-    True
+    >>> agreement([Member(MAX), Member(3, idle=True), Member(8, idle=True)])
+    Agreement(watermark=3, idle=True)
     >>> agreement([Member(MAX), Member(MAX, idle=True)]) == FINAL
     True
     """
-    lowest, idle = MAX, 0
+    lowest, idle, lowest_idle = MAX, 0, MAX
     for member in members:
         lowest = min(lowest, weight(member.promise, idle=member.idle))
-        idle += member.idle and member.promise != MAX
-    return agree(lowest, idle)
+        if member.idle and member.promise != MAX:
+            idle += 1
+            lowest_idle = min(lowest_idle, member.promise)
+    return agree(lowest, idle, lowest_idle)

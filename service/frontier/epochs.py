@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from service.frontier.facts import ReportedFacts
+
 MAX_WAITING_EPOCHS = 64
 """Epochs of one stage that may wait for their commit."""
 
@@ -71,21 +73,26 @@ class Waiting:
     idle: bool
     fence: int
     """Of the lease under which it was reported."""
+    facts: ReportedFacts | None = None
 
 
 def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
     """Join the reports of two attempts at an epoch for one range: the smaller promise counts.
 
-    It is idle only if both attempts were. At the commit, that is checked against the later lease.
+    It is idle only if both attempts were. At the commit, that is checked against the later lease. The
+    facts are those of the attempt whose promise counts, so that no record counts twice; of two equal
+    ones, the later.
 
-    >>> join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
-    Waiting(promise=7, capped_at_commit=True, idle=False, fence=2)
+    >>> joined = join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
+    >>> joined.promise, joined.capped_at_commit, joined.idle, joined.fence
+    (7, True, False, 2)
     """
     return Waiting(
         min(earlier.promise, later.promise),
         earlier.capped_at_commit or later.capped_at_commit,
         earlier.idle and later.idle,
         later.fence,
+        (later if later.promise <= earlier.promise else earlier).facts,
     )
 
 

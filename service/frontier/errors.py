@@ -18,3 +18,7 @@ class InvalidPipelineError(FrontierError):
         where = "the pipeline" if stage is None else f"stage {stage!r}"
         super().__init__(f"{where}: {detail}")
         self.stage = stage
+
+
+class InvalidSketchError(FrontierError):
+    """Bytes that are no sketch of event times."""

@@ -194,9 +194,11 @@ class Pipeline:
         if stage.is_passthrough:
             joined = max(before.input, upstream.watermark)
             return before.advance(joined, joined, idle=upstream.idle)
-        # A keyed stage is never idle: it may hold events that its idle upstreams once brought,
-        # and a downstream that went on without it would find them late.
-        return before.advance(upstream.watermark, agreements[name].watermark, idle=False)
+        own = agreements[name]
+        observed = max(before.input, upstream.watermark)
+        return before.advance(
+            observed, own.watermark, idle=is_keyed_idle(upstream, own, published_input=observed)
+        )
 
 
 _NOWHERE = StageWatermark()
@@ -213,19 +215,34 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
     return agreement(Member(u.output, u.idle) for u in upstreams)
 
 
-def is_ahead(reached: Agreement, published: StageWatermark, *, is_source: bool) -> bool:
-    """Whether the agreement of a stage's ranges is ahead of what is published, so that it must be
-    published.
+def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: int) -> bool:
+    """Whether a keyed stage is idle: nobody is active upstream, and its ranges hold nothing of what came.
 
-    Only the ranges of a source can be idle.
+    A range may hold events that its idle upstreams once brought, and a downstream that went on without
+    it would find them late. So each range must be idle, and must have observed the published input: a
+    promise says so, since it never exceeds what its range has observed.
 
-    >>> is_ahead(Agreement(7), StageWatermark(output=5), is_source=False)
-    True
-    >>> idle = Agreement(MIN, idle=True)
-    >>> [is_ahead(idle, StageWatermark(output=5), is_source=each) for each in (True, False)]
-    [True, False]
+    >>> quiet, ranges = Agreement(7, idle=True), Agreement(7, idle=True)
+    >>> is_keyed_idle(quiet, ranges, published_input=7), is_keyed_idle(quiet, ranges, published_input=8)
+    (True, False)
+    >>> is_keyed_idle(Agreement(9), ranges, published_input=7)
+    False
     """
-    return reached.watermark > published.output or (is_source and reached.idle != published.idle)
+    return upstreams.idle and ranges.idle and ranges.watermark >= published_input
+
+
+def is_ahead(reached: Agreement, published: StageWatermark) -> bool:
+    """Whether the agreement of a stage's ranges may be ahead of what is published, so that it must be
+    looked at.
+
+    >>> is_ahead(Agreement(7), StageWatermark(output=5))
+    True
+    >>> is_ahead(Agreement(5, idle=True), StageWatermark(output=5))
+    True
+    >>> is_ahead(Agreement(5), StageWatermark(output=5))
+    False
+    """
+    return reached.watermark > published.output or reached.idle != published.idle
 
 
 def _check_stage(name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:

@@ -17,6 +17,7 @@ from service.frontier.graph import Pipeline
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.observations import Marks, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -209,6 +210,22 @@ class LiveStore(Protocol):
 
     async def promises(self, job: str, stage: str) -> Int64s:
         """Return the promise of every range, in the order of the layout: a column of its own."""
+        ...
+
+    async def observe(
+        self, job: str, stages: Sequence[str]
+    ) -> tuple[int, Mapping[str, StageObservation]]:
+        """Return the wall clock (ms), and what the ranges of these stages have said of their work.
+
+        Stages without ranges are left out.
+        """
+        ...
+
+    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+        """Join soft values of stages with those that were shown before; return all of these stages.
+
+        They only rise within an incarnation, for all replicas together.
+        """
         ...
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:

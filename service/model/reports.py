@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from service.frontier.facts import Facts, ReportedFacts
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 
@@ -53,6 +54,8 @@ class Report:
     observed_input: int | None = None
     """The input watermark that the worker has observed; checked against the published one."""
     capped_at_commit: bool = False
+    facts: Sequence[ReportedFacts | None] | None = None
+    """None: none of them has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +112,7 @@ class RangeView:
     fence: int | None
     expires_in_ms: int | None
     reported_at_ms: int | None
+    """When its last report was applied."""
+    raised_at_ms: int | None
+    """Since when its promise has not moved."""
+    facts: Facts | None

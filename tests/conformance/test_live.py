@@ -18,7 +18,8 @@ from service.errors import (
     StaleRunError,
     UnknownStageError,
 )
-from service.frontier.agreement import FINAL, IDLE, STAND_STILL, Agreement
+from service.frontier.agreement import FINAL, STAND_STILL, Agreement
+from service.frontier.facts import ReportedFacts
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.leases import Rank
@@ -27,6 +28,7 @@ from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
 from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
+from service.model.observations import StageObservation
 from service.model.reports import Commit, Committed, RangeNote, Report, Reported, StageCommit
 
 SHARDS = ShardLayout.of(["a", "b"])
@@ -100,6 +102,7 @@ class Worker:
         capped_at_commit: bool = False,
         idle: Iterable[str] = (),
         holds: Mapping[str, dict[str, int]] | None = None,
+        facts: Mapping[str, ReportedFacts] | None = None,
     ) -> Reported:
         asleep = set(idle)
         names = list(promises)
@@ -112,12 +115,16 @@ class Worker:
             epoch,
             observed,
             capped_at_commit,
+            None if facts is None else [facts.get(name) for name in names],
         )
         return self.run(self.live.report("j", stage, report))
 
     def commit(self, epoch: int, run: int = 0, **observed: int | None) -> Mapping[str, int]:
         stages = {stage: StageCommit(value) for stage, value in observed.items()}
         return self.run(self.live.commit("j", Commit(run, epoch, stages))).applied
+
+    def observe(self, stage: str = "s") -> StageObservation:
+        return self.run(self.live.observe("j", [stage]))[1][stage]
 
     def agreement(self, stage: str = "s") -> Agreement:
         return self.run(self.live.agreements("j", frozenset([stage])))[1][stage]
@@ -320,7 +327,7 @@ def test_idle_lapses_when_the_lease_is_taken_over_or_released(worker: Worker) ->
     for lose in ("takeover", "release"):
         token = worker.claim(None, rank=Rank(0, 1)).token
         worker.report(token, {"a": MIN, "b": MIN}, idle=["a", "b"])
-        assert worker.agreement() == IDLE
+        assert worker.agreement() == Agreement(MIN, idle=True)
         if lose == "takeover":
             token = worker.claim(None, holder="y", rank=Rank(0, 2)).token
         worker.run(worker.live.release("j", [token]))
@@ -329,8 +336,8 @@ def test_idle_lapses_when_the_lease_is_taken_over_or_released(worker: Worker) ->
 
 def test_final_and_idle_do_not_jump_to_the_end(worker: Worker) -> None:
     token = worker.claim(None).token
-    worker.report(token, {"a": MAX, "b": MIN}, idle=["b"])
-    assert worker.agreement() == IDLE
+    worker.report(token, {"a": MAX, "b": 5}, idle=["b"])
+    assert worker.agreement() == Agreement(5, idle=True)
     worker.report(token, {"b": MAX})
     assert worker.agreement() == FINAL
 

@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields, replace
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
@@ -28,9 +28,10 @@ from service.errors import (
     StaleEpochError,
     StaleRunError,
 )
-from service.frontier import epochs, graph, leases, reports
+from service.frontier import agreement, epochs, facts, graph, leases, reports
 from service.frontier.agreement import Agreement
 from service.frontier.epochs import Waiting
+from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MAX, MIN
@@ -45,6 +46,17 @@ TABLE: Final[Mapping[str, Any]] = json.loads((ROOT / "data" / "rules.json").read
 RULES_LUA: Final = lua_header() + (LUA / "rules.lua").read_text()
 IN_PYTHON_ALONE: Final = {"range_status"}
 """No step of a store judges by it."""
+
+OTHERS: Final[Mapping[str, ModuleType]] = {
+    "is_ahead": graph,
+    "agree": agreement,
+    "agree_keyed": agreement,
+    "merge_facts": facts,
+}
+"""Of modules that also have what no store judges by."""
+
+PART_OF_A_RULE: Final = {"is_quiet"}
+"""In Python, a property."""
 
 Case = dict[str, Any]
 Advance = Callable[[int], None]
@@ -87,25 +99,51 @@ def functions(module: ModuleType) -> set[str]:
 
 
 def test_every_rule_has_its_mirror_and_its_vectors() -> None:
-    rules = (functions(leases) | functions(epochs) | functions(reports) | {"is_ahead"}) - (
-        IN_PYTHON_ALONE
-    )
+    rules = functions(leases) | functions(epochs) | functions(reports) | OTHERS.keys()
+    rules -= IN_PYTHON_ALONE
     mirrors = set(
         re.findall(r"^local function (\w+)", (LUA / "rules.lua").read_text(), re.MULTILINE)
     )
-    assert mirrors == rules
+    assert mirrors - PART_OF_A_RULE == rules
     assert TABLE.keys() - {"about"} == rules
 
 
 # ---- the pure functions
 
 
+def reported_facts(value: list[Any]) -> ReportedFacts:
+    oldest, records, late, backlog, pending = value
+    return ReportedFacts(
+        None if oldest == MIN else oldest,
+        None if pending is False else pending.encode(),
+        None if records < 0 else records,
+        late,
+        backlog,
+    )
+
+
+def facts_of(value: list[Any]) -> Facts:
+    at, interval, oldest, backlog, quiet_since, pending = value
+    return Facts(
+        at,
+        None if interval < 0 else interval,
+        None if oldest == MIN else oldest,
+        None if pending is False else pending.encode(),
+        backlog,
+        quiet_since,
+    )
+
+
 def python_value(key: str, value: Any) -> Any:
     match key:
         case "rank" | "held_by":
             return Rank(*value)
-        case "earlier" | "later":
+        case "earlier" | "later" if value is not None and len(value) == len(fields(Waiting)):
             return Waiting(*value)
+        case "earlier":
+            return None if value is None else facts_of(value)
+        case "reported" if isinstance(value, list):
+            return reported_facts(value)
         case "reached":
             return Agreement(*value)
         case _:
@@ -117,15 +155,17 @@ def test_the_pure_function(rule: str, case: Case) -> None:
     expected = case["gives"]
     if rule == "is_ahead":
         published = StageWatermark(output=case["published"], idle=case["published_idle"])
-        found = graph.is_ahead(Agreement(*case["reached"]), published, is_source=case["is_source"])
-        assert found is expected
+        assert graph.is_ahead(Agreement(*case["reached"]), published) is expected
         return
-    [module] = [each for each in (leases, epochs, reports) if hasattr(each, rule)]
+    modules = (leases, epochs, reports)
+    module = OTHERS.get(rule) or next(each for each in modules if hasattr(each, rule))
     arguments = {k: python_value(k, v) for k, v in case.items() if k not in {"gives", "exact"}}
     found = getattr(module, rule)(**arguments)
     match found:
-        case Waiting():
+        case Waiting() | Agreement():
             assert list(astuple(found)) == expected
+        case Facts():
+            assert found == facts_of(expected)
         case tuple():
             assert list(found) == expected
         case Enum():
@@ -269,7 +309,7 @@ def admission(worker: Worker, case: Case, _advance: Advance) -> str:
 
 def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
     worker.publish(k=StageWatermark(input=MAX))
-    for attempt, (promise, capped, idle, _) in enumerate((case["earlier"], case["later"])):
+    for attempt, (promise, capped, idle, _, text) in enumerate((case["earlier"], case["later"])):
         token = worker.claim([LEFT], stage="k", rank=Rank(0, 1, attempt)).token
         worker.report(
             token,
@@ -278,6 +318,7 @@ def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
             epoch=1,
             capped_at_commit=capped,
             idle=[LEFT] if idle else [],
+            facts={LEFT: ReportedFacts(pending=text.encode())} if text else None,
         )
     try:
         worker.commit(1, k=None)
@@ -287,7 +328,9 @@ def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
         capped = True
     promise, idle = said(worker)
     # Idleness could be the later lease's alone: the earlier one is over.
-    return [promise, capped, idle, case["gives"][3]]
+    kept = worker.observe("k").facts.get(0)
+    text = kept.pending.decode() if kept and kept.pending else False
+    return [promise, capped, idle, case["gives"][3], text]
 
 
 def lacks_cap(worker: Worker, case: Case, _advance: Advance) -> bool:
@@ -358,14 +401,71 @@ def may_observe(worker: Worker, case: Case, _advance: Advance) -> bool:
 
 
 def is_ahead(worker: Worker, case: Case, _advance: Advance) -> bool:
-    stage = "s" if case["is_source"] else "k"
-    grant = worker.claim(None, stage=stage)
+    grant = worker.claim(None)
     published = StageWatermark(output=case["published"], idle=case["published_idle"])
-    worker.publish(1, 1, **{stage: published})
+    worker.publish(1, 1, s=published)
     watermark: int = case["reached"][0]
     idle: bool = case["reached"][1]
     promises: dict[str, int] = dict.fromkeys(grant.granted, watermark)
-    return worker.report(grant.token, promises, stage=stage, idle=promises if idle else []).advances
+    return worker.report(grant.token, promises, idle=promises if idle else []).advances
+
+
+def agree(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
+    token = worker.claim(None).token
+    idle = {0: [], 1: ["b"], 2: ["a", "b"]}[case["idle"]]
+    promises = {"a": case["lowest"], "b": case["lowest_idle"]}
+    if case["idle"] == 2:
+        promises["a"] = promises["b"]
+    worker.report(token, promises, idle=idle)
+    return list(astuple(worker.agreement()))
+
+
+def agree_keyed(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
+    worker.publish(k=StageWatermark(input=MAX))
+    grant = worker.claim(None, stage="k")
+    first, second = grant.granted
+    promises = {first: case["lowest"], second: MAX if case["final"] else case["lowest"]}
+    idle = [first, second][: case["idle"]]
+    worker.report(grant.token, promises, stage="k", observed=MAX, idle=idle)
+    return list(astuple(worker.agreement("k")))
+
+
+def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
+    """Of the clock, only what does not depend on where it stands."""
+    token = worker.claim(["a"]).token
+    start = worker.run(worker.live.observe("j", ["s"]))[0]
+    shift = 0
+    if case["earlier"]:
+        at, _, oldest, backlog, quiet_since, pending = case["earlier"]
+        shift = start - quiet_since
+        first = ReportedFacts(
+            None if oldest == MIN else oldest + shift,
+            pending.encode() if pending is not False else None,
+            1,
+            0,
+            backlog,
+        )
+        worker.report(token, {"a": 1}, facts={"a": first})
+        if at > quiet_since:
+            advance(at - quiet_since)
+            worker.report(token, {"a": 1}, facts={"a": replace(first, records=0)})
+        advance(case["wall_ms"] - at)
+    else:
+        shift = start - case["wall_ms"]
+    said = reported_facts(case["reported"])
+    oldest = said.oldest_work_ms
+    said = replace(said, oldest_work_ms=None if oldest is None else oldest + shift)
+    worker.report(token, {"a": 1}, facts={"a": said})
+    kept = worker.observe("s").facts[0]
+    oldest = kept.oldest_work_ms
+    return [
+        kept.reported_at_ms - shift,
+        -1 if kept.interval_ms is None else kept.interval_ms,
+        MIN if oldest is None else oldest - shift,
+        kept.backlog,
+        kept.quiet_since_ms - shift,
+        False if kept.pending is None else kept.pending.decode(),
+    ]
 
 
 STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
@@ -384,6 +484,9 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     is_behind,
     may_observe,
     is_ahead,
+    agree,
+    agree_keyed,
+    merge_facts,
 ]
 
 

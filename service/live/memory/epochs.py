@@ -55,9 +55,10 @@ def wait(
     waiting = state.waiting.setdefault(epoch, {})
     behind: list[int] = []
     idle = report.idle or repeat(False)
-    reported = zip(as_list(indices), as_list(report.promises), idle, strict=False)
-    for index, promise, is_idle in reported:
-        new = Waiting(promise, report.capped_at_commit, is_idle, fence)
+    facts = report.facts or repeat(None)
+    reported = zip(as_list(indices), as_list(report.promises), idle, facts, strict=False)
+    for index, promise, is_idle, said in reported:
+        new = Waiting(promise, report.capped_at_commit, is_idle, fence, said)
         earlier = waiting.get(index)
         waiting[index] = new if earlier is None else join_attempts(earlier, new)
         if is_behind(table.promise(index), promise):
@@ -86,7 +87,13 @@ def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: Stag
 
 
 def apply_epoch(
-    job: LiveJob, state: LiveStage, epoch: int, observed_input: int | None, now_ms: int
+    job: LiveJob,
+    state: LiveStage,
+    epoch: int,
+    observed_input: int | None,
+    *,
+    now_ms: int,
+    wall_ms: int,
 ) -> int:
     """Apply what waits for this epoch; return how many ranges that was."""
     waiting = state.waiting.get(epoch, {})
@@ -100,7 +107,10 @@ def apply_epoch(
         report.idle and _stays_idle(job, report, table.owned_by(index), now_ms)
         for index, report in waiting.items()
     ]
-    table.apply(list(waiting), promises, idle)
+    facts = [report.facts for report in waiting.values()]
+    indices = list(waiting)
+    table.keep_facts(indices, facts if any(facts) else None, now_ms=now_ms, wall_ms=wall_ms)
+    table.apply(indices, promises, idle, wall_ms=wall_ms)
     return len(waiting)
 
 

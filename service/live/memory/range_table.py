@@ -13,9 +13,10 @@ from typing import cast
 
 import numpy as np
 
-from service.frontier.agreement import Agreement, agree, weight
+from service.frontier.agreement import Agreement, agree, agree_keyed, weight
 from service.frontier.columns import Bools, are_behind, join_promises, weights
-from service.frontier.ranges import Layout, inherit, staying
+from service.frontier.facts import NO_FACTS, Counts, Facts, ReportedFacts, merge_facts
+from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.tournament import Int64s, Tournament
@@ -50,11 +51,14 @@ class RangeTable:
         "_changed",
         "_idle",
         "_idle_view",
+        "_is_keyed",
         "_owner_view",
         "_promise",
         "_promise_view",
         "_stamp",
         "_tree",
+        "counts",
+        "facts",
         "final",
         "idle",
         "layout",
@@ -62,12 +66,15 @@ class RangeTable:
         "notes",
         "owner",
         "promised",
+        "raised_at_ms",
         "reported_at_ms",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, promises: Sequence[int] | Int64s | None = None) -> None:
         size = len(layout)
         self.layout = layout
+        self._is_keyed = not isinstance(layout, ShardLayout)
+        """The idleness of a key range takes nothing out of the minimum (see `agree_keyed`)."""
         self._promise: Int64s = (
             np.full(size, MIN, dtype=np.int64)
             if promises is None
@@ -77,6 +84,12 @@ class RangeTable:
         self.owner: Int64s = np.zeros(size, dtype=np.int64)
         """The fence of the lease on each range, or `NOBODY`."""
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
+        """When the last report of each was applied; 0: it has none."""
+        self.raised_at_ms: Int64s = np.zeros(size, dtype=np.int64)
+        """When the promise of each moved last; 0: not since this state began."""
+        self.facts: dict[int, Facts] = {}
+        """Of the ranges that have reported any."""
+        self.counts = Counts()
         self.notes: dict[int, RangeNote] = {}
         """The latest notes of the ranges that have any. Only for display: promises already include
         their holds."""
@@ -104,7 +117,18 @@ class RangeTable:
     @property
     def agreement(self) -> Agreement:
         """What the ranges agree on."""
-        return agree(self._tree.least, self.idle)
+        if self._is_keyed:
+            return agree_keyed(self._tree.least, len(self), self.idle, self.final)
+        least = self._tree.least
+        # Nobody is active: that is rare, and then the least of all promises counts.
+        lowest_idle = int(self._promise.min()) if least == MAX and self.idle else MAX
+        return agree(least, self.idle, lowest_idle)
+
+    def _weight(self, promise: int, *, idle: bool) -> int:
+        return weight(promise, idle=idle and not self._is_keyed)
+
+    def _weights(self, promises: Int64s, idle: Bools) -> Int64s:
+        return promises if self._is_keyed else weights(promises, idle)
 
     def promise(self, index: int) -> int:
         """Return the promise of one range."""
@@ -114,6 +138,11 @@ class RangeTable:
     def promises(self) -> Int64s:
         """The promise of each range: read-only."""
         return self._promise
+
+    @property
+    def idle_ranges(self) -> Bools:
+        """Whether each range is idle: read-only."""
+        return self._idle
 
     def owned_by(self, index: int) -> int:
         """Return the fence of the lease on one range, or `NOBODY`."""
@@ -156,6 +185,8 @@ class RangeTable:
         indices: Column,
         promises: Column,
         idle: Sequence[bool] | None = None,
+        *,
+        wall_ms: int,
     ) -> list[int]:
         """Apply what these ranges report, no range twice.
 
@@ -172,21 +203,22 @@ class RangeTable:
                     idle or repeat(False),
                     strict=False,
                 )
-                if self._apply_one(i, promise, is_idle)
+                if self._apply_one(i, promise, is_idle, wall_ms)
             ]
         at = np.asarray(indices, dtype=np.int64)
         reported = np.asarray(promises, dtype=np.int64)
         if idle is None and not self.idle:
-            return self._raise_many(at, reported)
+            return self._raise_many(at, reported, wall_ms)
         is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
-        return self._apply_many(at, reported, is_idle)
+        return self._apply_many(at, reported, is_idle, wall_ms)
 
-    def _apply_one(self, index: int, promise: int, idle: bool) -> bool:
+    def _apply_one(self, index: int, promise: int, idle: bool, wall_ms: int) -> bool:
         earlier = self._promise_view[index]
         was_idle = self._idle_view[index]
         now, is_idle = join_report(earlier, promise, idle=idle)
         if now != earlier:
             self._promise_view[index] = now
+            self.raised_at_ms[index] = wall_ms
             self._stamp += 1
             self._changed[index // CHUNK] = self._stamp
             self.final += now == MAX
@@ -195,21 +227,24 @@ class RangeTable:
             return is_behind(earlier, promise)
         self._idle_view[index] = is_idle
         self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
-        self._tree.put(index, weight(now, idle=is_idle))
+        self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
 
-    def _raise_many(self, at: Int64s, reported: Int64s) -> list[int]:
+    def _raise_many(self, at: Int64s, reported: Int64s, wall_ms: int) -> list[int]:
         """Join promises where no range is idle, before or after: nothing else can change."""
         earlier = self._promise[at]
         now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
             self._promise[at] = now
-            self._note_raised(at, raised, earlier, now)
+            self._note_raised(at, raised, earlier, now, wall_ms)
             self._tree.put_many(at, now)
         return self._behind(at, reported, earlier)
 
-    def _note_raised(self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s) -> None:
+    def _note_raised(
+        self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s, wall_ms: int
+    ) -> None:
+        self.raised_at_ms[at[raised]] = wall_ms
         chunks = {0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist())
         self._stamp += 1
         self._changed.update(dict.fromkeys(chunks, self._stamp))
@@ -222,21 +257,21 @@ class RangeTable:
         behind = are_behind(earlier, reported)
         return at[behind].tolist() if behind.any() else []
 
-    def _apply_many(self, at: Int64s, reported: Int64s, idle: Bools) -> list[int]:
+    def _apply_many(self, at: Int64s, reported: Int64s, idle: Bools, wall_ms: int) -> list[int]:
         earlier = self._promise[at]
         was_idle = self._idle[at]
         now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
             self._promise[at] = now
-            self._note_raised(at, raised, earlier, now)
+            self._note_raised(at, raised, earlier, now, wall_ms)
         self._idle[at] = idle
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
         moved = raised | (idle != was_idle)
         if moved.any():
-            self._tree.put_many(at[moved], weights(now, idle)[moved])
+            self._tree.put_many(at[moved], self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
     def own(self, indices: Int64s, fence: int) -> None:
@@ -248,11 +283,31 @@ class RangeTable:
             lapsed = indices[self._idle[indices]]
             if len(lapsed):
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
-                self._apply_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_))
+                # Nothing is raised by this, so there is no moment to note.
+                self._apply_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_), 0)
 
-    def note(self, indices: Column, notes: Sequence[RangeNote | None] | None, at_ms: int) -> None:
-        """Keep when these ranges reported last, and their notes."""
-        self.reported_at_ms[indices] = at_ms
+    def keep_facts(
+        self,
+        indices: Column,
+        facts: Sequence[ReportedFacts | None] | None,
+        *,
+        now_ms: int,
+        wall_ms: int,
+    ) -> None:
+        """Note that reports of these ranges were applied, and merge their facts."""
+        self.reported_at_ms[indices] = wall_ms
+        if facts is None and not self.facts:
+            return
+        for index, reported in zip(as_list(indices), facts or repeat(None), strict=False):
+            earlier = self.facts.get(index)
+            if reported is None and earlier is None:
+                continue
+            reported = reported or NO_FACTS
+            self.counts = self.counts.plus(reported)
+            self.facts[index] = merge_facts(earlier, reported, now_ms=now_ms, wall_ms=wall_ms)
+
+    def note(self, indices: Column, notes: Sequence[RangeNote | None] | None) -> None:
+        """Keep the notes of these ranges."""
         if notes is None and not self.notes:
             return
         numbers = as_list(indices)
@@ -273,12 +328,16 @@ class RangeTable:
         table._stamp = self._stamp + 1
         table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
         old, new = staying(self.layout, layout)
+        table.counts = self.counts
         if len(old):
             table.owner[new] = self.owner[old]
             table._idle[new] = self._idle[old]
             table.reported_at_ms[new] = self.reported_at_ms[old]
-            moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if self.notes else {}
+            table.raised_at_ms[new] = self.raised_at_ms[old]
+            noted = bool(self.notes or self.facts)
+            moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if noted else {}
             table.notes = {moved[o]: note for o, note in self.notes.items() if o in moved}
+            table.facts = {moved[o]: each for o, each in self.facts.items() if o in moved}
             table.leased = int(np.count_nonzero(table.owner))
             table._recount()
         return table
@@ -290,7 +349,7 @@ class RangeTable:
         """How many are idle and not final."""
         self.promised = int(np.count_nonzero(self._promise != MIN))
         """How many have ever promised. The others hold the watermark back, unless they are idle."""
-        self._tree = Tournament(weights(self._promise, self._idle))
+        self._tree = Tournament(self._weights(self._promise, self._idle))
 
     def chunk(self, number: int) -> bytes:
         """Pack the promises of one chunk for a checkpoint."""
@@ -321,4 +380,6 @@ class RangeTable:
             fence=owner if owner != NOBODY else None,
             expires_in_ms=expires_in_ms,
             reported_at_ms=int(self.reported_at_ms[index]) or None,
+            raised_at_ms=int(self.raised_at_ms[index]) or None,
+            facts=self.facts.get(index),
         )

@@ -29,9 +29,10 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         lease.last_lookup = lookup
         indices = lookup.indices
     lease.deadline_ms = now_ms + lease.ttl_ms
-    table.note(indices, report.notes, wall_ms)
+    table.note(indices, report.notes)
     if report.epoch is None:
-        behind = table.apply(indices, report.promises, report.idle)
+        table.keep_facts(indices, report.facts, now_ms=now_ms, wall_ms=wall_ms)
+        behind = table.apply(indices, report.promises, report.idle, wall_ms=wall_ms)
     else:
         behind = wait(state, table, report, report.epoch, lease.fence, indices)
     return Reported(
@@ -40,8 +41,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         rejected=rejected,
         expires_in_ms=lease.ttl_ms,
         view=state.view,
-        advances=report.epoch is None
-        and is_ahead(table.agreement, state.view.watermark, is_source=state.is_source),
+        advances=report.epoch is None and is_ahead(table.agreement, state.view.watermark),
     )
 
 
@@ -65,5 +65,6 @@ def _partly(
         promises=[promises[k] for k in kept],
         idle=None if report.idle is None else [report.idle[k] for k in kept],
         notes=None if report.notes is None else [report.notes[k] for k in kept],
+        facts=None if report.facts is None else [report.facts[k] for k in kept],
     )
     return part, rejected

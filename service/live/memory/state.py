@@ -57,6 +57,8 @@ class LiveStage:
     """The last epoch that the ledger knows to be committed."""
     layout_since: int
     waiting: dict[int, dict[int, Waiting]] = field(default_factory=dict[int, dict[int, Waiting]])
+    marks: dict[str, int] = field(default_factory=dict[str, int])
+    """See `LiveStore.raise_marks`."""
 
 
 @dataclass(slots=True, eq=False)

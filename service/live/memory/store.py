@@ -23,6 +23,7 @@ from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.observations import Marks, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -192,7 +193,12 @@ class MemoryLiveStore:
         for name in fresh:
             state = states[name]
             applied[name] = epochs.apply_epoch(
-                found, state, commit.epoch, commit.stages[name].observed_input, now_ms
+                found,
+                state,
+                commit.epoch,
+                commit.stages[name].observed_input,
+                now_ms=now_ms,
+                wall_ms=self._clock.wall_ms(),
             )
             state.epoch = commit.epoch
         unrecorded = [name for name, state in states.items() if state.recorded != state.epoch]
@@ -269,6 +275,34 @@ class MemoryLiveStore:
         """See the port."""
         table = self._job(job).stage(stage).table
         return NOTHING if table is None else table.promises.copy()
+
+    async def observe(
+        self, job: str, stages: Sequence[str]
+    ) -> tuple[int, Mapping[str, StageObservation]]:
+        """See the port."""
+        found = self._job(job)
+        return self._clock.wall_ms(), {
+            name: StageObservation(
+                table.promises,
+                table.idle_ranges,
+                table.reported_at_ms,
+                table.facts,
+                table.counts,
+            )
+            for name in stages
+            if (table := found.stage(name).table) is not None
+        }
+
+    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+        """See the port."""
+        found = self._job(job)
+        joined: dict[str, Marks] = {}
+        for name, stage_marks in marks.items():
+            kept = found.stage(name).marks
+            for mark, value in stage_marks.items():
+                kept[mark] = max(value, kept.get(mark, value))
+            joined[name] = dict(kept)
+        return joined
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
         """See the port."""

@@ -19,7 +19,6 @@ from service.live.redis.states import (
     Meta,
     flat,
     fresh,
-    pairs,
     read_leases,
 )
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps, reply, stage_layout
@@ -160,16 +159,24 @@ async def _packed(steps: Steps, job: str) -> bytes:
 async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
     # In one step: another replica may finish the same change meanwhile, and columns of two layouts do
     # not fit together.
-    _, *columns, fields, notes, waiting, idle = await steps.step_with_columns(
+    _, *columns, fields, notes, waiting, idle, facts = await steps.step_with_columns(
         job_layout, "dump", (stage,), []
     )
     size = 8 * len(stage_layout(job_layout, stage))
-    if not fields or any(len(column) != size for column in columns):
+    # `moments` holds two columns.
+    if not fields or [len(column) for column in columns] != [size, size, 2 * size]:
         await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
     weights, owners, moments = (np.frombuffer(column, dtype="<f8") for column in columns)
     return Dumped(
-        pairs(fields), weights, owners, moments, pairs(notes), pairs(waiting), pairs(idle)
+        schema.pairs(fields),
+        weights,
+        owners,
+        moments,
+        schema.pairs(notes),
+        schema.pairs(waiting),
+        schema.pairs(idle),
+        schema.pairs(facts),
     )
 
 

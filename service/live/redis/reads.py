@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from service.frontier.agreement import Agreement, agree
+from service.frontier.agreement import Agreement
+from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
 from service.frontier.timestamps import MAX
 from service.live import refusals
@@ -21,6 +22,7 @@ from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Snapshot, Steps, reply
 from service.model.jobs import Census, JobView, StageView
+from service.model.observations import Marks, StageObservation
 from service.model.positions import Position
 from service.model.reports import NOTHING_NOTED, RangeNote, RangeOrder, RangeView
 
@@ -115,11 +117,11 @@ async def _read_all(
 
 async def _read(
     steps: Steps, job_layout: JobLayout, stages: Sequence[str], *, agreements: bool
-) -> tuple[JobView, Mapping[str, Census], Sequence[float]]:
+) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool]]]:
     code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
     if code == "due":
         raise _ExpiredError
-    incarnation, revision, views, censuses, lows = rest
+    incarnation, revision, views, censuses, agreed = rest
     if {str(name) for name, _ in views} != set(job_layout.pipeline.stages):
         await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
@@ -135,7 +137,7 @@ async def _read(
     return (
         view,
         {n: Census(*map(int, c)) for n, c in zip(stages, censuses or (), strict=True)},
-        lows or (),
+        agreed or (),
     )
 
 
@@ -149,13 +151,65 @@ async def agreements(
         stages = [n for n in reach if job_layout.pipeline.stages[n].layout is not None]
         while True:
             try:
-                view, _, lows = await _read(steps, job_layout, stages, agreements=True)
+                view, _, agreed = await _read(steps, job_layout, stages, agreements=True)
             except _ExpiredError:
                 await expire_job(steps, job_layout)
                 continue
-            return view, {n: _agreed(low) for n, low in zip(stages, lows, strict=True)}
+            return view, {
+                n: Agreement(schema.as_time(watermark), bool(idle))
+                for n, (watermark, idle) in zip(stages, agreed, strict=True)
+            }
 
     return await steps.with_layout(job, read)
+
+
+async def observe(
+    steps: Steps, job: str, stages: Sequence[str]
+) -> tuple[int, Mapping[str, StageObservation]]:
+    """See the port."""
+
+    async def read(job_layout: JobLayout) -> tuple[int, Mapping[str, StageObservation]]:
+        known = job_layout.pipeline.stages
+        found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
+        (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
+        return int(now), {
+            name: _observation(*parts[4 * k : 4 * k + 4]) for k, name in enumerate(found)
+        }
+
+    return await steps.with_layout(job, read)
+
+
+def _observation(raw_weights: bytes, raw_moments: bytes, idle: Any, facts: Any) -> StageObservation:  # noqa: ANN401 - parts of a reply
+    weights = np.frombuffer(raw_weights, dtype="<f8")
+    idle_promises = {
+        int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in schema.pairs(idle).items()
+    }
+    is_idle = np.zeros(len(weights), dtype=np.bool_)
+    is_idle[list(idle_promises)] = True
+    said = schema.pairs(facts)
+    counted = [int(said.pop(name, 0)) for name in (b"#records", b"#late")]
+    return StageObservation(
+        schema.promises_of(weights, idle_promises),
+        is_idle,
+        np.frombuffer(raw_moments, dtype="<f8", count=len(weights)).astype(np.int64),
+        {int(index): schema.read_facts(packed) for index, packed in said.items()},
+        Counts(*counted),
+    )
+
+
+async def raise_marks(steps: Steps, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+    """See the port."""
+
+    async def join(job_layout: JobLayout) -> Mapping[str, Marks]:
+        stages = [name for name in marks if name in job_layout.pipeline.stages]
+        args = [[[n, float(v)] for n, v in marks[name].items()] for name in stages]
+        _, joined = await steps.step(job_layout, "raise_marks", stages, args)
+        return {
+            name: {str(mark): schema.as_time(value) for mark, value in schema.read_list(kept)}
+            for name, kept in zip(stages, schema.read_list(joined), strict=True)
+        }
+
+    return await steps.with_layout(job, join)
 
 
 async def ranges(
@@ -202,14 +256,8 @@ async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
     return job_layout.pipeline
 
 
-def _agreed(lowest: float) -> Agreement:
-    """Return the agreement for the least weight, as `agreement` in `shared/stages.lua` does."""
-    is_idle = lowest == schema.IDLE
-    return agree(MAX if is_idle else schema.as_time(lowest), int(is_idle))
-
-
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, note, moment, lease = result
+    promise, idle, note, moment, lease, raised, facts = result
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
         name=name,
@@ -220,6 +268,8 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
         fence=None if fence is None else int(fence),
         expires_in_ms=None if left_ms is None else int(left_ms),
         reported_at_ms=int(moment) or None,
+        raised_at_ms=int(raised) or None,
+        facts=schema.facts_of(facts[:5], b"" if facts[5] else None) if facts else None,
     )
 
 

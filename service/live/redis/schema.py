@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.frontier.epochs import MAX_WAITING_EPOCHS
+from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
@@ -22,6 +23,8 @@ from service.model.checkpoints import CHUNK
 from service.model.jobs import StageView
 
 Floats = npt.NDArray[np.float64]
+
+NOTHING = float(MIN)
 
 BLOCK = 64
 """Ranges under one node of the tree of minima."""
@@ -42,6 +45,12 @@ PROBE: Key = "tidegauge:probe"
 CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")
+_FACTS = struct.Struct("<dddddB")
+"""Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending follows."""
+
+_REPORTED_FACTS = struct.Struct("<ddddB")
+"""Oldest work, records, late, backlog, whether a sketch follows."""
+
 _EPOCH_DIGITS = 20
 
 
@@ -50,14 +59,26 @@ def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of a reply
     return list(value) if value else []
 
 
+def pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
+    """Read the reply to HGETALL, in either protocol."""
+    if isinstance(reply, Mapping):
+        return dict(reply)
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
 def channel(job: str) -> str:
     """Return the channel on which a job's changes are published."""
     return f"tidegauge:changes:{job}"
 
 
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
-_STAGE_KEYS = ("state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle")
-"""In the order in which the scripts get them. The first of each has no suffix."""
+_STAGE_KEYS = (
+    "state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle", "facts", "marks",
+)  # fmt: skip
+"""In the order in which the scripts get them. The first of each has no suffix.
+
+`moments` holds two columns: when each range's last report was applied, then when its promise moved last.
+"""
 
 
 def job_keys(job: str) -> list[Key]:
@@ -89,6 +110,8 @@ def lua_header() -> str:
         "JOB_KEYS": len(_JOB_KEYS),
         "STAGE_KEYS": len(_STAGE_KEYS),
         "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
+        "FACTS": f"'{_FACTS.format}'",
+        "REPORTED_FACTS": f"'{_REPORTED_FACTS.format}'",
     }
     return "\n".join(
         [
@@ -131,6 +154,39 @@ def read_view(fields: Sequence[float]) -> StageView:
         int(version),
         int(revision),
         int(updated_at),
+    )
+
+
+def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
+    """Pack what a report says of a range's work."""
+    oldest, records, pending = facts.oldest_work_ms, facts.records, facts.pending
+    head = _REPORTED_FACTS.pack(
+        NOTHING if oldest is None else oldest,
+        -1 if records is None else records,
+        facts.late,
+        facts.backlog,
+        pending is not None,
+    )
+    return blob(head + (pending or b""))
+
+
+def read_facts(packed: bytes) -> Facts:
+    """Read what a range has said so far."""
+    has_pending = bool(packed[_FACTS.size - 1])
+    pending = packed[_FACTS.size :] if has_pending else None
+    return facts_of(_FACTS.unpack_from(packed)[:5], pending)
+
+
+def facts_of(fields: Sequence[float], pending: bytes | None) -> Facts:
+    """Return what a range has said so far, from the numbers in `_FACTS`."""
+    reported_at, interval, oldest, backlog, quiet_since = fields
+    return Facts(
+        int(reported_at),
+        None if interval < 0 else int(interval),
+        None if oldest == NOTHING else int(oldest),
+        pending,
+        int(backlog),
+        int(quiet_since),
     )
 
 
@@ -310,10 +366,10 @@ class JobLayout:
         return () if layout is None else RangeNames(layout, indices_of(runs))
 
 
-def idle_weights(promises: Floats, idle: Mapping[int, float]) -> Floats:
+def idle_weights(promises: Floats, idle: Mapping[int, float], *, is_source: bool) -> Floats:
     """Turn promises into weights, given the idle ranges."""
     weights = promises.copy()
-    for index in idle:
+    for index in idle if is_source else ():
         if promises[index] < float(MAX):
             weights[index] = IDLE
     return weights
@@ -323,8 +379,6 @@ def promises_of(weights: Floats, idle: Mapping[int, float]) -> npt.NDArray[np.in
     """Turn weights into promises, given the promises of the idle ranges."""
     column = weights.copy()
     for index, promise in idle.items():
-        column[index] = promise
+        if column[index] == IDLE:
+            column[index] = promise
     return as_times(column)
-
-
-NOTHING = float(MIN)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from service.frontier.facts import ReportedFacts
 from service.live import refusals
 from service.live.redis import schema
 from service.live.redis.packing import blob
@@ -98,6 +99,7 @@ def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
         _by_span(spans, promises.astype("<f8").tobytes()),
         False if report.idle is None else _picked(report.idle, order),
         False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
+        False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
     ]
 
 
@@ -122,6 +124,10 @@ def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]
 
 def _note(note: RangeNote | None) -> msgspec.Raw | bool:
     return blob(msgspec.json.encode(note)) if note else False
+
+
+def _facts(facts: ReportedFacts | None) -> msgspec.Raw | bool:
+    return schema.pack_reported_facts(facts) if facts else False
 
 
 def read_result(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from service.frontier.ranges import inherit, staying
-from service.frontier.timestamps import MAX
+from service.frontier.timestamps import MAX, MIN
 from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.packing import blob, pack
@@ -63,13 +63,6 @@ def flat(fields: Mapping[Any, Any]) -> list[Any]:
     ]
 
 
-def pairs(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[bytes, bytes]:
-    """Read the reply to HGETALL, in either protocol."""
-    if isinstance(reply, Mapping):
-        return dict(reply)
-    return dict(zip(reply[::2], reply[1::2], strict=True))
-
-
 def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
     """Return the fields, the weights and the tree of a stage that starts from the ledger."""
     stage, installed = job.pipeline.stages[name], job.stages[name]
@@ -95,11 +88,11 @@ def counts_of(
     weights: schema.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
 ) -> dict[str, Any]:
     """Count a stage's ranges, given their weights and the promises of the idle ones."""
-    without_promise = sum(promise == schema.NOTHING for promise in idle.values())
+    promises = schema.promises_of(weights, idle)
     return {
         "n": len(weights),
         "since": installed.layout_since,
-        "promised": int(np.count_nonzero(weights != schema.NOTHING)) - without_promise,
+        "promised": int(np.count_nonzero(promises != MIN)),
         "idle": len(idle),
         "final": int(np.count_nonzero(weights == float(MAX))),
         "leased": leased,
@@ -117,11 +110,12 @@ class Dumped:
     notes: Mapping[bytes, bytes]
     waiting: Mapping[bytes, bytes]
     idle: Mapping[bytes, bytes]
+    facts: Mapping[bytes, bytes]
 
 
 def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
     """Return the stage of each lease, by fence."""
-    fields = pairs(reply)
+    fields = schema.pairs(reply)
     return {
         int(name[1:]): _reply.decode(fields[b"t" + token])[1]
         for name, token in fields.items()
@@ -169,8 +163,8 @@ class LayoutChange:
         for name in self._fresh:
             fields, weights, tree = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
-            entries.append([flat(fields), [], [], [], name, view])
-            columns += [weights, tree, bytes(len(weights)), bytes(len(weights))]
+            entries.append([flat(fields), [], [], [], [], name, view])
+            columns += [weights, tree, bytes(len(weights)), bytes(2 * len(weights))]
         for name in (*self.carried, *self._fresh):
             layout = job.pipeline.stages[name].layout
             if layout is not None:
@@ -199,23 +193,26 @@ class LayoutChange:
         )
         source, target = staying(before, after)
         stays = dict(zip(source.tolist(), target.tolist(), strict=True))
-        owners, moments = np.zeros(len(after)), np.zeros(len(after))
-        owners[target], moments[target] = old.owners[source], old.moments[source]
+        owners, moments = np.zeros(len(after)), np.zeros((2, len(after)))
+        owners[target] = old.owners[source]
+        moments[:, target] = old.moments.reshape(2, -1)[:, source]
         idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
-        weights = schema.idle_weights(promises, idle)
+        is_source = self._job.pipeline.stages[name].is_source
+        weights = schema.idle_weights(promises, idle, is_source=is_source)
         leased = int(np.count_nonzero(owners))
         fields: dict[str, Any] = {
             key.decode(): value
             for key, value in old.fields.items()
             if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
         }
-        fields["source"] = int(self._job.pipeline.stages[name].is_source)
+        fields["source"] = int(is_source)
         fields |= counts_of(weights, idle, leased, self._job.stages[name])
         entry = [
             flat(fields),
             flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
             flat({stays[int(i)]: note for i, note in old.notes.items() if int(i) in stays}),
             flat(_renumbered(old.waiting, stays)),
+            flat(_renumbered_facts(old.facts, stays)),
             name,
             schema.pack_view(self._job.stages[name].view),
         ]
@@ -228,17 +225,31 @@ class LayoutChange:
         return entry, columns, owners
 
 
+def _renumbered_facts(facts: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
+    """Keep the facts of ranges that stay, and what is counted for the stage."""
+    return {
+        name.decode() if name.startswith(b"#") else str(stays[int(name)]): packed
+        for name, packed in facts.items()
+        if name.startswith(b"#") or int(name) in stays
+    }
+
+
 def _renumbered(waiting: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:
     """Keep the waiting reports of ranges that stay; others are void with their leases."""
     blocks: dict[str, dict[int, list[Any]]] = {}
+    fields: dict[str, bytes] = {}
     for name, packed in waiting.items():
-        epoch, colon, _ = name.decode().partition(":")
+        epoch, colon, of = name.decode().partition(":")
+        if of.startswith("f"):
+            index = int(of[1:])
+            if index in stays:
+                fields[f"{epoch}:f{stays[index]}"] = packed
+            continue
         by_block = blocks.setdefault(epoch, {})
         for entry in (_reply.decode(packed) or ()) if colon else ():
             if entry[0] in stays:
                 index = stays[entry[0]]
                 by_block.setdefault(index // schema.BLOCK, []).append([index, *entry[1:]])
-    fields: dict[str, bytes] = {}
     for epoch, by_block in blocks.items():
         fields[epoch] = pack(list(by_block))
         for block, entries in by_block.items():

@@ -34,6 +34,7 @@ from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.observations import Marks, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -184,6 +185,16 @@ class RedisLiveStore:
     async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         return await checkpoints.promises(self._steps, job, stage)
+
+    async def observe(
+        self, job: str, stages: Sequence[str]
+    ) -> tuple[int, Mapping[str, StageObservation]]:
+        """See the port."""
+        return await reads.observe(self._steps, job, stages)
+
+    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+        """See the port."""
+        return await reads.raise_marks(self._steps, job, marks)
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
         """See the port."""

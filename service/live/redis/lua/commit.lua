@@ -47,6 +47,11 @@ for k, st in ipairs(stages) do
           idle[i] = idle_at_commit(true, owner == struct.pack('<d', entry[5]), is_current_lease)
         end
         any_idle = any_idle or idle[i]
+        call('SETRANGE', st.keys.moments, 8 * index, struct.pack('<d', NOW))
+        if entry[6] or has_facts(st) then
+          keep_facts(st, index, entry[6] and call('HGET', st.keys.waiting, facts_field(epoch, index)))
+          st.has_facts = true
+        end
       end
       apply(st, block, 1, at, promises, any_idle and idle or nil, {})
       applied[k] = applied[k] + #promises

@@ -1,5 +1,5 @@
--- The whole state of one stage, of a job that is frozen: its columns, then its fields, notes, waiting reports
--- and idle ranges.
+-- The whole state of one stage, of a job that is frozen: its columns, then its fields, notes, waiting reports,
+-- idle ranges and facts.
 
 local refused = check_state()
 if refused then return refused end
@@ -13,4 +13,5 @@ return {
   call('HGETALL', keys.notes),
   call('HGETALL', keys.waiting),
   call('HGETALL', keys.idle),
+  call('HGETALL', keys.facts),
 }

@@ -3,6 +3,14 @@
 local refused = check_state()
 if refused then return refused end
 local st = load(stage(1))
+
+-- All but the sketch of what is pending, and whether there is one.
+local function facts_fields(raw)
+  if not raw then return false end
+  local values = {struct.unpack(FACTS, raw)}
+  return {unpack(values, 1, 6)}
+end
+
 local leases, results = {}, {}
 for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
   local weight = call('GETRANGE', st.keys.weights, 8 * index, 8 * index + 7)
@@ -18,12 +26,15 @@ for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
     lease = leases[owner]
   end
   local value, moment = (struct.unpack('<d', weight)), call('GETRANGE', st.keys.moments, 8 * index, 8 * index + 7)
+  local raised = call('GETRANGE', st.keys.moments, 8 * (st.n + index), 8 * (st.n + index) + 7)
   results[n] = {
     promise_of(st, index, value),
-    value == IDLE,
+    st.idle_before > 0 and call('HEXISTS', st.keys.idle, index) == 1,
     call('HGET', st.keys.notes, index),
     #moment == 8 and (struct.unpack('<d', moment)) or 0,
     lease,
+    (struct.unpack('<d', raised)),
+    has_facts(st) and facts_fields(call('HGET', st.keys.facts, index)) or false,
   }
 end
 return reply('ok', results)

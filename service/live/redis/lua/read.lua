@@ -4,16 +4,16 @@ local refused = check_state()
 if refused then return refused end
 local names, agreements = unpack(cmsgpack.unpack(ARGV[3]))
 if agreements and call('ZCOUNT', DEADLINES, '-inf', NOW) > 0 then return reply('due') end
-local censuses, lows = {}, {}
+local censuses, agreed = {}, {}
 for k = 1, #names do
   local st = stage(k)
   local counts = call('HMGET', st.keys.state, 'n', 'promised', 'idle', 'final', 'leased')
   if not counts[1] then lost() end
   for i, value in ipairs(counts) do counts[i] = tonumber(value) end
   censuses[k] = counts
-  if agreements then lows[k] = counts[1] > 0 and lowest(st) or false end
+  if agreements then agreed[k] = agreement(load(st)) end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision')
 local raw, views = call('HGETALL', VIEWS), {}
 for i = 1, #raw, 2 do views[#views + 1] = {raw[i], unpack_view(raw[i + 1])} end
-return reply('ok', meta[1], meta[2], views, censuses, lows)
+return reply('ok', meta[1], meta[2], views, censuses, agreed)

@@ -1,4 +1,4 @@
--- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes}, …}.
+-- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts}, …}.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
 -- {first block, blocks, positions}; `promises` has the promises of each span.
 
@@ -49,7 +49,8 @@ local function epoch_refused(st, epoch)
   return nil
 end
 
-local function note(st, span, count, keep, notes, offset)
+-- Notes that reports were applied, and what they say besides promises.
+local function note_applied(st, span, count, keep, facts, offset)
   local at = positions(span)
   local start = BLOCK * span[1]
   local moment = struct.pack('<d', NOW)
@@ -60,6 +61,18 @@ local function note(st, span, count, keep, notes, offset)
       if not keep or keep[k] then call('SETRANGE', st.keys.moments, 8 * (start + position(at, k) - 1), moment) end
     end
   end
+  if not facts and not has_facts(st) then return end
+  for k = 1, count do
+    if not keep or keep[k] then
+      keep_facts(st, start + position(at, k) - 1, facts and facts[offset + k])
+    end
+  end
+  st.has_facts = true
+end
+
+local function note(st, span, count, keep, notes, offset)
+  local at = positions(span)
+  local start = BLOCK * span[1]
   local any = st.noted
   if any == nil then
     any = call('EXISTS', st.keys.notes) == 1
@@ -85,7 +98,7 @@ local function note(st, span, count, keep, notes, offset)
 end
 
 -- Lets a report wait for its epoch; of several attempts, the smallest promise counts.
-local function wait(st, epoch, capped, span, promises, idle, fence, behind)
+local function wait(st, epoch, capped, span, promises, idle, fence, facts, offset, behind)
   local at = positions(span)
   local start = BLOCK * span[1]
   local count = math.min(BLOCK * span[2], st.n - start)
@@ -100,7 +113,8 @@ local function wait(st, epoch, capped, span, promises, idle, fence, behind)
       local block = math.floor(index / BLOCK)
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
-      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence}
+      local said = facts and facts[offset + k] or false
+      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, said}
     end
   end
   local registered = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
@@ -115,14 +129,21 @@ local function wait(st, epoch, capped, span, promises, idle, fence, behind)
       local i = where[entry[1]]
       if i then
         local before = merged[i]
-        merged[i] = {
+        before[6] = before[6] and call('HGET', st.keys.waiting, facts_field(epoch, entry[1]))
+        entry = {
           entry[1],
-          unpack(join_attempts({unpack(before, 2, 5)}, {unpack(entry, 2, 5)}))
+          unpack(join_attempts({unpack(before, 2, 6)}, {unpack(entry, 2, 6)}), 1, 5)
         }
       else
-        merged[#merged + 1] = entry
-        where[entry[1]] = #merged
+        i = #merged + 1
+        where[entry[1]] = i
       end
+      -- Facts are bytes, so they are kept apart from what is packed.
+      if entry[6] then
+        call('HSET', st.keys.waiting, facts_field(epoch, entry[1]), entry[6])
+        entry[6] = true
+      end
+      merged[i] = entry
     end
     call('HSET', st.keys.waiting, field, cmsgpack.pack(merged))
     if not known[block] then registered[#registered + 1] = block end
@@ -132,7 +153,7 @@ end
 
 local function apply_report(st, report)
   load(st)
-  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes = unpack(report)
+  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts = unpack(report)
   local lease = lease_of(token)
   if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
   if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
@@ -181,8 +202,9 @@ local function apply_report(st, report)
     end
     note(st, span, count, keep, notes, offset)
     if epoch then
-      wait(st, epoch, capped, span, promises, idle, lease.fence, behind)
+      wait(st, epoch, capped, span, promises, idle, lease.fence, facts, offset, behind)
     else
+      note_applied(st, span, count, keep, facts, offset)
       apply(st, span[1], span[2], (positions(span)), promises, idle, behind)
     end
     offset = offset + count
@@ -204,6 +226,6 @@ local ahead = {}
 for k, st in pairs(stages) do
   if st.n then write_totals(st) end
   local published = st.published
-  ahead[k] = published and is_ahead(agreement(st), published.output, published.idle, st.source) or false
+  ahead[k] = published and is_ahead(agreement(st), published.output, published.idle) or false
 end
 return reply('ok', results, ahead)

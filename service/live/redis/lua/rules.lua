@@ -32,13 +32,14 @@ local function admission(epoch, committed)
   return epoch == committed and 'repeated' or 'stale'
 end
 
--- What waits is {promise, capped at commit, idle, fence}.
+-- What waits is {promise, capped at commit, idle, fence, facts}.
 local function join_attempts(earlier, later)
   return {
     math.min(earlier[1], later[1]),
     earlier[2] or later[2],
     earlier[3] and later[3],
     later[4],
+    (later[1] <= earlier[1] and later or earlier)[5],
   }
 end
 
@@ -64,8 +65,36 @@ local function may_observe(observed, published) return not observed or observed 
 
 -- ---- agreement
 
--- An agreement is {watermark, idle}.
-local function is_ahead(reached, output, idle, is_source)
-  return reached[1] > output or (is_source and reached[2] ~= idle)
+-- An agreement is {watermark, idle}. Here, MAX is the weight of no active member.
+local function agree(lowest, idle, lowest_idle)
+  if lowest < MAX then return {lowest, false} end
+  if idle > 0 then return {lowest_idle, true} end
+  return {MAX, false}
+end
+
+local function agree_keyed(lowest, total, idle, final)
+  return {lowest, idle > 0 and idle + final == total}
+end
+
+local function is_ahead(reached, output, idle)
+  return reached[1] > output or reached[2] ~= idle
+end
+
+-- ---- facts
+
+-- What is reported is {oldest work, records, late, backlog, pending}, what a range has said so far
+-- {reported at, interval, oldest work, backlog, quiet since, pending}. MIN stands for no moment, and -1 for
+-- records that are not counted.
+local function is_quiet(reported) return reported[2] == 0 and reported[4] == 0 end
+
+local function merge_facts(earlier, reported, now, wall)
+  return {
+    wall,
+    earlier and wall - earlier[1] or -1,
+    math.min(reported[1], wall),
+    reported[4],
+    earlier and is_quiet(reported) and earlier[5] or now,
+    reported[5] or (earlier and earlier[6]) or false,
+  }
 end
 

@@ -13,7 +13,7 @@ for n, entry in ipairs(wanted) do
   if #raw ~= 8 * math.min(CHUNK, st.n - first) then lost() end
   local stamp = call('HGET', DIRTY, st.name .. ':' .. entry[2]) or false
   local idle = {}
-  if st.idle_before > 0 then
+  if st.source and st.idle_before > 0 then
     local fields = call('HGETALL', st.keys.idle)
     for i = 1, #fields, 2 do
       local index = tonumber(fields[i])

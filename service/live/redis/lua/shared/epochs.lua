@@ -21,6 +21,11 @@ local function waiting_in(st, epoch, block)
   return cmsgpack.unpack(call('HGET', st.keys.waiting, epoch .. ':' .. block) or lost())
 end
 
+-- The field of the facts that wait with a range's report.
+local function facts_field(epoch, index)
+  return epoch .. ':f' .. index
+end
+
 -- Drops what waits for epochs up to this one (nil: for any).
 local function drop_waiting(st, upto)
   local kept = {}
@@ -28,7 +33,12 @@ local function drop_waiting(st, upto)
     if upto and epoch > upto then
       kept[#kept + 1] = epoch
     else
-      for _, block in ipairs(waiting_blocks(st, epoch)) do call('HDEL', st.keys.waiting, epoch .. ':' .. block) end
+      for _, block in ipairs(waiting_blocks(st, epoch)) do
+        for _, entry in ipairs(waiting_in(st, epoch, block)) do
+          if entry[6] then call('HDEL', st.keys.waiting, facts_field(epoch, entry[1])) end
+        end
+        call('HDEL', st.keys.waiting, epoch .. ':' .. block)
+      end
       call('HDEL', st.keys.waiting, epoch)
     end
   end

@@ -19,15 +19,23 @@ end
 local function apply_one(st, index, weight, reported, idle)
   local earlier = promise_of(st, index, weight)
   local now, is_idle = join_report(earlier, reported, idle)
-  local new = (is_idle and now ~= MAX) and IDLE or now
-  if new == IDLE then
-    call('HSET', st.keys.idle, index, struct.pack('<d', now))
-    if weight ~= IDLE then st.idle = st.idle + 1 end
-  elseif weight == IDLE then
-    call('HDEL', st.keys.idle, index)
-    st.idle = st.idle - 1
+  if is_idle and now ~= MAX then
+    st.idle = st.idle + call('HSET', st.keys.idle, index, struct.pack('<d', now))
+    -- The idleness of a key range takes nothing out of the minimum.
+    return earlier, now, st.source and IDLE or now
   end
-  return earlier, now, new
+  st.idle = st.idle - call('HDEL', st.keys.idle, index)
+  return earlier, now, now
+end
+
+-- Notes when promises moved last. `gaps` has the positions before and after each gap between those that did.
+local function note_raised(st, start, low, high, gaps)
+  local moment = struct.pack('<d', NOW)
+  gaps[#gaps + 1] = high
+  for g = 1, #gaps, 2 do
+    local from, to = g == 1 and low or gaps[g - 1], gaps[g]
+    call('SETRANGE', st.keys.moments, 8 * (st.n + start + from - 1), string.rep(moment, to - from + 1))
+  end
 end
 
 -- Applies what ranges report within the span of `blocks` blocks that begins with block `first`: `promises[k]`
@@ -42,6 +50,7 @@ local function apply(st, first, blocks, at, promises, idle, behind)
   local offset = type(at) == 'number' and at
   -- First and last position with another weight now, and with another promise.
   local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
+  local gaps, first_raised, last = {}, nil, nil
   if not idle and st.idle_before + st.idle == 0 then
     -- No range is idle, before or after: weights are promises. This loop runs for every range of every
     -- report, so `join_report` and `is_behind` are written out.
@@ -56,6 +65,11 @@ local function apply(st, first, blocks, at, promises, idle, behind)
           if p == MAX then st.final = st.final + 1 end
           if i < low then low = i end
           if i > high then high = i end
+          if last and i ~= last + 1 then
+            local g = #gaps
+            gaps[g + 1], gaps[g + 2] = last, i
+          end
+          first_raised, last = first_raised or i, i
         elseif p < weight and p > MIN then
           behind[#behind + 1] = start + i - 1
         end
@@ -73,6 +87,11 @@ local function apply(st, first, blocks, at, promises, idle, behind)
           if earlier == MIN then st.promised = st.promised + 1 end
           if now == MAX then st.final = st.final + 1 end
           raised_low, raised_high = math.min(raised_low, i), math.max(raised_high, i)
+          if last and i ~= last + 1 then
+            local g = #gaps
+            gaps[g + 1], gaps[g + 2] = last, i
+          end
+          first_raised, last = first_raised or i, i
         end
         if new ~= weights[i] then
           weights[i] = new
@@ -81,7 +100,10 @@ local function apply(st, first, blocks, at, promises, idle, behind)
       end
     end
   end
-  if raised_high > 0 then mark_dirty(st, start + raised_low - 1, start + raised_high - 1) end
+  if raised_high > 0 then
+    mark_dirty(st, start + raised_low - 1, start + raised_high - 1)
+    note_raised(st, start, first_raised, last, gaps)
+  end
   if high == 0 then return end
   call('SETRANGE', st.keys.weights, 8 * (start + low - 1), packed(weights, low, high))
   for b = math.floor((low - 1) / BLOCK), math.floor((high - 1) / BLOCK) do
@@ -99,8 +121,40 @@ local function write_totals(st)
   for _, name in ipairs({'promised', 'idle', 'final'}) do
     if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
   end
-  st.idle_before = st.idle_before + st.idle
+  st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
   st.promised, st.idle, st.final = 0, 0, 0
+end
+
+-- ---- facts
+
+-- Merges what a range reports with what it has said so far. Positions in a packed one: see `schema.py`.
+local function keep_facts(st, index, reported)
+  local earlier = call('HGET', st.keys.facts, index)
+  if not reported and not earlier then return end
+  local said = {MIN, -1, 0, 0, false}
+  if reported then
+    local at, has_pending
+    said[1], said[2], said[3], said[4], has_pending, at = struct.unpack(REPORTED_FACTS, reported)
+    if has_pending == 1 then said[5] = string.sub(reported, at) end
+  end
+  local before = nil
+  if earlier then
+    local values = {struct.unpack(FACTS, earlier)}
+    before = {unpack(values, 1, 5)}
+    before[6] = values[6] == 1 and string.sub(earlier, values[7])
+  end
+  local merged = merge_facts(before, said, NOW, NOW)
+  local pending = merged[6]
+  merged[6] = pending and 1 or 0
+  call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(merged)) .. (pending or ''))
+  if said[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(said[2])) end
+  if said[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(said[3])) end
+end
+
+-- Whether any range of the stage has facts.
+local function has_facts(st)
+  if st.has_facts == nil then st.has_facts = call('EXISTS', st.keys.facts) == 1 end
+  return st.has_facts
 end
 
 -- Ends the idleness that was reported under a lease that is over. See `join_report`.

@@ -25,9 +25,10 @@ end
 
 -- A column that was lost and then written in part would read as zeros: a promise that nobody made.
 local function check_columns(st)
-  for _, name in ipairs({'weights', 'owners', 'moments'}) do
+  for _, name in ipairs({'weights', 'owners'}) do
     if call('STRLEN', st.keys[name]) ~= 8 * st.n then lost() end
   end
+  if call('STRLEN', st.keys.moments) ~= 16 * st.n then lost() end
   if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
   -- Without its entry here, a range would stay idle for ever.
   if st.idle_before > 0 and call('HLEN', st.keys.idle) ~= st.idle_before then lost() end
@@ -35,9 +36,9 @@ end
 
 local function load(st)
   if st.n then return st end
-  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting')
+  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final')
   st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
-  st.idle_before, st.name = tonumber(s[5]), s[6]
+  st.idle_before, st.name, st.final_before = tonumber(s[5]), s[6], tonumber(s[8])
   if not st.n then lost() end
   if call('HLEN', st.keys.state) ~= (s[7] and STATE_FIELDS + 1 or STATE_FIELDS) then lost() end
   if st.n > 0 then check_columns(st) end
@@ -65,11 +66,19 @@ local function lowest(st)
   return (struct.unpack('<d', raw))
 end
 
--- Returns what the stage's ranges agree on: {watermark, idle}. If idle, the watermark stands still.
+-- Returns what the stage's ranges agree on, after `write_totals`.
 local function agreement(st)
   local low = lowest(st)
-  if low == IDLE then return {MIN, true} end
-  return {low, false}
+  if not st.source then return agree_keyed(low, st.n, st.idle_before, st.final_before) end
+  local lowest_idle = MAX
+  if low == IDLE then
+    -- Nobody is active: that is rare, and then the least of all promises counts.
+    for _, promise in ipairs(call('HVALS', st.keys.idle)) do
+      lowest_idle = math.min(lowest_idle, (struct.unpack('<d', promise)))
+    end
+    low = MAX
+  end
+  return agree(low, st.idle_before, lowest_idle)
 end
 
 -- Updates the tree with the new minima of blocks, level by level. Each node is the least of its 64 children;

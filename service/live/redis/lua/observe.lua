@@ -1,0 +1,14 @@
+-- What the ranges of these stages have said of their work. Returns the time, then for each stage: weights,
+-- moments, idle ranges and facts.
+
+local refused = check_state()
+if refused then return refused end
+local found = {reply('ok', NOW)}
+for k = 1, (#KEYS - JOB_KEYS) / STAGE_KEYS do
+  local st = load(stage(k))
+  found[#found + 1] = call('GET', st.keys.weights) or ''
+  found[#found + 1] = call('GET', st.keys.moments) or ''
+  found[#found + 1] = call('HGETALL', st.keys.idle)
+  found[#found + 1] = call('HGETALL', st.keys.facts)
+end
+return found
