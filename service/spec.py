@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from service.errors import InvalidPipelineSpecError
 from service.frontier.errors import InvalidPipelineError, InvalidRangeError
 from service.frontier.graph import Pipeline, Stage
+from service.frontier.policies import (
+    NO_POLICY,
+    NO_THROTTLE,
+    IdlePolicy,
+    StagePolicy,
+    ThrottleGroup,
+    ThrottlePolicy,
+)
 from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, Layout, ShardLayout
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
@@ -17,6 +25,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
 
 MAX_STAGES = 1_000
 MAX_RANGES = 1_000_000
+MAX_POLICY_MS = 100 * 365 * 86_400_000
 
 Name = Annotated[
     str,
@@ -31,6 +40,14 @@ class KeyRangeSpec(Struct, frozen=True, forbid_unknown_fields=True):
     end: Annotated[int, Meta(gt=0, le=KEY_SPACE)]
 
 
+class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When a quiet shard is no longer waited for: it is left out, or its promise follows the clock."""
+
+    after_ms: Annotated[int, Meta(ge=1, le=MAX_POLICY_MS)]
+    then: Literal["exclude", "follow_clock"]
+    slack_ms: Annotated[int, Meta(ge=0, le=MAX_POLICY_MS)] | None = None
+
+
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A source (`shards`), a keyed stage (`inputs` and `ranges`) or a passthrough (`inputs`)."""
 
@@ -42,12 +59,40 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         | None
     ) = None
     passthrough: bool = False
+    percentiles: (
+        Annotated[tuple[Annotated[int, Meta(ge=1, le=99)], ...], Meta(max_length=99)] | None
+    ) = None
+    idle: IdleSpec | None = None
+    dynamic: bool = False
 
 
-class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class ThrottleGroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Sources whose shards may not run ahead of the slowest of them by more than a drift."""
+
+    stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
+    max_drift_ms: Annotated[int, Meta(ge=0, le=MAX_POLICY_MS)]
+
+
+class ThrottleStageSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a stage may be behind the furthest of the sources above it, before these slow down."""
+
+    max_lag_ms: Annotated[int, Meta(ge=1, le=MAX_POLICY_MS)]
+
+
+class ThrottleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the sources of a job are slowed down."""
+
+    groups: Annotated[tuple[ThrottleGroupSpec, ...], Meta(max_length=MAX_STAGES)] = ()
+    stages: Annotated[dict[Name, ThrottleStageSpec], Meta(max_length=MAX_STAGES)] = field(
+        default_factory=dict[str, ThrottleStageSpec]
+    )
+
+
+class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A pipeline: its stages by name."""
 
     stages: Annotated[dict[Name, StageSpec], Meta(min_length=1, max_length=MAX_STAGES)]
+    throttle: ThrottleSpec | None = None
 
     @property
     def range_count(self) -> int:
@@ -59,11 +104,13 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True):
         stages: dict[str, Stage] = {}
         for name, spec in self.stages.items():
             try:
-                stages[name] = Stage(tuple(sorted(spec.inputs or ())), _layout(spec))
+                stages[name] = Stage(
+                    tuple(sorted(spec.inputs or ())), _layout(spec), _policy(name, spec)
+                )
             except InvalidRangeError as error:
                 raise InvalidPipelineSpecError(f"stage {name!r}: {error}", stage=name) from None
         try:
-            return Pipeline(stages)
+            return Pipeline(stages, _throttle(self.throttle))
         except InvalidPipelineError as error:
             raise InvalidPipelineSpecError(str(error), stage=error.stage) from None
 
@@ -87,6 +134,47 @@ def _layout(spec: StageSpec) -> Layout | None:
     if spec.ranges is not None:
         return KeyLayout.of(KeyRange(r.start, r.end) for r in spec.ranges)
     return None
+
+
+def _policy(name: str, spec: StageSpec) -> StagePolicy:
+    percentiles = spec.percentiles or ()
+    if len(set(percentiles)) < len(percentiles):
+        raise InvalidPipelineSpecError(
+            f"stage {name!r}: percentiles {list(percentiles)} names one twice", stage=name
+        )
+    if spec.shards is None and (spec.idle is not None or spec.dynamic):
+        member = "dynamic" if spec.dynamic else "idle"
+        raise InvalidPipelineSpecError(
+            f"stage {name!r}: `{member}` is for a source: only shards come, go and fall silent",
+            stage=name,
+        )
+    if spec.passthrough and percentiles:
+        raise InvalidPipelineSpecError(
+            f"stage {name!r}: a passthrough has no ranges that `percentiles` could be of",
+            stage=name,
+        )
+    if not percentiles and spec.idle is None and not spec.dynamic:
+        return NO_POLICY
+    idle = None if spec.idle is None else _idle_policy(name, spec.idle)
+    return StagePolicy(tuple(sorted(percentiles)), idle, spec.dynamic)
+
+
+def _idle_policy(name: str, spec: IdleSpec) -> IdlePolicy:
+    if (spec.then == "follow_clock") != (spec.slack_ms is not None):
+        raise InvalidPipelineSpecError(
+            f'stage {name!r}: idle.slack_ms goes with `"then": "follow_clock"`, and only with it',
+            stage=name,
+        )
+    return IdlePolicy(spec.after_ms, spec.slack_ms)
+
+
+def _throttle(spec: ThrottleSpec | None) -> ThrottlePolicy:
+    if spec is None:
+        return NO_THROTTLE
+    return ThrottlePolicy(
+        tuple(ThrottleGroup(group.stages, group.max_drift_ms) for group in spec.groups),
+        {name: stage.max_lag_ms for name, stage in spec.stages.items()},
+    )
 
 
 _decoder = msgspec.json.Decoder(PipelineSpec)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.reports import RangeNote
 from service.spec import MAX_RANGES, MAX_STAGES, Name
+
+T = TypeVar("T")
 
 MAX_REPORTED = 10_000
 """Ranges that one report may carry."""
@@ -69,7 +72,27 @@ class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=MAX_REPORTED)]
 
 
-class ShardReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class Pending(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What is in flight in a range, as an Apache DataSketches KLL doubles sketch of event times (ms)."""
+
+    count: Number
+    event_times: Annotated[bytes, Meta(max_length=MAX_SKETCH)]
+
+
+class WorkReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What a range may say of its work, besides its promise."""
+
+    oldest_work: (
+        Annotated[int, Meta(description="Since when (ms, wall clock) its oldest work has waited")]
+        | None
+    ) = None
+    pending: Pending | UnsetType | None = UNSET
+    records: Number | UnsetType = UNSET
+    late: Number = 0
+    backlog: Number = 0
+
+
+class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a source's shard reports."""
 
     watermark: Time | UnsetType | None = UNSET
@@ -84,6 +107,37 @@ class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=Fals
     holds: Holds = field(default_factory=dict[str, int])
 
 
+class KeyRangeWorkReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False):
+    """What a key range reports, with what it says of its work."""
+
+    holds: Holds = field(default_factory=dict[str, int])
+    idle: bool = False
+
+
+Row = Annotated[tuple[T, ...], Meta(max_length=MAX_RANGES)]
+
+
+class WorkColumns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a packed report says of the lease's ranges: one entry for each, in the order of `granted`."""
+
+    holds: Annotated[dict[HoldName, Row[Time | None]], Meta(max_length=100)] = field(
+        default_factory=dict[str, tuple[int | None, ...]]
+    )
+    idle: Row[bool] | None = None
+    oldest_work: Row[int | None] | None = None
+    pending: Row[Pending | None] | None = None
+    records: Row[Number] | None = None
+    late: Row[Number] | None = None
+    backlog: Row[Number] | None = None
+
+
+class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The columns of a source's report."""
+
+    watermark: Row[Time | None] | None = None
+    final: Row[bool] | None = None
+
+
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
     """A report of a source with nothing but a watermark for each shard."""
 
@@ -94,19 +148,30 @@ class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report for shards of a source."""
+    """A report for shards of a source: `ranges`, or `columns` for all ranges of the lease."""
 
     token: Token
-    ranges: dict[str, Time | ShardReport | None]
+    ranges: dict[str, Time | ShardReport | None] | None = None
+    columns: SourceColumns | None = None
     epoch: Number | None = None
     input_watermark: None = None
 
 
-class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report for key ranges."""
+class PlainKeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report for key ranges with nothing but holds."""
 
     token: Token
     ranges: dict[str, KeyRangeReport]
+    epoch: Number | None = None
+    input_watermark: Time | UnsetType | None = UNSET
+
+
+class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
+    """A report for key ranges: `ranges`, or `columns` for all ranges of the lease."""
+
+    token: Token
+    ranges: dict[str, KeyRangeWorkReport] | None = None
+    columns: WorkColumns | None = None
     epoch: Number | None = None
     input_watermark: Time | UnsetType | None = UNSET
 

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from service.frontier.agreement import Agreement, Member, agreement
 from service.frontier.errors import InvalidPipelineError
+from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, ThrottlePolicy
 from service.frontier.ranges import Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 
@@ -28,6 +29,7 @@ class Stage:
 
     inputs: tuple[str, ...] = ()
     layout: Layout | None = None
+    policy: StagePolicy = NO_POLICY
 
     @property
     def is_source(self) -> bool:
@@ -99,6 +101,7 @@ class Pipeline:
     """
 
     stages: Mapping[str, Stage] = field(hash=False)
+    throttle: ThrottlePolicy = field(default=NO_THROTTLE, hash=False)
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -106,6 +109,7 @@ class Pipeline:
         for name, stage in self.stages.items():
             _check_stage(name, stage, self.stages)
         self.order  # noqa: B018  (a cycle is found by sorting)
+        _check_throttle(self.throttle, self.stages)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -132,6 +136,16 @@ class Pipeline:
             for upstream in self.stages[name].inputs:
                 found[upstream].append(name)
         return {name: tuple(readers) for name, readers in found.items()}
+
+    @cached_property
+    def sources_above(self) -> Mapping[str, frozenset[str]]:
+        """For each stage, the sources that it gets data from; for a source, itself."""
+        found: dict[str, frozenset[str]] = {}
+        for name in self.order:
+            stage = self.stages[name]
+            above = frozenset[str]().union(*(found[upstream] for upstream in stage.inputs))
+            found[name] = frozenset({name}) if stage.is_source else above
+        return found
 
     def reach(self, touched: Iterable[str]) -> frozenset[str]:
         """Return the `touched` stages and every stage that they can move.
@@ -255,6 +269,22 @@ def _check_stage(name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
             raise InvalidPipelineError(name, f"its input {upstream!r} is no stage of this pipeline")
     if len(set(stage.inputs)) < len(stage.inputs):
         raise InvalidPipelineError(name, "an input is named twice")
+
+
+def _check_throttle(throttle: ThrottlePolicy, stages: Mapping[str, Stage]) -> None:
+    grouped: set[str] = set()
+    for group in throttle.groups:
+        for name in group.stages:
+            if name not in stages or not stages[name].is_source:
+                raise InvalidPipelineError(name, "throttle.groups names it, but it is no source")
+            if name in grouped:
+                raise InvalidPipelineError(name, "throttle.groups names it twice")
+            grouped.add(name)
+    for name in throttle.max_lag_ms:
+        if name not in stages or stages[name].is_source:
+            raise InvalidPipelineError(
+                name, "throttle.stages names it, but it is no stage with inputs"
+            )
 
 
 def _from_smallest(cycle: list[str]) -> list[str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,
+    InvalidReportError,
     InvalidRequestError,
     LeaseConflictError,
     LeaseLostError,
@@ -16,6 +20,7 @@ from service.errors import (
 )
 from service.frontier.timestamps import to_wire
 from service.model.leases import Denied, LostReason
+from service.model.reports import Report
 
 
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
@@ -43,6 +48,22 @@ def unknown_lease(stage: str) -> LeaseLostError:
 def lost_lease(reason: LostReason) -> LeaseLostError:
     """Return the error: the lease is over."""
     return LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
+
+
+def spoken_for_all(report: Report, names: Sequence[str]) -> Report:
+    """Return a packed report with the names of its lease's ranges.
+
+    Raises `InvalidReportError` if it has not one entry for each.
+    """
+    promises, count = report.promises, len(names)
+    if isinstance(promises, int):
+        promises = np.full(count, promises, dtype=np.int64)
+    if len(promises) != count:
+        raise InvalidReportError(
+            f"the columns have {len(promises)} entries, and the lease is on {count} ranges: send one for"
+            " each, in the order of `granted`; if the layout has changed since, claim again"
+        )
+    return replace(report, ranges=names, promises=promises)
 
 
 def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> LeaseLostError:

@@ -42,10 +42,10 @@ class Report:
     """A worker's report, turned into promises by the rules of `service.frontier.promises`."""
 
     token: str
-    ranges: Sequence[str]
-    """No range twice. The columns below are in the same order."""
-    promises: Column
-    """With `capped_at_commit`, only the least of the holds: the commit brings the input."""
+    ranges: Sequence[str] | None
+    """No range twice. None: all ranges of the lease. The columns below are in the same order."""
+    promises: Column | int
+    """Of each range, or the same of all. With `capped_at_commit`, only the least of the holds: the commit brings the input."""
     idle: Sequence[bool] | None = None
     """None: none of them is."""
     notes: Sequence[RangeNote | None] | None = None
@@ -56,6 +56,12 @@ class Report:
     capped_at_commit: bool = False
     facts: Sequence[ReportedFacts | None] | None = None
     """None: none of them has any."""
+
+
+def column(report: Report) -> Column:
+    """Return the promises of a report whose ranges are named."""
+    assert not isinstance(report.promises, int)
+    return report.promises
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,7 +364,7 @@ INVALID_KEYED: dict[str, Any] = {
     "an integer": 5,
     "a null": None,
     "a watermark": {"watermark": 5},
-    "idle": {"idle": True},
+    "an idle that is no boolean": {"idle": 1},
     "final": {"final": True},
     "a bad hold": {"holds": {"a": 1.5}},
     "an unknown member": {"colour": 1},

@@ -20,7 +20,7 @@ from service.live import refusals
 from service.live.memory.leases import check_run
 from service.live.memory.range_table import RangeTable, as_list
 from service.live.memory.state import LiveJob, LiveStage
-from service.model.reports import Column, Commit, Report, StageCommit
+from service.model.reports import Column, Commit, Report, StageCommit, column
 
 
 def check_arrival(stage: str, state: LiveStage, epoch: int | None) -> None:
@@ -56,7 +56,7 @@ def wait(
     behind: list[int] = []
     idle = report.idle or repeat(False)
     facts = report.facts or repeat(None)
-    reported = zip(as_list(indices), as_list(report.promises), idle, facts, strict=False)
+    reported = zip(as_list(indices), as_list(column(report)), idle, facts, strict=False)
     for index, promise, is_idle, said in reported:
         new = Waiting(promise, report.capped_at_commit, is_idle, fence, said)
         earlier = waiting.get(index)

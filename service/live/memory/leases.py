@@ -186,7 +186,8 @@ def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, lis
         return np.arange(len(table), dtype=np.int64), []
     distinct = list(dict.fromkeys(names))
     found = table.layout.find(distinct)
-    return found[found >= 0], [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
+    # In the order of the layout, in which the columns of packed reports come.
+    return np.sort(found[found >= 0]), [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
 
 
 def _yields(lease: Lease, claim: Claim, now_ms: int) -> bool:

@@ -9,7 +9,16 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.redis import schema
 from service.live.redis.schema import JobLayout
-from service.live.redis.spans import ResolvedReport, read_result, report_args, resolve
+from service.live.redis.spans import (
+    RangeLookup,
+    ResolvedReport,
+    known_members,
+    members_lookup,
+    read_result,
+    report_args,
+    resolve,
+    resolve_all,
+)
 from service.live.redis.steps import LayoutChangedError, Steps, stage_layout
 from service.model.reports import Commit, Committed, Report, Reported
 
@@ -22,10 +31,27 @@ async def report(steps: Steps, job: str, stage: str, report: Report) -> Reported
 
     async def submit(job_layout: JobLayout) -> Reported:
         stage_layout(job_layout, stage)
-        resolved = resolve(job_layout, stage, report)
+        if report.ranges is None:
+            lookup = await _members(steps, job_layout, stage, report.token)
+            resolved = resolve_all(stage, report, lookup)
+        else:
+            resolved = resolve(job_layout, stage, report)
         return await _batcher(steps, job).submit((job_layout, resolved))
 
     return await steps.with_layout(job, submit)
+
+
+async def _members(steps: Steps, job_layout: JobLayout, stage: str, token: str) -> RangeLookup:
+    known = known_members(job_layout, stage, token)
+    if known is not None:
+        return known
+    code, *values = await steps.step(job_layout, "members", (stage,), [token])
+    if code == "stale-run":
+        raise refusals.stale_run(stage, int(values[0]), int(values[1]))
+    if code == "lease-lost":
+        unknown = values[0] == "unknown"
+        raise refusals.unknown_lease(stage) if unknown else refusals.lost_lease(values[0])
+    return members_lookup(job_layout, stage, token, schema.read_list(values[0]))
 
 
 async def _report_all(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, ThrottlePolicy
 from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import REMEMBERED
@@ -226,34 +227,43 @@ class _Stage(msgspec.Struct, array_like=True):
     """Of a key space tiled evenly, as most are: one number instead of up to a million bounds."""
     bounds: tuple[int, ...] | None = None
     shards: tuple[str, ...] | None = None
+    policy: StagePolicy = NO_POLICY
 
 
-_pipeline = msgspec.msgpack.Decoder(dict[str, _Stage])
+class _Pipeline(msgspec.Struct, array_like=True):
+    stages: dict[str, _Stage]
+    throttle: ThrottlePolicy = NO_THROTTLE
+
+
+_pipeline = msgspec.msgpack.Decoder(_Pipeline)
 
 
 def pack_pipeline(pipeline: Pipeline) -> bytes:
     """Pack a pipeline, for the other replicas."""
-    return msgspec.msgpack.encode(
-        {name: _stage(stage.inputs, stage.layout) for name, stage in pipeline.stages.items()}
-    )
+    stages = {name: _stage(stage) for name, stage in pipeline.stages.items()}
+    return msgspec.msgpack.encode(_Pipeline(stages, pipeline.throttle))
 
 
-def _stage(inputs: tuple[str, ...], layout: Layout | None) -> _Stage:
-    match layout:
-        case None:
-            return _Stage(inputs)
+def _stage(stage: Stage) -> _Stage:
+    packed = _Stage(stage.inputs, policy=stage.policy)
+    match stage.layout:
         case ShardLayout(shards):
-            return _Stage(inputs, shards=shards)
-        case KeyLayout(bounds):
+            packed.shards = shards
+        case KeyLayout(bounds) as layout:
             if layout == KeyLayout.tile(len(layout)):
-                return _Stage(inputs, ranges=len(layout))
-            return _Stage(inputs, bounds=tuple(bounds.tolist()))
+                packed.ranges = len(layout)
+            else:
+                packed.bounds = tuple(bounds.tolist())
+        case None:
+            pass
+    return packed
 
 
 def read_pipeline(packed: bytes) -> Pipeline:
     """Read a pipeline back."""
     stages: dict[str, Stage] = {}
-    for name, stage in _pipeline.decode(packed).items():
+    found = _pipeline.decode(packed)
+    for name, stage in found.stages.items():
         layout: Layout | None = None
         if stage.shards is not None:
             layout = ShardLayout(stage.shards)
@@ -261,8 +271,8 @@ def read_pipeline(packed: bytes) -> Pipeline:
             layout = KeyLayout.at(stage.bounds)
         elif stage.ranges is not None:
             layout = KeyLayout.tile(stage.ranges)
-        stages[name] = Stage(stage.inputs, layout)
-    return Pipeline(stages)
+        stages[name] = Stage(stage.inputs, layout, stage.policy)
+    return Pipeline(stages, found.throttle)
 
 
 def layout_id(generation: int, layout_version: int) -> str:

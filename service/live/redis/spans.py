@@ -14,9 +14,9 @@ from service.frontier.facts import ReportedFacts
 from service.live import refusals
 from service.live.redis import schema
 from service.live.redis.packing import blob
-from service.live.redis.schema import JobLayout
+from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
-from service.model.reports import Column, RangeNote, Report, Reported
+from service.model.reports import Column, RangeNote, Report, Reported, column
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     its last report is cheaper than to look them up again.
     """
     names = report.ranges
+    if names is None:
+        raise AssertionError("a packed report is resolved by `resolve_all`")
     if len(names) < _BULK:
         return ResolvedReport(stage, report, _look_up(job_layout, stage, names))
     lookups = job_layout.lookups
@@ -67,6 +69,28 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
         if len(lookups) > _MAX_LOOKUPS:
             del lookups[next(iter(lookups))]
     return ResolvedReport(stage, report, last)
+
+
+def resolve_all(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport:
+    """Give a packed report the ranges of its lease. Raises `InvalidReportError`."""
+    return ResolvedReport(stage, refusals.spoken_for_all(report, lookup.names), lookup)
+
+
+def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
+    """Keep which ranges a lease was granted, for its next packed report."""
+    indices = schema.indices_of(runs)
+    names = job_layout.names(stage, runs)
+    lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), ())
+    lookups = job_layout.lookups
+    lookups[stage, token, "members"] = lookup
+    if len(lookups) > _MAX_LOOKUPS:
+        del lookups[next(iter(lookups))]
+    return lookup
+
+
+def known_members(job_layout: JobLayout, stage: str, token: str) -> RangeLookup | None:
+    """Return which ranges a lease was granted, if that is kept. They do not change within a layout."""
+    return job_layout.lookups.get((stage, token, "members"))
 
 
 def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLookup:
@@ -88,7 +112,7 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
 def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
     """Return a report as `report.lua` reads it."""
     report, order, spans = resolved.report, resolved.lookup.order, resolved.lookup.spans
-    promises = schema.as_column(_sorted(report.promises, order))
+    promises = schema.as_column(_sorted(column(report), order))
     return [
         stage,
         report.token,
@@ -181,4 +205,4 @@ def _rejected(
         reasons[job_layout.name(resolved.stage, index)] = reason
     if not reasons:
         return []
-    return [(name, reasons[name]) for name in resolved.report.ranges if name in reasons]
+    return [(name, reasons[name]) for name in resolved.lookup.names if name in reasons]

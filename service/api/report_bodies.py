@@ -1,0 +1,441 @@
+"""Reading reports: what each range reports becomes its promise, by the rules of `service.frontier`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
+from service.api.exchange import NOT_JSON, Body, decode
+from service.api.requests import (
+    MAX_REPORTED,
+    KeyedReport,
+    KeyRangeWorkReport,
+    Pending,
+    PlainKeyedReport,
+    PlainReport,
+    ShardReport,
+    SourceColumns,
+    SourceReport,
+    WorkColumns,
+    WorkReport,
+)
+from service.errors import InvalidReportError, PayloadTooLargeError
+from service.frontier.errors import InvalidSketchError
+from service.frontier.facts import NO_FACTS, ReportedFacts
+from service.frontier.graph import Stage
+from service.frontier.promises import keyed_promise, source_promise
+from service.frontier.sketches import check_sketch
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
+from service.model.reports import Column, RangeNote, Report
+
+_plain = msgspec.json.Decoder(PlainReport)
+_source = msgspec.json.Decoder(SourceReport)
+_plain_keyed = msgspec.json.Decoder(PlainKeyedReport)
+_keyed = msgspec.json.Decoder(KeyedReport)
+
+_BULK = 64
+"""From this many numbers on, an array is faster than a list."""
+
+_SKETCHES_AT_ONCE = 200
+"""Sketches that are checked without a pause, in which others get their turn."""
+
+_NOTHING_IN_FLIGHT: Final = b""
+
+
+def read_plain(stage_name: str, stage: Stage, body: Body) -> Report | None:
+    """Read a report of the most common form: for a source watermarks alone, else holds alone.
+
+    None: it has another form, or does not fit. Raises `InvalidReportError`, `PayloadTooLargeError`.
+    """
+    if stage.is_passthrough:
+        raise InvalidReportError(
+            f"stage {stage_name!r} is a passthrough: it has no ranges to report for"
+        )
+    try:
+        if not stage.is_source:
+            return _plain_keyed_report(_plain_keyed.decode(body), _silent(stage))
+        plain = _plain.decode(body)
+    except NOT_JSON:
+        return None
+    _check_size(plain.ranges)
+    promises = _column(list(plain.ranges.values()))
+    if not _are_times(promises):
+        _check_times("ranges", plain.ranges)
+    silent = _silent(stage)
+    facts = None if silent is None else [silent] * len(plain.ranges)
+    return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch, facts=facts)
+
+
+async def read_report(stage: Stage, body: Body) -> Report:
+    """Read a report of any form. Raises `InvalidReportError`, `PayloadTooLargeError`."""
+    if stage.is_source:
+        return await _read_shards(body, _silent(stage))
+    return await _read_keyed(body, _silent(stage))
+
+
+def _silent(stage: Stage) -> ReportedFacts | None:
+    """Return what it means that a report says nothing of its work: something, if there is a policy."""
+    return NO_FACTS if stage.policy.needs_facts else None
+
+
+# ---- sources
+
+
+async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
+    read = decode(_source, body, InvalidReportError)
+    _check_form(read.ranges, read.columns)
+    if read.columns is not None:
+        return await _read_source_columns(read, read.columns, silent)
+    shards = read.ranges or {}
+    _check_size(shards)
+    _check_times("ranges", {n: s for n, s in shards.items() if isinstance(s, int)})
+    return Report(
+        read.token,
+        list(shards),
+        [
+            _shard_promise(n, s) if isinstance(s, ShardReport) else from_wire(s)
+            for n, s in shards.items()
+        ],
+        idle=[isinstance(s, ShardReport) and s.idle for s in shards.values()],
+        notes=[RangeNote(s.holds) if isinstance(s, ShardReport) else None for s in shards.values()],
+        epoch=read.epoch,
+        facts=await _read_facts(shards, silent),
+    )
+
+
+def _shard_promise(name: str, shard: ShardReport) -> int:
+    _check_shard(f"ranges.{name}", shard.watermark is not UNSET, shard.idle, shard.final)
+    _check_times(f"ranges.{name}.holds", shard.holds)
+    if isinstance(shard.watermark, int):
+        _check_times(f"ranges.{name}", {"watermark": shard.watermark})
+    watermark = MIN if shard.watermark is UNSET else from_wire(shard.watermark)
+    return source_promise(watermark, shard.holds.values(), final=shard.final)
+
+
+def _check_shard(where: str, has_watermark: bool, idle: bool, final: bool) -> None:
+    if idle and final:
+        raise InvalidReportError(
+            f"{where} is both idle and final: idle means that more may come, final that nothing will"
+        )
+    if not has_watermark and not (idle or final):
+        raise InvalidReportError(f"{where}.watermark is missing: send a time, null, idle or final")
+
+
+async def _read_source_columns(
+    read: SourceReport, columns: SourceColumns, silent: ReportedFacts | None
+) -> Report:
+    rows = _rows(columns, columns.watermark, columns.final)
+    if rows is None:
+        raise InvalidReportError(
+            "columns is empty: send columns.watermark, or columns.idle or columns.final"
+        )
+    idle, final = columns.idle or (False,) * rows, columns.final or (False,) * rows
+    for k in range(rows):
+        _check_shard(f"columns, entry {k}", columns.watermark is not None, idle[k], final[k])
+    watermarks = _times_column("watermark", columns.watermark, MIN, rows)
+    promises = np.minimum(watermarks, _least_holds(columns, rows))
+    promises[np.array(final, dtype=np.bool_)] = MAX
+    return Report(
+        read.token,
+        None,
+        promises,
+        idle=columns.idle,
+        notes=_notes(columns, rows),
+        epoch=read.epoch,
+        facts=await _column_facts(columns, rows, silent),
+    )
+
+
+# ---- keyed stages
+
+
+def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) -> Report:
+    _check_size(read.ranges)
+    observed = _observed(read)
+    holds = [key_range.holds for key_range in read.ranges.values()]
+    return Report(
+        read.token,
+        list(read.ranges),
+        _keyed_promises(read.ranges, observed, holds),
+        notes=list(read.ranges.values()),
+        epoch=read.epoch,
+        observed_input=None if read.input_watermark is UNSET else observed,
+        capped_at_commit=read.input_watermark is UNSET,
+        facts=None if silent is None else [silent] * len(read.ranges),
+    )
+
+
+async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
+    read = decode(_keyed, body, InvalidReportError)
+    _check_form(read.ranges, read.columns)
+    observed = _observed(read)
+    if read.columns is not None:
+        columns, rows = read.columns, _rows(read.columns)
+        promises = observed if rows is None else np.minimum(_least_holds(columns, rows), observed)
+        report = Report(
+            read.token,
+            None,
+            promises,
+            idle=columns.idle,
+            notes=None if rows is None else _notes(columns, rows),
+            facts=None if rows is None else await _column_facts(columns, rows, silent),
+        )
+    else:
+        ranges: dict[str, KeyRangeWorkReport] = read.ranges or {}
+        _check_size(ranges)
+        holds = [key_range.holds for key_range in ranges.values()]
+        report = Report(
+            read.token,
+            list(ranges),
+            _keyed_promises(ranges, observed, holds),
+            idle=[key_range.idle for key_range in ranges.values()],
+            notes=[RangeNote(each) for each in holds],
+            facts=await _read_facts(ranges, silent),
+        )
+    return replace(
+        report,
+        epoch=read.epoch,
+        observed_input=None if read.input_watermark is UNSET else observed,
+        capped_at_commit=read.input_watermark is UNSET,
+    )
+
+
+def _observed(read: PlainKeyedReport | KeyedReport) -> int:
+    """Return the input watermark that caps the promises; MAX: the commit brings it."""
+    if read.input_watermark is UNSET:
+        if read.epoch is None:
+            raise InvalidReportError(
+                "input_watermark is missing: send the input watermark that this worker has itself"
+                " observed (null: none yet); only with an epoch may it be left to the commit"
+            )
+        return MAX
+    if isinstance(read.input_watermark, int):
+        _check_times("the report", {"input_watermark": read.input_watermark})
+    return from_wire(read.input_watermark)
+
+
+def _keyed_promises(
+    ranges: Iterable[str], observed: int, holds: Sequence[dict[str, int]]
+) -> Column:
+    """Apply `keyed_promise` to each range. Raises `InvalidReportError` if a hold is not a time.
+
+    If all ranges have the same number of holds they form a table, whose minima are one array operation.
+    """
+    times = _column(list(chain.from_iterable(kept.values() for kept in holds)))
+    if not _are_times(times):
+        for range_name, kept in zip(ranges, holds, strict=True):
+            _check_times(f"ranges.{range_name}.holds", kept)
+    widths = set(map(len, holds))
+    if isinstance(times, np.ndarray) and len(widths) == 1:
+        return np.minimum(times.reshape(len(holds), -1).min(axis=1), observed)
+    return [keyed_promise(observed, kept.values()) for kept in holds]
+
+
+# ---- columns
+
+
+def _rows(columns: WorkColumns, *others: Sequence[object] | None) -> int | None:
+    """Return how many entries all columns have; None: there are no columns."""
+    named: dict[str, Sequence[object] | None] = {
+        f"holds.{name}": column for name, column in columns.holds.items()
+    }
+    for name in ("idle", "oldest_work", "pending", "records", "late", "backlog"):
+        named[name] = getattr(columns, name)
+    if isinstance(columns, SourceColumns):
+        named |= {"watermark": columns.watermark, "final": columns.final}
+    given = {name: len(column) for name, column in named.items() if column is not None}
+    if not given:
+        return None
+    first, rows = next(iter(given.items()))
+    for name, length in given.items():
+        if length != rows:
+            raise InvalidReportError(
+                f"columns.{name} has {length} entries and columns.{first} has {rows}: each has one for"
+                " each range of the lease, in the order of `granted`"
+            )
+    if not rows:
+        raise InvalidReportError(f"columns.{first} is empty: a report carries at least one range")
+    if rows > MAX_REPORTED:
+        raise PayloadTooLargeError(
+            f"columns.{first} has {rows} entries, a report carries at most {MAX_REPORTED}"
+        )
+    return rows
+
+
+def _least_holds(columns: WorkColumns, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the least hold of each range; MAX: it has none."""
+    least = np.full(rows, MAX, dtype=np.int64)
+    for name, column in columns.holds.items():
+        least = np.minimum(least, _times_column(f"holds.{name}", column, MAX, rows))
+    return least
+
+
+def _times_column(
+    name: str, column: Sequence[int | None] | None, missing: int, rows: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Read a column of times, with `missing` in place of null."""
+    if column is None:
+        return np.full(rows, missing, dtype=np.int64)
+    try:
+        times = np.array(column, dtype=np.int64)
+        given = times
+    except TypeError:
+        times = None
+        given = [time for time in column if time is not None]
+    except OverflowError:
+        times = None
+        given = []
+        _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
+    if len(given) and not _are_times(given):
+        _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
+    if times is not None:
+        return times
+    return np.array([missing if time is None else time for time in column], dtype=np.int64)
+
+
+def _notes(columns: WorkColumns, rows: int) -> list[RangeNote] | None:
+    if not columns.holds:
+        return None
+    kept: list[dict[str, int]] = [{} for _ in range(rows)]
+    for name, column in columns.holds.items():
+        for holds, time in zip(kept, column, strict=True):
+            if time is not None:
+                holds[name] = time
+    return [RangeNote(holds) for holds in kept]
+
+
+# ---- what ranges say of their work
+
+
+async def _read_facts(
+    ranges: Mapping[str, object], silent: ReportedFacts | None
+) -> Sequence[ReportedFacts | None] | None:
+    facts = [
+        await _facts(f"ranges.{name}", each, silent) if isinstance(each, WorkReport) else silent
+        for name, each in ranges.items()
+    ]
+    return facts if any(each is not None for each in facts) else None
+
+
+async def _facts(
+    where: str, said: WorkReport, silent: ReportedFacts | None
+) -> ReportedFacts | None:
+    if (
+        said.oldest_work is None
+        and said.pending is UNSET
+        and said.records is UNSET
+        and not said.late
+        and not said.backlog
+    ):
+        return silent
+    if said.oldest_work is not None:
+        _check_times(where, {"oldest_work": said.oldest_work})
+    pending = None
+    if said.pending is not UNSET:
+        pending = _check_pending(f"{where}.pending", said.pending)
+        await asyncio.sleep(0)
+    return ReportedFacts(
+        said.oldest_work,
+        pending,
+        None if said.records is UNSET else said.records,
+        said.late,
+        said.backlog,
+    )
+
+
+async def _column_facts(
+    columns: WorkColumns, rows: int, silent: ReportedFacts | None
+) -> Sequence[ReportedFacts | None] | None:
+    oldest, pending, records = columns.oldest_work, columns.pending, columns.records
+    late, backlog = columns.late, columns.backlog
+    if oldest is pending is records is late is backlog is None:
+        return None if silent is None else [silent] * rows
+    if oldest is not None:
+        named = {str(k): time for k, time in enumerate(oldest) if time is not None}
+        _check_times("columns.oldest_work", named)
+    facts: list[ReportedFacts | None] = []
+    for k in range(rows):
+        in_flight = None
+        if pending is not None:
+            in_flight = _check_pending(f"columns.pending.{k}", pending[k])
+            if not k % _SKETCHES_AT_ONCE:
+                await asyncio.sleep(0)
+        facts.append(
+            ReportedFacts(
+                None if oldest is None else oldest[k],
+                in_flight,
+                None if records is None else records[k],
+                0 if late is None else late[k],
+                0 if backlog is None else backlog[k],
+            )
+        )
+    return facts
+
+
+def _check_pending(where: str, pending: Pending | None) -> bytes:
+    """Return the sketch of what is in flight. Raises `InvalidReportError`."""
+    if pending is None:
+        return _NOTHING_IN_FLIGHT
+    try:
+        count = check_sketch(pending.event_times)
+    except InvalidSketchError as error:
+        raise InvalidReportError(f"{where}.event_times cannot be read: {error}") from None
+    if count != pending.count:
+        raise InvalidReportError(
+            f"{where}.count is {pending.count}, and its sketch is of {count} event times"
+        )
+    return pending.event_times if count else _NOTHING_IN_FLIGHT
+
+
+# ---- checks
+
+
+def _check_form(ranges: object, columns: object) -> None:
+    if ranges is None and columns is None:
+        raise InvalidReportError("ranges is missing: send it, or columns for all of the lease's")
+    if ranges is not None and columns is not None:
+        raise InvalidReportError(
+            "ranges and columns are both there: ranges speaks for some, columns for all of the lease's"
+        )
+
+
+def _column(values: list[int]) -> Column:
+    if len(values) < _BULK:
+        return values
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        return values
+
+
+def _are_times(values: Column) -> bool:
+    """Whether all are instants. May be False only because MAX is among them."""
+    if isinstance(values, np.ndarray):
+        return bool(values.min() >= EARLIEST and values.max() <= LATEST)
+    return not values or (min(values) >= EARLIEST and max(values) <= LATEST)
+
+
+def _check_size(ranges: Mapping[str, object]) -> None:
+    if not ranges:
+        raise InvalidReportError("ranges is empty: a report carries at least one")
+    if len(ranges) > MAX_REPORTED:
+        raise PayloadTooLargeError(
+            f"ranges has {len(ranges)} entries, a report carries at most {MAX_REPORTED}"
+        )
+
+
+def _check_times(where: str, times: Mapping[str, int]) -> None:
+    """Raise `InvalidReportError` if a value is not a time."""
+    for member, value in times.items():
+        if not is_timestamp(value):
+            raise InvalidReportError(
+                f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
+                f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
+            )
