@@ -7,6 +7,7 @@ the state lost. This module does both for every step, so that no use case can fo
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from service.live.port import LiveStore
 from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.observations import Marks, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.publisher import Published, Publisher
 from service.reconciler import Reconciler
@@ -50,6 +52,11 @@ class LiveJobs:
         self._publisher = publisher
         self._last_seen = last_seen
         self._metrics = metrics
+        self._reports: Counter[str] = Counter()
+
+    def reports_of(self, job: str) -> int:
+        """Return how many reports and commits of this job this process has taken."""
+        return self._reports[job]
 
     # ---- steps that depend on which leases are current
 
@@ -73,11 +80,15 @@ class LiveJobs:
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """See the port."""
-        return await self._expire_then_run(job, partial(self._live.report, job, stage, report))
+        result = await self._expire_then_run(job, partial(self._live.report, job, stage, report))
+        self._reports[job] += 1
+        return result
 
     async def commit(self, job: str, commit: Commit) -> Committed:
         """See the port."""
-        return await self._expire_then_run(job, partial(self._live.commit, job, commit))
+        result = await self._expire_then_run(job, partial(self._live.commit, job, commit))
+        self._reports[job] += 1
+        return result
 
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """See the port."""
@@ -94,6 +105,12 @@ class LiveJobs:
         step = partial(self._live.ranges, job, stage, limit=limit, order=order)
         return await self._expire_then_run(job, step)
 
+    async def observe(
+        self, job: str, stages: Sequence[str]
+    ) -> tuple[int, Mapping[str, StageObservation]]:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.observe, job, stages))
+
     # ---- steps that do not
 
     async def install(self, job: InstalledJob) -> None:
@@ -107,6 +124,10 @@ class LiveJobs:
     async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         return await self._run(job, partial(self._live.promises, job, stage))
+
+    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+        """See the port."""
+        return await self._run(job, partial(self._live.raise_marks, job, marks))
 
     # ---- expired leases and advances
 

@@ -79,7 +79,7 @@ class Aggregator:
             shared=live.shared,
         )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
-        self.reader = Reader(live, self._live, last_seen, shutdown)
+        self.reader = Reader(live, self._live, last_seen, shutdown, clock)
         self._background = Background(
             live,
             self._live,
@@ -250,4 +250,4 @@ class Aggregator:
         except UnavailableError:
             error = UnavailableError("the ledger has not recorded the commit yet: retry")
             raise error from None
-        return committed.applied, await self.reader.snapshot(job, commit.stages)
+        return committed.applied, await self.reader.snapshot(job, commit.stages, soft=False)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from service.aggregator.feeds import Changes, Feeds
+from service.aggregator.soft import SoftStates
 from service.aggregator.states import StageState
+from service.clock import Clock
 from service.errors import UnavailableError
 from service.last_seen import LastSeen
 from service.live.port import LiveStore
@@ -20,11 +23,18 @@ class Reader:
     """Reads the jobs' watermarks and ranges."""
 
     def __init__(
-        self, store: LiveStore, live: LiveJobs, last_seen: LastSeen, shutdown: Shutdown
+        self,
+        store: LiveStore,
+        live: LiveJobs,
+        last_seen: LastSeen,
+        shutdown: Shutdown,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._live = live
         self._last_seen = last_seen
+        self._clock = clock
+        self._soft = SoftStates(live, clock)
         self._feeds = Feeds(store, self.snapshot, shutdown)
         self._released = False
 
@@ -42,12 +52,16 @@ class Reader:
         except UnavailableError as outage:
             found = await self._last_seen.stage(job, stage, outage)
         view, stage_view, census = found
-        return StageState(view, stage, stage_view, census)
+        soft = (await self._soft.read(view, (stage,))).get(stage)
+        return StageState(view, stage, stage_view, census, soft, self._clock.wall_ms())
 
     async def snapshot(
-        self, job: str, stages: Iterable[str] | None = None
+        self, job: str, stages: Iterable[str] | None = None, *, soft: bool = True
     ) -> Mapping[str, StageState]:
-        """Return the states of these stages of a job (None: of all), at one instant."""
+        """Return the states of these stages of a job (None: of all), at one instant.
+
+        `soft`: with the values that are computed for readers.
+        """
         try:
             view, censuses = await self._live.snapshot(job)
             self._last_seen.note(view, censuses)
@@ -55,11 +69,14 @@ class Reader:
             view, censuses = await self._last_seen.snapshot(job, outage)
             if censuses.keys() != view.stages.keys():
                 raise
-        chosen = view.stages if stages is None else stages
+        chosen = [n for n in (view.stages if stages is None else stages) if n in view.stages]
+        states = await self._soft.read(view, chosen) if soft else {}
+        now_ms = self._clock.wall_ms()
         return {
-            name: StageState(view, name, view.stages[name], censuses[name])
+            name: StageState(
+                view, name, view.stages[name], censuses[name], states.get(name), now_ms
+            )
             for name in chosen
-            if name in view.stages
         }
 
     async def jobs(self) -> Sequence[JobView]:
@@ -75,9 +92,18 @@ class Reader:
         return jobs
 
     async def wait(
-        self, job: str, stage: str, until: Callable[[StageState], bool], timeout_s: float
+        self,
+        job: str,
+        stage: str,
+        until: Callable[[StageState], bool],
+        timeout_s: float,
+        *,
+        poll_s: float | None = None,
     ) -> StageState:
-        """Return a stage once `until` is true of it, or as it is after the timeout."""
+        """Return a stage once `until` is true of it, or as it is after the timeout.
+
+        `poll_s`: look so often even if nothing is published, since soft values change without that.
+        """
         with self._store.watch(job, stage) as watch:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -86,7 +112,7 @@ class Reader:
                         state = await self.stage(job, stage)
                         if self._released or until(state):
                             return state
-                        await watch.wait()
+                        await _at_most(watch.wait(), poll_s)
             except TimeoutError:
                 return await self.stage(job, stage)
 
@@ -99,3 +125,12 @@ class Reader:
     ) -> Sequence[RangeView]:
         """Return ranges of a stage."""
         return await self._live.ranges(job, stage, limit=limit, order=order)
+
+
+async def _at_most(waiting: Awaitable[None], timeout_s: float | None) -> None:
+    """Wait, but no longer than so (None: however long it takes)."""
+    if timeout_s is None:
+        await waiting
+        return
+    with suppress(TimeoutError):
+        await asyncio.wait_for(waiting, timeout_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.aggregator.soft import SoftState
+from service.frontier.timestamps import MIN
 from service.model.jobs import Census, JobView, StageView
 
 
@@ -15,8 +17,17 @@ class StageState:
     name: str
     view: StageView
     census: Census
+    soft: SoftState | None = None
+    """None: it is not asked for, or cannot be had now."""
+    now_ms: int = 0
+    """When it was read, on the wall clock."""
 
     @property
     def etag(self) -> str:
         """Changes with input, output or status, and never returns to an earlier value."""
         return f"{self.job.generation}-{self.view.version}"
+
+    def percentile(self, percentage: int) -> int:
+        """Return a percentile watermark, at least the output watermark; `MIN`: not known."""
+        found = None if self.soft is None else self.soft.percentiles.get(percentage)
+        return MIN if found is None else max(found, self.view.watermark.output)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.aggregator import StageState
 from service.api.range_names import written
@@ -15,7 +16,7 @@ from service.api.requests import Run
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
-from service.frontier.timestamps import to_wire
+from service.frontier.timestamps import data_lag_ms, to_wire
 from service.model.audit import Action, AuditRecord
 from service.model.jobs import StageView, StoredJob
 from service.model.keys import Key, Role
@@ -143,8 +144,8 @@ class RangeCounts(Struct, frozen=True):
     leased: Count
 
 
-class WatermarkBody(Struct, frozen=True):
-    """The watermarks of a stage."""
+class WatermarkBody(Struct, frozen=True, kw_only=True):
+    """The watermarks of a stage. A commit's answer leaves out what is computed for readers."""
 
     job: str
     stage: str
@@ -155,6 +156,24 @@ class WatermarkBody(Struct, frozen=True):
     output_watermark: Watermark
     ranges: RangeCounts
     updated_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    processing_watermark: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Milliseconds since the Unix epoch: all work that came in before is done;"
+                " null: some range has never reported"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    system_lag_ms: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
+    data_lag_ms: int | UnsetType | None = UNSET
+    records: Count | UnsetType = UNSET
+    late: Count | UnsetType = UNSET
+    percentiles: (
+        Annotated[dict[str, int | None], Meta(description="By percentage, where declared")]
+        | UnsetType
+    ) = UNSET
 
 
 class CommittedBody(Struct, frozen=True):
@@ -356,6 +375,30 @@ def watermark_body(state: StageState) -> WatermarkBody:
         output_watermark=to_wire(view.watermark.output),
         ranges=RangeCounts(census.total, census.reported, census.idle, census.final, census.leased),
         updated_at=iso(view.updated_at_ms),
+    )
+
+
+def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody:
+    """Return the watermarks of a stage, with what is computed for readers.
+
+    `percentile`: that percentile watermark stands in place of the output watermark.
+    """
+    body = watermark_body(state)
+    soft, output = state.soft, state.view.watermark.output
+    processing_ms = None if soft is None else soft.processing_ms
+    return msgspec.structs.replace(
+        body,
+        output_watermark=body.output_watermark
+        if percentile is None
+        else to_wire(state.percentile(percentile)),
+        processing_watermark=processing_ms,
+        system_lag_ms=None if processing_ms is None else max(0, state.now_ms - processing_ms),
+        data_lag_ms=data_lag_ms(output, state.now_ms),
+        records=0 if soft is None else soft.counts.records,
+        late=0 if soft is None else soft.counts.late,
+        percentiles={str(p): to_wire(state.percentile(p)) for p in soft.percentiles}
+        if soft is not None and soft.percentiles
+        else UNSET,
     )
 
 

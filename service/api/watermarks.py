@@ -19,7 +19,7 @@ from service.api.responses import (
     WatermarkBody,
     is_keyed,
     range_body,
-    watermark_body,
+    read_body,
 )
 from service.errors import (
     InvalidRequestError,
@@ -38,6 +38,9 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
 _AT_ONCE = 500
 """Ranges that are written without a pause, in which others get their turn."""
 
+_SOFT_POLL_S = 0.25
+"""How often a reader that waits for a soft value looks: it changes without anything being published."""
+
 _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
 
@@ -50,6 +53,11 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     errors=(UnknownJobError, UnknownStageError),
     parameters=(
         query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
+        query(
+            "percentile",
+            "One of the stage's percentiles: its watermark stands in place of the output watermark",
+            {"type": "integer", "minimum": 1, "maximum": 99},
+        ),
         header("If-None-Match", "An ETag: 304 if it is still that"),
         header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
     ),
@@ -63,21 +71,44 @@ async def get_watermark(call: Call[None]) -> Response:
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     if not request.query_params and "if-none-match" not in request.headers:
         state = await aggregator.reader.stage(job, stage)
-        return answer(watermark_body(state), headers={"ETag": f'"{state.etag}"'})
+        return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
+    percentile = await _percentile(call)
     known = entity_tags(request.headers.get("if-none-match"))
-    until = _until(_at_least(request), known)
+    until = _until(_at_least(request), known, percentile)
     wait_s = preferred_wait_s(request)
     headers: dict[str, str] = {}
     if wait_s is None or until is None:
         state = await aggregator.reader.stage(job, stage)
     else:
-        state = await aggregator.reader.wait(job, stage, until, wait_s)
+        poll_s = None if percentile is None else _SOFT_POLL_S
+        state = await aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
-    headers["ETag"] = f'"{state.etag}"'
-    if known is not None and (state.etag in known or "*" in known):
+    etag = _etag(state, percentile)
+    headers["ETag"] = f'"{etag}"'
+    if known is not None and (etag in known or "*" in known):
         return Response(status_code=304, headers=headers)
-    return answer(watermark_body(state), headers=headers)
+    return answer(read_body(state, percentile), headers=headers)
+
+
+async def _percentile(call: Call[None]) -> int | None:
+    """Return the percentile that is asked for. Raises `InvalidRequestError` if it is not declared."""
+    percentile = integer(call.request, "percentile", 1, 99, None)
+    if percentile is None:
+        return None
+    declared = (await call.aggregator.find_stage(call.job, call.stage)).policy.percentiles
+    if percentile not in declared:
+        raise InvalidRequestError(
+            f"percentile is {percentile}, and stage {call.stage!r} declares {list(declared) or 'none'}:"
+            ' add it to the stage\'s "percentiles"'
+        )
+    return percentile
+
+
+def _etag(state: StageState, percentile: int | None) -> str:
+    if percentile is None:
+        return state.etag
+    return f"{state.etag}-{percentile}-{state.percentile(percentile)}"
 
 
 def _at_least(request: Request) -> int | None:
@@ -90,13 +121,17 @@ def _at_least(request: Request) -> int | None:
 
 
 def _until(
-    at_least: int | None, known: frozenset[str] | None
+    at_least: int | None, known: frozenset[str] | None, percentile: int | None
 ) -> Callable[[StageState], bool] | None:
     """Return the condition to wait for; None: there is none."""
+
+    def output(state: StageState) -> int:
+        return state.view.watermark.output if percentile is None else state.percentile(percentile)
+
     if at_least is not None:
-        return lambda state: state.view.watermark.output >= at_least
+        return lambda state: output(state) >= at_least
     if known is not None:
-        return lambda state: state.etag not in known and "*" not in known
+        return lambda state: _etag(state, percentile) not in known and "*" not in known
     return None
 
 
@@ -107,7 +142,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
     """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
-    bodies = {stage: watermark_body(state) for stage, state in states.items()}
+    bodies = {stage: read_body(state) for stage, state in states.items()}
     return SnapshotBody(first.name, first.generation, bodies)
 
 
@@ -144,7 +179,7 @@ def _write(changes: Sequence[Change]) -> bytes:
         b"event: watermark\n%sdata: %s\n\n"
         % (
             b"" if change.cursor is None else b"id: %s\n" % change.cursor.encode(),
-            encode(watermark_body(change.state)),
+            encode(read_body(change.state)),
         )
         for change in changes
     )

@@ -147,6 +147,22 @@ class Pipeline:
             found[name] = frozenset({name}) if stage.is_source else above
         return found
 
+    def ancestors(self, stages: Iterable[str]) -> tuple[str, ...]:
+        """Return these stages and all stages above them, each after its inputs.
+
+        >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
+        >>> flow.ancestors(["u"]), flow.ancestors(["s"])
+        (('s', 'u'), ('s',))
+        """
+        found: set[str] = set()
+        ahead = [name for name in stages if name in self.stages]
+        while ahead:
+            name = ahead.pop()
+            if name not in found:
+                found.add(name)
+                ahead.extend(self.stages[name].inputs)
+        return tuple(name for name in self.order if name in found)
+
     def reach(self, touched: Iterable[str]) -> frozenset[str]:
         """Return the `touched` stages and every stage that they can move.
 

@@ -50,3 +50,14 @@ def to_wire(value: int) -> int | None:
     (None, 12)
     """
     return None if value == MIN else value
+
+
+def data_lag_ms(watermark: int, now_ms: int) -> int | None:
+    """Return how far a watermark is behind the clock; None: there is none yet. At the end of time: 0.
+
+    >>> data_lag_ms(400, now_ms=1_000), data_lag_ms(MAX, now_ms=1_000), data_lag_ms(MIN, now_ms=1_000)
+    (600, 0, None)
+    """
+    if watermark == MIN:
+        return None
+    return 0 if watermark == MAX else now_ms - watermark

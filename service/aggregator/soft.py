@@ -1,0 +1,178 @@
+"""Soft values: processing and percentile watermarks, and counts. They are computed when somebody reads.
+
+They follow from what ranges last said of their work, so each report may change them, and nobody waits
+for them to be recorded. What was shown once is joined in the live store, so that no reader sees them go
+back while its state lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from service.clock import Clock
+from service.errors import UnavailableError, UnknownStageError
+from service.frontier.facts import (
+    UNKNOWN,
+    Counts,
+    all_said_pending,
+    join_work,
+    processing_watermark,
+    work_since,
+)
+from service.frontier.graph import Pipeline
+from service.frontier.sketches import quantiles
+from service.frontier.timestamps import MIN
+from service.live_jobs import LiveJobs
+from service.model.jobs import JobView
+from service.model.observations import StageObservation
+
+_FRESH_MS = 100
+"""How long values are shown if nothing was reported here meanwhile: other replicas take reports, too."""
+
+_REST = 20
+"""Values that take long to compute are computed again after so many times as long."""
+
+_CHEAP_MS = 3
+_LONGEST_MS = 1_000
+
+_PROCESSING = "processing"
+
+
+@dataclass(frozen=True, slots=True)
+class SoftState:
+    """The soft values of a stage."""
+
+    processing_ms: int | None
+    """The processing watermark; None: some range has never reported."""
+    counts: Counts
+    percentiles: Mapping[int, int | None]
+    """By percentage; None: some range has not said what it has in flight."""
+
+
+@dataclass(slots=True)
+class _Known:
+    reports: int
+    """How many reports this process had taken for the job when these were computed."""
+    at_ms: int
+    took_ms: int
+    states: dict[str, SoftState] = field(default_factory=dict[str, SoftState])
+
+
+class SoftStates:
+    """Computes the soft values of stages, for all readers that ask at the same time at once."""
+
+    def __init__(self, live: LiveJobs, clock: Clock) -> None:
+        self._live = live
+        self._clock = clock
+        self._known: dict[tuple[str, frozenset[str]], _Known] = {}
+        self._locks: dict[tuple[str, frozenset[str]], asyncio.Lock] = {}
+
+    async def read(self, job: JobView, stages: Iterable[str]) -> Mapping[str, SoftState]:
+        """Return the values of these stages; of none, while the live store is unavailable."""
+        wanted = frozenset(stages)
+        key = (job.name, wanted)
+        found = self._still_good(key)
+        if found is None:
+            lock = self._locks.setdefault(key, asyncio.Lock())
+            async with lock:
+                # Whoever held the lock before may have computed what this reader needs.
+                found = self._still_good(key) or await self._compute(key, job.pipeline)
+            if not lock.locked():
+                self._locks.pop(key, None)
+        return found.states
+
+    def _still_good(self, key: tuple[str, frozenset[str]]) -> _Known | None:
+        known = self._known.get(key)
+        if known is None:
+            return None
+        age_ms = self._clock.steady_ms() - known.at_ms
+        if known.took_ms > _CHEAP_MS:
+            return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
+        unchanged = known.reports == self._live.reports_of(key[0])
+        return known if unchanged and age_ms < _FRESH_MS else None
+
+    async def _compute(self, key: tuple[str, frozenset[str]], pipeline: Pipeline) -> _Known:
+        job, wanted = key
+        reports, began_ms = self._live.reports_of(job), self._clock.steady_ms()
+        above = pipeline.ancestors(wanted)
+        states: dict[str, SoftState] = {}
+        try:
+            now_ms, observed = await self._live.observe(job, above)
+            found = _derive(pipeline, above, observed, wanted, now_ms)
+            joined = await self._live.raise_marks(
+                job, {name: _marks(state) for name, state in found.items()}
+            )
+            states = {name: _joined(found[name], joined.get(name, {})) for name in found}
+        except (UnavailableError, UnknownStageError):
+            # The layout may have changed since the reader looked. What is soft may be missing.
+            pass
+        ended_ms = self._clock.steady_ms()
+        known = self._known[key] = _Known(reports, ended_ms, ended_ms - began_ms, states)
+        self._drop_old(ended_ms)
+        return known
+
+    def _drop_old(self, now_ms: int) -> None:
+        if len(self._known) > 1_000:
+            self._known = {
+                key: known
+                for key, known in self._known.items()
+                if now_ms - known.at_ms < _LONGEST_MS
+            }
+
+
+def _derive(
+    pipeline: Pipeline,
+    above: Collection[str],
+    observed: Mapping[str, StageObservation],
+    wanted: Collection[str],
+    now_ms: int,
+) -> dict[str, SoftState]:
+    since: dict[str, int] = {}
+    states: dict[str, SoftState] = {}
+    for name in above:
+        stage, seen = pipeline.stages[name], observed.get(name)
+        upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
+        own = [] if seen is None else [_work_since(seen)]
+        since[name] = join_work([*own, *upstream])
+        if name in wanted:
+            states[name] = SoftState(
+                processing_watermark(since[name], now_ms),
+                Counts() if seen is None else seen.counts,
+                {} if seen is None else _percentiles(stage.policy.percentiles, seen),
+            )
+    return states
+
+
+def _work_since(seen: StageObservation) -> int:
+    return work_since(seen.reported_at_ms, seen.promises, seen.idle, seen.facts)
+
+
+def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:
+    if not percentages:
+        return {}
+    if not all_said_pending(seen.promises, seen.idle, seen.facts):
+        return dict.fromkeys(percentages)
+    found = quantiles((each.pending for each in seen.facts.values() if each.pending), percentages)
+    # With nothing pending it is the output watermark, which is joined when it is shown.
+    values = [MIN] * len(percentages) if found is None else found
+    return dict(zip(percentages, values, strict=True))
+
+
+def _marks(state: SoftState) -> dict[str, int]:
+    marks = {f"p{p}": value for p, value in state.percentiles.items() if value is not None}
+    if state.processing_ms is not None:
+        marks[_PROCESSING] = state.processing_ms
+    return marks
+
+
+def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
+    return SoftState(
+        None if state.processing_ms is None else marks.get(_PROCESSING, state.processing_ms),
+        state.counts,
+        {
+            p: None if value is None else marks.get(f"p{p}", value)
+            for p, value in state.percentiles.items()
+        },
+    )
