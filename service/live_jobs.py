@@ -111,6 +111,14 @@ class LiveJobs:
         """See the port."""
         return await self._expire_then_run(job, partial(self._live.observe, job, stages))
 
+    async def range_views(
+        self, job: str, stage: str, indices: Sequence[int]
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        return await self._expire_then_run(
+            job, partial(self._live.range_views, job, stage, indices)
+        )
+
     # ---- steps that do not
 
     async def install(self, job: InstalledJob) -> None:

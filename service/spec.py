@@ -102,10 +102,13 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def pipeline(self) -> Pipeline:
         """Check it and return the pipeline. Raises `InvalidPipelineSpecError`, naming the stage."""
         stages: dict[str, Stage] = {}
+        is_throttled = bool(_throttle(self.throttle))
         for name, spec in self.stages.items():
             try:
                 stages[name] = Stage(
-                    tuple(sorted(spec.inputs or ())), _layout(spec), _policy(name, spec)
+                    tuple(sorted(spec.inputs or ())),
+                    _layout(spec),
+                    _policy(name, spec, is_throttled=is_throttled and spec.shards is not None),
                 )
             except InvalidRangeError as error:
                 raise InvalidPipelineSpecError(f"stage {name!r}: {error}", stage=name) from None
@@ -136,7 +139,7 @@ def _layout(spec: StageSpec) -> Layout | None:
     return None
 
 
-def _policy(name: str, spec: StageSpec) -> StagePolicy:
+def _policy(name: str, spec: StageSpec, *, is_throttled: bool) -> StagePolicy:
     percentiles = spec.percentiles or ()
     if len(set(percentiles)) < len(percentiles):
         raise InvalidPipelineSpecError(
@@ -153,10 +156,10 @@ def _policy(name: str, spec: StageSpec) -> StagePolicy:
             f"stage {name!r}: a passthrough has no ranges that `percentiles` could be of",
             stage=name,
         )
-    if not percentiles and spec.idle is None and not spec.dynamic:
+    if not (percentiles or spec.idle or spec.dynamic or is_throttled):
         return NO_POLICY
     idle = None if spec.idle is None else _idle_policy(name, spec.idle)
-    return StagePolicy(tuple(sorted(percentiles)), idle, spec.dynamic)
+    return StagePolicy(tuple(sorted(percentiles)), idle, spec.dynamic, is_throttled)
 
 
 def _idle_policy(name: str, spec: IdleSpec) -> IdlePolicy:

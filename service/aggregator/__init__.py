@@ -3,17 +3,23 @@
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition, layout_etag
-from service.aggregator.feeds import Change
+from service.aggregator.explain import Explanation, HoldingRange
+from service.aggregator.feeds import Change, Changes
 from service.aggregator.keys import Keys
 from service.aggregator.states import StageState
+from service.aggregator.throttling import version_of
 
 __all__ = [
     "Aggregator",
     "Change",
+    "Changes",
+    "Explanation",
+    "HoldingRange",
     "Keys",
     "Limits",
     "Precondition",
     "Retention",
     "StageState",
     "layout_etag",
+    "version_of",
 ]

@@ -14,9 +14,11 @@ from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
+from service.aggregator.explain import Explainer
 from service.aggregator.keys import Keys
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
+from service.aggregator.throttling import Throttling
 from service.clock import Clock
 from service.errors import (
     LeaseConflictError,
@@ -79,7 +81,9 @@ class Aggregator:
             shared=live.shared,
         )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
-        self.reader = Reader(live, self._live, last_seen, shutdown, clock)
+        self.throttling = Throttling(self._live, clock, shutdown)
+        self.explainer = Explainer(self._live, self.throttling)
+        self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
         self._background = Background(
             live,
             self._live,

@@ -15,8 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from service.aggregator.states import StageState
+from service.aggregator.throttling import POLL_S
 from service.errors import UnavailableError, UnknownJobError
-from service.live.port import LiveStore
+from service.frontier.throttle import ThrottleView
+from service.live.port import LiveStore, Watch
 from service.tasks import Shutdown, Wakeups
 
 log = logging.getLogger(__name__)
@@ -43,16 +45,22 @@ class Change:
 class Changes:
     """What a follower gets at once. It is shared by all who were at the same position."""
 
-    __slots__ = ("_written", "changes")
+    __slots__ = ("_written", "changes", "throttle")
 
-    def __init__(self, changes: Sequence[Change]) -> None:
+    def __init__(self, changes: Sequence[Change], throttle: ThrottleView | None = None) -> None:
         self.changes = changes
+        self.throttle = throttle
+        """What the shards are asked to do, if that has changed."""
         self._written: bytes | None = None
 
-    def written(self, write: Callable[[Sequence[Change]], bytes]) -> bytes:
+    def __bool__(self) -> bool:
+        """Whether anything has changed."""
+        return bool(self.changes) or self.throttle is not None
+
+    def written(self, write: Callable[[Changes], bytes]) -> bytes:
         """Return it as `write` writes it, which is done once. All followers must use one `write`."""
         if self._written is None:
-            self._written = write(self.changes)
+            self._written = write(self)
         return self._written
 
 
@@ -60,14 +68,21 @@ SILENCE = Changes(())
 """Sent after `HEARTBEAT_S` without a change."""
 
 _ReadStates = Callable[[str], Awaitable[Mapping[str, StageState]]]
+_ReadThrottle = Callable[[str], Awaitable[ThrottleView]]
 
 
 class Feed:
     """The state of one job as its followers know it."""
 
-    def __init__(self, job: str, read: _ReadStates, wakeups: Wakeups) -> None:
+    def __init__(
+        self, job: str, read: _ReadStates, read_throttle: _ReadThrottle, wakeups: Wakeups
+    ) -> None:
         self._job = job
         self._read = read
+        self._read_throttle = read_throttle
+        self.throttle: ThrottleView | None = None
+        """None: the job throttles nobody."""
+        self._throttle_at = 0
         self._wakeups = wakeups
         self._states: dict[str, StageState] = {}
         self._changed_at: dict[str, int] = {}
@@ -85,7 +100,17 @@ class Feed:
 
         Raises `UnknownJobError`, `UnavailableError`.
         """
-        if self._take(await self._read(self._job)):
+        states = await self._read(self._job)
+        moved = self._take(states)
+        if next(iter(states.values())).job.pipeline.throttle:
+            asked = await self._read_throttle(self._job)
+            if asked != self.throttle:
+                self.throttle = asked
+                self.position += 1
+                self._throttle_at = self.position
+                self._shared.clear()
+                moved = True
+        if moved:
             self.wake()
 
     def wake(self) -> None:
@@ -127,7 +152,8 @@ class Feed:
             fresh = [
                 state for name, state in self._states.items() if self._changed_at[name] > position
             ]
-            found = self._shared[position] = Changes(_in_order(fresh, self.generation))
+            throttle = self.throttle if self._throttle_at > position else None
+            found = self._shared[position] = Changes(_in_order(fresh, self.generation), throttle)
         return found
 
     def resumed(self, cursor: str | None) -> Changes:
@@ -137,15 +163,22 @@ class Feed:
             return self.since(0)
         revision = int(read[2])
         fresh = [state for state in self._states.values() if state.view.revision > revision]
-        return Changes(_in_order(fresh, self.generation))
+        return Changes(_in_order(fresh, self.generation), self.throttle)
 
 
 class Feeds:
     """The feeds that somebody follows."""
 
-    def __init__(self, store: LiveStore, read: _ReadStates, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        store: LiveStore,
+        read: _ReadStates,
+        read_throttle: _ReadThrottle,
+        shutdown: Shutdown,
+    ) -> None:
         self._store = store
         self._read = read
+        self._read_throttle = read_throttle
         self._shutdown = shutdown
         self._wakeups = Wakeups()
         self._feeds: dict[str, Feed] = {}
@@ -171,7 +204,7 @@ class Feeds:
             changes, position = feed.resumed(cursor), feed.position
             while not self._released:
                 event.clear()
-                if changes.changes:
+                if changes:
                     yield changes
                 elif not feed.ended and feed.position == position and not await _happens(event):
                     yield SILENCE
@@ -183,7 +216,7 @@ class Feeds:
     def _following(self, job: str, event: asyncio.Event) -> Generator[Feed]:
         feed = self._feeds.get(job)
         if feed is None:
-            feed = self._feeds[job] = Feed(job, self._read, self._wakeups)
+            feed = self._feeds[job] = Feed(job, self._read, self._read_throttle, self._wakeups)
             feed.task = asyncio.create_task(self._keep_up(feed, job), name=f"feed {job}")
         feed.followers.add(event)
         try:
@@ -215,7 +248,17 @@ class Feeds:
                     log.exception("cannot read job %s for its followers, retrying", job)
                     await self._shutdown.sleep(_RETRY_S)
                     continue
-                await watch.wait()
+                await watch_for(watch, None if feed.throttle is None else POLL_S)
+
+
+async def watch_for(watch: Watch, poll_s: float | None) -> None:
+    """Wait for a change, but no longer than so (None: however long it takes)."""
+    if poll_s is None:
+        await watch.wait()
+        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(poll_s):
+            await watch.wait()
 
 
 async def _happens(event: asyncio.Event) -> bool:

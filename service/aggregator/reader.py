@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-from service.aggregator.feeds import Changes, Feeds
-from service.aggregator.soft import SoftStates
+from service.aggregator.feeds import Changes, Feeds, watch_for
+from service.aggregator.soft import SoftState, SoftStates
 from service.aggregator.states import StageState
+from service.aggregator.throttling import Throttling
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.last_seen import LastSeen
@@ -27,6 +27,7 @@ class Reader:
         store: LiveStore,
         live: LiveJobs,
         last_seen: LastSeen,
+        throttling: Throttling,
         shutdown: Shutdown,
         clock: Clock,
     ) -> None:
@@ -35,7 +36,7 @@ class Reader:
         self._last_seen = last_seen
         self._clock = clock
         self._soft = SoftStates(live, clock)
-        self._feeds = Feeds(store, self.snapshot, shutdown)
+        self._feeds = Feeds(store, self.snapshot, throttling.read, shutdown)
         self._released = False
 
     def release(self) -> None:
@@ -70,7 +71,8 @@ class Reader:
             if censuses.keys() != view.stages.keys():
                 raise
         chosen = [n for n in (view.stages if stages is None else stages) if n in view.stages]
-        states = await self._soft.read(view, chosen) if soft else {}
+        none: Mapping[str, SoftState] = {}
+        states = await self._soft.read(view, chosen) if soft else none
         now_ms = self._clock.wall_ms()
         return {
             name: StageState(
@@ -112,7 +114,7 @@ class Reader:
                         state = await self.stage(job, stage)
                         if self._released or until(state):
                             return state
-                        await _at_most(watch.wait(), poll_s)
+                        await watch_for(watch, poll_s)
             except TimeoutError:
                 return await self.stage(job, stage)
 
@@ -125,12 +127,3 @@ class Reader:
     ) -> Sequence[RangeView]:
         """Return ranges of a stage."""
         return await self._live.ranges(job, stage, limit=limit, order=order)
-
-
-async def _at_most(waiting: Awaitable[None], timeout_s: float | None) -> None:
-    """Wait, but no longer than so (None: however long it takes)."""
-    if timeout_s is None:
-        await waiting
-        return
-    with suppress(TimeoutError):
-        await asyncio.wait_for(waiting, timeout_s)

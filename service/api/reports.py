@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
 from service.api.exchange import Body
 from service.api.report_bodies import read_plain, read_report
 from service.api.requests import CommitBody, KeyedReport, SourceReport, StageCommitBody
 from service.api.responses import (
+    AdviceBody,
     CommittedBody,
     RejectedBody,
     ReportedBody,
+    advice_bodies,
     stage_watermark_body,
     watermark_body,
 )
@@ -30,7 +32,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.timestamps import MAX, MIN, is_timestamp
 from service.model.keys import Role
-from service.model.reports import Commit, StageCommit
+from service.model.reports import Commit, Report, StageCommit
 
 endpoints = Endpoints("reports")
 
@@ -64,7 +66,14 @@ async def report(call: Call[Body]) -> ReportedBody:
         [RejectedBody(one, reason) for one, reason in reported.rejected],
         reported.expires_in_ms,
         stage_watermark_body(view),
+        await _asked(call, sent) if found.policy.is_throttled else UNSET,
     )
+
+
+async def _asked(call: Call[Body], sent: Report) -> dict[str, AdviceBody] | UnsetType:
+    """Return what the reported shards are asked to do; unset: nothing."""
+    asked = await call.aggregator.throttling.asked(call.job, call.stage, sent.ranges)
+    return advice_bodies(asked) if asked else UNSET
 
 
 @endpoints.post(

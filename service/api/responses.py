@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.aggregator import StageState
+from service.aggregator import Explanation, HoldingRange, StageState, version_of
 from service.api.range_names import written
 from service.api.requests import Run
+from service.frontier.explain import Reason, Step
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
-from service.frontier.timestamps import data_lag_ms, to_wire
+from service.frontier.throttle import Advice, ThrottleView
+from service.frontier.timestamps import data_lag_ms, iso, to_wire
 from service.model.audit import Action, AuditRecord
 from service.model.jobs import StageView, StoredJob
 from service.model.keys import Key, Role
@@ -124,7 +124,39 @@ class StageWatermarkBody(Struct, frozen=True):
     version: Count
 
 
-class ReportedBody(Struct, frozen=True):
+class AdviceBody(Struct, frozen=True):
+    """What a shard is asked to do: pause, run no further than `until`, read at a fraction of its rate."""
+
+    pause: bool
+    until: Watermark
+    rate: float
+    because: str
+
+
+class HeldByBody(Struct, frozen=True):
+    """The slowest shard of a group."""
+
+    stage: str
+    range: str
+
+
+class GroupBody(Struct, frozen=True):
+    """How far the shards of a group of sources may run; null: there is no limit."""
+
+    stages: list[str]
+    limit: Watermark
+    held_by: HeldByBody | None
+
+
+class ThrottleBody(Struct, frozen=True):
+    """What the shards of a job are asked to do; only those that are asked something are listed."""
+
+    version: Count
+    groups: list[GroupBody]
+    shards: dict[str, dict[str, AdviceBody]]
+
+
+class ReportedBody(Struct, frozen=True, omit_defaults=True):
     """The result of a report."""
 
     accepted: Count
@@ -132,6 +164,10 @@ class ReportedBody(Struct, frozen=True):
     rejected: list[RejectedBody]
     expires_in_ms: Count
     watermark: StageWatermarkBody
+    throttle: (
+        Annotated[dict[str, AdviceBody], Meta(description="What its own shards are asked to do")]
+        | UnsetType
+    ) = UNSET
 
 
 class RangeCounts(Struct, frozen=True):
@@ -215,6 +251,46 @@ class RangesBody(Struct, frozen=True):
     ranges: list[RangeBody]
 
 
+class StepBody(Struct, frozen=True):
+    """A stage on the way to what holds a watermark back."""
+
+    stage: str
+    reason: Step
+
+
+class HolderBody(Struct, frozen=True):
+    """A range that holds a watermark back."""
+
+    stage: str
+    range: str
+    reason: Reason
+    component: str | None
+    promise: Watermark
+    would_be: Annotated[
+        int | None,
+        Meta(description="The stage's output without this range; null: no other counts"),
+    ]
+    holder: str | None
+    fence: Count | None
+    expires_in_ms: Count | None
+    reported_at: str | None
+    since: str | None
+
+
+class ExplanationBody(Struct, frozen=True):
+    """Why a watermark is where it is."""
+
+    job: str
+    stage: str
+    output_watermark: Watermark
+    status: Status
+    since: str
+    because: str
+    path: list[StepBody]
+    holders: list[HolderBody]
+    holders_total: Count
+
+
 class ProblemBody(Struct, frozen=True):
     """An RFC 9457 problem. It may have more members."""
 
@@ -279,23 +355,12 @@ class AuditBody(Struct, frozen=True):
 
 RESPONSES = (
     JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
-    CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody,
+    CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody, ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody,
 )  # fmt: skip
 
 
 # ---- from the results of the use cases
-
-
-@lru_cache(maxsize=4_096)
-def iso(at_ms: int) -> str:
-    """Format an instant of the wall clock.
-
-    >>> iso(1767225603120)
-    '2026-01-01T00:00:03.120Z'
-    """
-    at = datetime.fromtimestamp(at_ms // 1_000, UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1_000:03d}Z"
 
 
 def job_body(stored: StoredJob) -> JobBody:
@@ -415,6 +480,63 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
         fence=view.fence,
         expires_in_ms=view.expires_in_ms,
         reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
+    )
+
+
+def advice_bodies(asked: Mapping[str, Advice]) -> dict[str, AdviceBody]:
+    """Return what shards are asked to do."""
+    return {
+        shard: AdviceBody(
+            one.pause, None if one.until is None else to_wire(one.until), one.rate, one.because
+        )
+        for shard, one in asked.items()
+    }
+
+
+def throttle_body(view: ThrottleView) -> ThrottleBody:
+    """Return what the shards of a job are asked to do."""
+    groups = [
+        GroupBody(
+            list(group.stages),
+            group.limit,
+            None if group.held_by is None else HeldByBody(group.held_by.stage, group.held_by.shard),
+        )
+        for group in view.groups
+    ]
+    shards = {stage: advice_bodies(asked) for stage, asked in view.shards.items() if asked}
+    return ThrottleBody(version_of(view), groups, shards)
+
+
+def explanation_body(job: str, found: Explanation) -> ExplanationBody:
+    """Return why a watermark is where it is."""
+    root = found.path[-1][0]
+    return ExplanationBody(
+        job,
+        found.stage,
+        to_wire(found.view.watermark.output),
+        found.view.watermark.status,
+        iso(found.view.updated_at_ms),
+        found.because,
+        [StepBody(stage, step) for stage, step in found.path],
+        [_holder_body(root, each) for each in found.holders],
+        found.holders_total,
+    )
+
+
+def _holder_body(stage: str, holding: HoldingRange) -> HolderBody:
+    view = holding.view
+    return HolderBody(
+        stage,
+        view.name,
+        holding.reason,
+        holding.component,
+        to_wire(view.promise),
+        holding.would_be,
+        view.holder,
+        view.fence,
+        view.expires_in_ms,
+        None if view.reported_at_ms is None else iso(view.reported_at_ms),
+        None if view.raised_at_ms is None else iso(view.raised_at_ms),
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 
 from fastapi import Request, Response
 
-from service.aggregator import Change, StageState
+from service.aggregator import Changes, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s, state
@@ -20,6 +20,7 @@ from service.api.responses import (
     is_keyed,
     range_body,
     read_body,
+    throttle_body,
 )
 from service.errors import (
     InvalidRequestError,
@@ -172,17 +173,20 @@ async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:
         yield changes.written(_write)
 
 
-def _write(changes: Sequence[Change]) -> bytes:
+def _write(changes: Changes) -> bytes:
     if not changes:
         return b": still here\n\n"
-    return b"".join(
+    pieces = [
         b"event: watermark\n%sdata: %s\n\n"
         % (
             b"" if change.cursor is None else b"id: %s\n" % change.cursor.encode(),
             encode(read_body(change.state)),
         )
-        for change in changes
-    )
+        for change in changes.changes
+    ]
+    if changes.throttle is not None:
+        pieces.append(b"event: throttle\ndata: %s\n\n" % encode(throttle_body(changes.throttle)))
+    return b"".join(pieces)
 
 
 @endpoints.get(

@@ -24,6 +24,8 @@ class StagePolicy:
     idle: IdlePolicy | None = None
     is_dynamic: bool = False
     """Whether shards join with their first claim, and leave once they are final."""
+    is_throttled: bool = False
+    """Whether its shards may be asked to slow down."""
 
     @property
     def needs_facts(self) -> bool:

@@ -10,6 +10,8 @@ whole arithmetic of watermarks.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 MIN: Final = -(2**63)
@@ -23,6 +25,9 @@ EARLIEST: Final = -62_135_596_800_000
 
 LATEST: Final = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the last instant that is accepted."""
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_timestamp(value: int) -> bool:
@@ -61,3 +66,16 @@ def data_lag_ms(watermark: int, now_ms: int) -> int | None:
     if watermark == MIN:
         return None
     return 0 if watermark == MAX else now_ms - watermark
+
+
+@lru_cache(maxsize=4_096)
+def iso(at_ms: int) -> str:
+    """Write an instant as text.
+
+    >>> iso(1767225603120)
+    '2026-01-01T00:00:03.120Z'
+    >>> iso(EARLIEST)
+    '0001-01-01T00:00:00.000Z'
+    """
+    at = _EPOCH + timedelta(milliseconds=at_ms)
+    return f"{at:%Y-%m-%dT%H:%M:%S}".rjust(19, "0") + f".{at_ms % 1_000:03d}Z"

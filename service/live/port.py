@@ -208,6 +208,15 @@ class LiveStore(Protocol):
         """Return ranges, in the order of the layout, or those that hold the stage back most first."""
         ...
 
+    async def range_views(
+        self, job: str, stage: str, indices: Sequence[int]
+    ) -> Sequence[RangeView]:
+        """Return single ranges, by their index in the layout, with what waits for a commit.
+
+        Raises `InvalidRequestError` for a passthrough.
+        """
+        ...
+
     async def promises(self, job: str, stage: str) -> Int64s:
         """Return the promise of every range, in the order of the layout: a column of its own."""
         ...

@@ -122,3 +122,5 @@ class RangeView:
     raised_at_ms: int | None
     """Since when its promise has not moved."""
     facts: Facts | None
+    waiting_promise: int | None = None
+    """The greatest that it has reported in an epoch that is not committed; only of `range_views`."""

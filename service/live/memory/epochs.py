@@ -121,3 +121,9 @@ def _stays_idle(job: LiveJob, report: Waiting, owner: int, now_ms: int) -> bool:
         same_lease=owner == report.fence,
         is_current=lease is not None and lease.lost(now_ms) is None,
     )
+
+
+def waiting_promise(state: LiveStage, index: int) -> int | None:
+    """Return the greatest promise that a range has reported in an epoch that is not committed."""
+    waiting = [reports[index].promise for reports in state.waiting.values() if index in reports]
+    return max(waiting, default=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import ClassVar
 
 from service.clock import Clock
@@ -271,6 +272,22 @@ class MemoryLiveStore:
                 await asyncio.sleep(0)
         return found_views
 
+    async def range_views(
+        self, job: str, stage: str, indices: Sequence[int]
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        found = self._job(job)
+        state, table = found.table(stage)
+        now_ms = self._clock.steady_ms()
+        return [
+            replace(
+                views.range_view(found, table, index, now_ms),
+                waiting_promise=epochs.waiting_promise(state, index),
+            )
+            for index in indices
+            if index < len(table)
+        ]
+
     async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         table = self._job(job).stage(stage).table
@@ -286,6 +303,7 @@ class MemoryLiveStore:
                 table.promises,
                 table.idle_ranges,
                 table.reported_at_ms,
+                table.raised_at_ms,
                 table.facts,
                 table.counts,
             )

@@ -20,7 +20,7 @@ from service.live.redis import schema
 from service.live.redis.leases import expire_job
 from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
-from service.live.redis.steps import Snapshot, Steps, reply
+from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
 from service.model.jobs import Census, JobView, StageView
 from service.model.observations import Marks, StageObservation
 from service.model.positions import Position
@@ -186,12 +186,14 @@ def _observation(raw_weights: bytes, raw_moments: bytes, idle: Any, facts: Any) 
     }
     is_idle = np.zeros(len(weights), dtype=np.bool_)
     is_idle[list(idle_promises)] = True
+    moments = np.frombuffer(raw_moments, dtype="<f8").astype(np.int64).reshape(2, -1)
     said = schema.pairs(facts)
     counted = [int(said.pop(name, 0)) for name in (b"#records", b"#late")]
     return StageObservation(
         schema.promises_of(weights, idle_promises),
         is_idle,
-        np.frombuffer(raw_moments, dtype="<f8", count=len(weights)).astype(np.int64),
+        moments[0],
+        moments[1],
         {int(index): schema.read_facts(packed) for index, packed in said.items()},
         Counts(*counted),
     )
@@ -241,10 +243,29 @@ async def _ranges(
         # Idle ranges are not waited for: they come with the final ones.
         weights = np.where(weights == schema.IDLE, float(MAX), weights)
         indices = np.argsort(weights, kind="stable")[:limit].tolist()
+    return await _views(steps, job_layout, stage, indices, waiting=False)
+
+
+async def range_views(
+    steps: Steps, job: str, stage: str, indices: Sequence[int]
+) -> Sequence[RangeView]:
+    """See the port."""
+
+    async def read(job_layout: JobLayout) -> Sequence[RangeView]:
+        count = len(stage_layout(job_layout, stage))
+        there = [index for index in indices if index < count]
+        return await _views(steps, job_layout, stage, there, waiting=True)
+
+    return await steps.with_layout(job, read)
+
+
+async def _views(
+    steps: Steps, job_layout: JobLayout, stage: str, indices: Sequence[int], *, waiting: bool
+) -> Sequence[RangeView]:
     views: list[RangeView] = []
     for start in range(0, len(indices), 1_000):
         part = indices[start : start + 1_000]
-        _, results = await steps.step(job_layout, "ranges", (stage,), part)
+        _, results = await steps.step(job_layout, "ranges", (stage,), [part, waiting])
         views += [
             _range_view(job_layout.name(stage, index), result)
             for index, result in zip(part, schema.read_list(results), strict=True)
@@ -257,7 +278,7 @@ async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
 
 
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, note, moment, lease, raised, facts = result
+    promise, idle, note, moment, lease, raised, facts, waiting = result
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
         name=name,
@@ -270,6 +291,7 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
         reported_at_ms=int(moment) or None,
         raised_at_ms=int(raised) or None,
         facts=schema.facts_of(facts[:5], b"" if facts[5] else None) if facts else None,
+        waiting_promise=None if waiting is False else schema.as_time(waiting),
     )
 
 

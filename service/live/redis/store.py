@@ -182,6 +182,12 @@ class RedisLiveStore:
         """See the port."""
         return await reads.ranges(self._steps, job, stage, limit=limit, order=order)
 
+    async def range_views(
+        self, job: str, stage: str, indices: Sequence[int]
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        return await reads.range_views(self._steps, job, stage, indices)
+
     async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""
         return await checkpoints.promises(self._steps, job, stage)

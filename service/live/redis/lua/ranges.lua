@@ -1,4 +1,4 @@
--- Returns single ranges: {indices}.
+-- Returns single ranges: {indices, whether to read what waits for a commit}.
 
 local refused = check_state()
 if refused then return refused end
@@ -11,8 +11,22 @@ local function facts_fields(raw)
   return {unpack(values, 1, 6)}
 end
 
+-- The greatest promise that a range has reported in an epoch that waits; false: none.
+local function greatest_waiting(index)
+  local greatest, block = false, math.floor(index / BLOCK)
+  for _, epoch in ipairs(waiting_epochs(st)) do
+    for _, known in ipairs(waiting_blocks(st, epoch)) do
+      for _, entry in ipairs(known == block and waiting_in(st, epoch, block) or {}) do
+        if entry[1] == index and (not greatest or entry[2] > greatest) then greatest = entry[2] end
+      end
+    end
+  end
+  return greatest
+end
+
+local indices, waiting = unpack(cmsgpack.unpack(ARGV[3]))
 local leases, results = {}, {}
-for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
+for n, index in ipairs(indices) do
   local weight = call('GETRANGE', st.keys.weights, 8 * index, 8 * index + 7)
   local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
   if #weight ~= 8 or #owner ~= 8 then lost() end
@@ -35,6 +49,7 @@ for n, index in ipairs(cmsgpack.unpack(ARGV[3])) do
     lease,
     (struct.unpack('<d', raised)),
     has_facts(st) and facts_fields(call('HGET', st.keys.facts, index)) or false,
+    waiting and greatest_waiting(index),
   }
 end
 return reply('ok', results)

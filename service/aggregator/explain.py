@@ -1,0 +1,208 @@
+"""Explaining a watermark: which ranges hold it back, and why, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.aggregator.throttling import Throttling
+from service.errors import UnknownStageError
+from service.frontier.columns import Int64s, weights
+from service.frontier.explain import Holder, Reason, Step, least_hold, path, reason
+from service.frontier.throttle import Advice
+from service.frontier.timestamps import MAX, MIN, iso
+from service.live_jobs import LiveJobs
+from service.model.jobs import StageView
+from service.model.observations import StageObservation
+from service.model.reports import RangeView
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingRange:
+    """A range that holds a stage back."""
+
+    view: RangeView
+    reason: Reason
+    component: str | None
+    """The component whose hold it is, if it is buffering."""
+    would_be: int | None
+    """Where the stage's output would be without this range; None: no other counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a stage's watermark is where it is."""
+
+    stage: str
+    view: StageView
+    because: str
+    path: Sequence[tuple[str, Step]]
+    holders: Sequence[HoldingRange]
+    """The ranges that hold the last stage of the path back, the longest-holding first."""
+    holders_total: int
+
+
+class Explainer:
+    """Explains watermarks."""
+
+    def __init__(self, live: LiveJobs, throttling: Throttling) -> None:
+        self._live = live
+        self._throttling = throttling
+
+    async def explain(self, job: str, stage: str, limit: int) -> Explanation:
+        """Explain a stage's watermark. Raises `UnknownStageError`."""
+        view, _ = await self._live.snapshot(job)
+        pipeline = view.pipeline
+        if stage not in pipeline.stages:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
+        now_ms, observed = await self._live.observe(job, pipeline.ancestors((stage,)))
+        watermarks = {name: each.watermark for name, each in view.stages.items()}
+        lowest = {name: int(seen.promises.min()) for name, seen in observed.items()}
+        way = path(pipeline, stage, watermarks, lowest)
+        root, step = way[-1]
+        if step is Step.FINAL or root not in observed:
+            return Explanation(
+                stage, view.stages[stage], f"{stage} is final: nothing more will come", way, [], 0
+            )
+        is_source = pipeline.stages[root].is_source
+        held = _held(observed[root], is_source=is_source)
+        chosen = held.indices[np.argsort(held.since_ms, kind="stable")[:limit]].tolist()
+        views = await self._live.range_views(job, root, chosen)
+        advice = (await self._throttling.read(job)).shards.get(root, {})
+        output = watermarks[root].output
+        holders = [
+            _holding(
+                each,
+                None if held.without is None else max(held.without, output),
+                None if is_source else watermarks[root].input,
+                advice,
+                now_ms,
+            )
+            for each in views
+        ]
+        because = _because(
+            stage, root, holders, len(held.indices), watermarks[root].input, advice, now_ms
+        )
+        return Explanation(stage, view.stages[stage], because, way, holders, len(held.indices))
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    indices: Int64s
+    since_ms: Int64s
+    without: int | None
+    """What the others have promised, if one of these is left out; None: nothing, or there is none."""
+
+
+def _held(seen: StageObservation, *, is_source: bool) -> _Held:
+    """Find the ranges at a stage's minimum: those that are waited for, or if there are none, all."""
+    counted = weights(seen.promises, seen.idle) if is_source else seen.promises
+    if is_source and int(counted.min()) == MAX and bool(seen.idle.any()):
+        counted = seen.promises
+    least = int(counted.min())
+    at = counted == least
+    indices = np.flatnonzero(at)
+    if len(indices) > 1:
+        without: int | None = least
+    else:
+        others = counted[~at]
+        active = ~seen.idle[~at] if is_source else np.ones(len(others), dtype=np.bool_)
+        without = int(others.min()) if bool(active.any()) else None
+    return _Held(indices, seen.raised_at_ms[indices], None if without == MIN else without)
+
+
+def _holding(
+    view: RangeView,
+    would_be: int | None,
+    published_input: int | None,
+    advice: Mapping[str, Advice],
+    now_ms: int,
+) -> HoldingRange:
+    waiting = view.waiting_promise
+    paused = view.name in advice and advice[view.name].pause
+    found = reason(
+        Holder(
+            view.promise,
+            view.reported_at_ms is not None or waiting is not None,
+            view.holder is not None,
+            waiting is not None and waiting > view.promise,
+            paused,
+            view.idle,
+            view.note.holds,
+            view.facts,
+            view.raised_at_ms,
+        ),
+        published_input=published_input,
+        now_ms=now_ms,
+    )
+    component = least_hold(view.note.holds) if found is Reason.BUFFERING else None
+    return HoldingRange(view, found, component, would_be)
+
+
+def _because(
+    stage: str,
+    root: str,
+    holders: Sequence[HoldingRange],
+    total: int,
+    published_input: int,
+    advice: Mapping[str, Advice],
+    now_ms: int,
+) -> str:
+    if not holders:
+        return f"{stage} waits for {root}, whose ranges are changing: ask again"
+    first = holders[0]
+    who = f" (holder {first.view.holder})" if first.view.holder else ""
+    where = f"range {first.view.name}{who}"
+    phrase = _phrase(first, published_input, advice, now_ms)
+    more = f", and {total - 1:,} more" if total > 1 else ""
+    if stage == root:
+        return f"{stage} waits for {where}, which {phrase}{more}"
+    return f"{stage} waits for {root}, where {where} {phrase}{more}"
+
+
+def _phrase(
+    holding: HoldingRange, published_input: int, advice: Mapping[str, Advice], now_ms: int
+) -> str:
+    view = holding.view
+    at = "no time" if view.promise == MIN else time_text(view.promise)
+    still = f", unchanged for {_span(now_ms - view.raised_at_ms)}" if view.raised_at_ms else ""
+    match holding.reason:
+        case Reason.NEVER_REPORTED:
+            return f"has never reported{'' if view.holder else ', and nobody holds a lease on it'}"
+        case Reason.LEASE_EXPIRED:
+            return f"has no worker: nobody holds a lease on it; its promise stays at {at}{still}"
+        case Reason.WAITING_FOR_COMMIT:
+            return f"has reported more than {at} in an epoch that is not committed yet"
+        case Reason.THROTTLED:
+            return f"is paused at {at}: {advice[view.name].because}"
+        case Reason.STALLED:
+            oldest = view.facts.oldest_work_ms if view.facts else None
+            since = "" if oldest is None else f" since {iso(oldest)}"
+            return f"keeps reporting, while its oldest work has been waiting{since}{still}"
+        case Reason.BUFFERING:
+            hold = view.note.holds[holding.component or ""]
+            return f"keeps a hold {holding.component!r} at {time_text(hold)}{still}"
+        case Reason.NO_INPUT:
+            return f"has observed input up to {at}, and {time_text(published_input)} is published{still}"
+        case Reason.IDLE:
+            return f"is idle at {at}"
+        case Reason.BEHIND:
+            return f"is the lowest, at {at}{still}"
+
+
+def time_text(at_ms: int) -> str:
+    """Write an event time for people.
+
+    >>> time_text(0), time_text(MAX)
+    ('1970-01-01T00:00:00Z', 'the end of time')
+    """
+    return "the end of time" if at_ms == MAX else iso(at_ms).replace(".000Z", "Z")
+
+
+def _span(ms: int) -> str:
+    seconds = max(0, ms) // 1_000
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7_200 else f"{seconds // 3_600} h"

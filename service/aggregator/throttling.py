@@ -1,0 +1,170 @@
+"""Throttling: what the shards of a job are asked to do now."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from service.clock import Clock
+from service.errors import UnavailableError
+from service.frontier.graph import Pipeline
+from service.frontier.policies import ThrottleGroup
+from service.frontier.ranges import Layout
+from service.frontier.throttle import (
+    NO_ADVICE,
+    Advice,
+    GroupLimit,
+    ShardAt,
+    ThrottleView,
+    lag_of,
+    limit_of,
+    must_pause,
+    rate_of,
+    slowest,
+)
+from service.frontier.timestamps import iso
+from service.live_jobs import LiveJobs
+from service.model.jobs import JobView
+from service.model.observations import StageObservation
+from service.tasks import Shutdown
+
+
+POLL_S = 0.1
+"""How often those who wait for a change look."""
+
+
+class Throttling:
+    """Decides from what is in the live store now, so that all replicas decide the same."""
+
+    def __init__(self, live: LiveJobs, clock: Clock, shutdown: Shutdown) -> None:
+        self._live = live
+        self._clock = clock
+        self._shutdown = shutdown
+
+    async def asked(
+        self, job: str, stage: str, shards: Iterable[str] | None
+    ) -> Mapping[str, Advice]:
+        """Return what shards of a source (None: all) are asked to do; nothing, while that is not known."""
+        try:
+            found = (await self.read(job)).shards.get(stage, {})
+        except UnavailableError:
+            return {}
+        return found if shards is None else {s: found[s] for s in shards if s in found}
+
+    async def wait(
+        self, job: str, until: Callable[[ThrottleView], bool], timeout_s: float
+    ) -> ThrottleView:
+        """Return what is asked once `until` is true of it, or as it is after the timeout.
+
+        It changes with promises, which nobody is woken for, so it is looked at every now and then.
+        """
+        deadline_ms = self._clock.steady_ms() + int(timeout_s * 1_000)
+        while True:
+            view = await self.read(job)
+            left_s = (deadline_ms - self._clock.steady_ms()) / 1_000
+            if until(view) or left_s <= 0:
+                return view
+            if not await self._shutdown.sleep(min(POLL_S, left_s)):
+                return view
+
+    async def read(self, job: str) -> ThrottleView:
+        """Return what a job's shards are asked to do. Raises `UnknownJobError`."""
+        pipeline = await self._live.pipeline(job)
+        if not pipeline.throttle:
+            return NO_ADVICE
+        view, _ = await self._live.snapshot(job)
+        pipeline = view.pipeline
+        sources = [name for name, stage in pipeline.stages.items() if stage.is_source]
+        _, observed = await self._live.observe(job, sources)
+        return decide(view, observed)
+
+
+def version_of(view: ThrottleView) -> int:
+    """Return a number that changes with what is asked, and is the same on every replica."""
+    digest = hashlib.blake2b(msgspec.json.encode(view), digest_size=6).digest()
+    return int.from_bytes(digest, "big")
+
+
+def decide(view: JobView, observed: Mapping[str, StageObservation]) -> ThrottleView:
+    """Decide, from the published watermarks and what the sources' shards have promised."""
+    pipeline = view.pipeline
+    groups: list[GroupLimit] = []
+    shards: dict[str, dict[str, Advice]] = {}
+    rates = _rates(view)
+    for group in pipeline.throttle.groups:
+        at = [shard for name in group.stages for shard in _shards(pipeline, name, observed)]
+        found = _limit(group, at)
+        groups.append(found)
+        for shard in at:
+            if must_pause(shard.promise, found.limit) and not shard.idle and found.held_by:
+                because = _ahead(shard, found.held_by, group)
+                shards.setdefault(shard.stage, {})[shard.shard] = Advice(
+                    pause=True, until=found.limit, because=because
+                )
+    limits = {name: found.limit for found in groups for name in found.stages}
+    for name, slow in rates.items():
+        layout = pipeline.stages[name].layout
+        for shard in layout.names if layout is not None else ():
+            asked = shards.setdefault(name, {}).get(shard)
+            shards[name][shard] = Advice(
+                pause=asked is not None and asked.pause,
+                until=limits.get(name),
+                rate=slow.rate,
+                because=slow.because if asked is None else f"{asked.because}; {slow.because}",
+            )
+    return ThrottleView(groups, shards)
+
+
+def _limit(group: ThrottleGroup, at: list[ShardAt]) -> GroupLimit:
+    held_by = slowest(at)
+    if held_by is None:
+        return GroupLimit(group.stages, None)
+    return GroupLimit(group.stages, limit_of(held_by.promise, group.max_drift_ms), held_by)
+
+
+def _shards(
+    pipeline: Pipeline, name: str, observed: Mapping[str, StageObservation]
+) -> list[ShardAt]:
+    layout: Layout | None = pipeline.stages[name].layout
+    seen = observed.get(name)
+    if layout is None or seen is None or len(layout) != len(seen.promises):
+        return []
+    promises, idle = seen.promises.tolist(), seen.idle.tolist()
+    return [
+        ShardAt(name, shard, promises[index], idle[index])
+        for index, shard in enumerate(layout.names)
+    ]
+
+
+def _ahead(shard: ShardAt, held_by: ShardAt, group: ThrottleGroup) -> str:
+    return (
+        f"it is at {iso(shard.promise)}, more than {group.max_drift_ms} ms ahead of shard"
+        f" {held_by.shard} of {held_by.stage} at {iso(held_by.promise)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    rate: float
+    because: str
+
+
+def _rates(view: JobView) -> dict[str, _Slow]:
+    """Return the rate of each source that has to slow down: the least of what its downstreams ask for.
+
+    Only sources that are ahead of a stage by more than its bound: to slow down the one that it waits for
+    would make the stage fall behind even more.
+    """
+    found: dict[str, _Slow] = {}
+    for name, max_lag_ms in view.pipeline.throttle.max_lag_ms.items():
+        output = view.stages[name].watermark.output
+        for source in view.pipeline.sources_above[name]:
+            ahead = view.stages[source].watermark.output
+            rate = rate_of(lag_of(output, ahead), max_lag_ms)
+            if rate < 1.0 and (source not in found or rate < found[source].rate):
+                because = f"{name} is more than {max_lag_ms} ms behind {source}"
+                found[source] = _Slow(rate, because)
+    return found

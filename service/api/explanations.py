@@ -1,0 +1,79 @@
+"""Why a watermark is where it is, and what the sources are asked to do about it."""
+
+from __future__ import annotations
+
+from fastapi import Response
+
+from service.api.endpoints import Call, Endpoints, header, query
+from service.api.exchange import answer, entity_tags, integer, preferred_wait_s
+from service.api.responses import (
+    ExplanationBody,
+    ThrottleBody,
+    explanation_body,
+    throttle_body,
+)
+from service.errors import UnknownJobError, UnknownStageError
+from service.frontier.throttle import ThrottleView
+from service.model.keys import Role
+
+endpoints = Endpoints("explanations")
+
+DEFAULT_HOLDERS, MAX_HOLDERS = 10, 1_000
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/stages/{stage}/explain",
+    role=Role.READ,
+    gives=ExplanationBody,
+    errors=(UnknownJobError, UnknownStageError),
+    parameters=(
+        query(
+            "limit",
+            "How many of the ranges that hold it back",
+            {"type": "integer", "minimum": 1, "maximum": MAX_HOLDERS, "default": DEFAULT_HOLDERS},
+        ),
+    ),
+)
+async def explain(call: Call[None]) -> ExplanationBody:
+    """Explain why a stage's watermark is where it is, down to the ranges that hold it back."""
+    limit = integer(call.request, "limit", 1, MAX_HOLDERS, DEFAULT_HOLDERS) or DEFAULT_HOLDERS
+    found = await call.aggregator.explainer.explain(call.job, call.stage, limit)
+    return explanation_body(call.job, found)
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/throttle",
+    role=Role.READ,
+    gives=ThrottleBody,
+    also={304: "It has not changed"},
+    errors=(UnknownJobError,),
+    parameters=(
+        header("If-None-Match", "An ETag: 304 if it is still that"),
+        header("Prefer", "`wait=30`: seconds to wait for a change, at most 60"),
+    ),
+    headers={
+        "ETag": "Changes with what is asked",
+        "Preference-Applied": "The wait that was granted",
+    },
+)
+async def get_throttle(call: Call[None]) -> Response:
+    """Show what the shards of a job are asked to do; with `Prefer: wait`, once that has changed."""
+    known = entity_tags(call.request.headers.get("if-none-match"))
+    wait_s = preferred_wait_s(call.request)
+    headers: dict[str, str] = {}
+
+    def is_new(view: ThrottleView) -> bool:
+        return known is None or not ("*" in known or str(throttle_body(view).version) in known)
+
+    throttling = call.aggregator.throttling
+    if wait_s is None or known is None:
+        view = await throttling.read(call.job)
+    else:
+        view = await throttling.wait(call.job, is_new, wait_s)
+        call.confirm_key()
+        headers["Preference-Applied"] = f"wait={wait_s}"
+    body = throttle_body(view)
+    headers["ETag"] = f'"{body.version}"'
+    if not is_new(view):
+        return Response(status_code=304, headers=headers)
+    return answer(body, headers=headers)

@@ -1,0 +1,155 @@
+"""Why a watermark is where it is: from the stage that is asked for to the ranges that hold it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from service.frontier.facts import Facts
+from service.frontier.graph import Pipeline, Status, StageWatermark
+from service.frontier.timestamps import MAX, MIN
+
+STALLED_AFTER = 3
+"""Report intervals without a move, after which a range that has old work is stalled."""
+
+
+class Reason(StrEnum):
+    """Why a range holds its stage back; the first that fits."""
+
+    NEVER_REPORTED = "never_reported"
+    LEASE_EXPIRED = "lease_expired"
+    """Nobody holds it: its lease has run out, or there never was one."""
+    WAITING_FOR_COMMIT = "waiting_for_commit"
+    """It has reported a better promise, in an epoch that is not committed."""
+    THROTTLED = "throttled"
+    STALLED = "stalled"
+    """Reports keep coming, its promise does not move, and its oldest work ages."""
+    BUFFERING = "buffering"
+    """A hold is its minimum."""
+    NO_INPUT = "no_input"
+    """It has observed less input than is published."""
+    IDLE = "idle"
+    BEHIND = "behind"
+    """It is simply the lowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What is known of a range that holds its stage back."""
+
+    promise: int
+    has_reported: bool
+    """Whether any report of it was applied, or waits."""
+    is_leased: bool
+    better_waits: bool
+    """Whether a better promise waits in an epoch."""
+    is_throttled: bool
+    is_idle: bool
+    holds: Mapping[str, int]
+    facts: Facts | None
+    raised_at_ms: int | None
+    """Since when its promise has not moved."""
+
+
+def least_hold(holds: Mapping[str, int]) -> str | None:
+    """Return the component that holds a range back most.
+
+    >>> least_hold({"state": 5, "output": 3}), least_hold({}) is None
+    ('output', True)
+    """
+    return min(holds, key=lambda name: (holds[name], name), default=None)
+
+
+def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reason:
+    """Return why a range is where it is. `published_input`: of its stage; None: it is a source.
+
+    >>> held = Holder(5, True, True, False, False, False, {"state": 5}, None, 90)
+    >>> reason(held, published_input=9, now_ms=100)
+    <Reason.BUFFERING: 'buffering'>
+    >>> reason(Holder(5, True, True, False, False, False, {}, None, 90), published_input=9, now_ms=100)
+    <Reason.NO_INPUT: 'no_input'>
+    """
+    component = least_hold(holder.holds)
+    if holder.promise == MIN and not holder.has_reported:
+        return Reason.NEVER_REPORTED
+    if not holder.is_leased:
+        return Reason.LEASE_EXPIRED
+    if holder.better_waits:
+        return Reason.WAITING_FOR_COMMIT
+    if holder.is_throttled:
+        return Reason.THROTTLED
+    if is_stalled(holder.facts, holder.raised_at_ms, now_ms):
+        return Reason.STALLED
+    if component is not None and holder.holds[component] <= holder.promise:
+        return Reason.BUFFERING
+    if published_input is not None and holder.promise < published_input:
+        return Reason.NO_INPUT
+    return Reason.IDLE if holder.is_idle else Reason.BEHIND
+
+
+def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bool:
+    """Whether reports keep coming, the promise has not moved for some of them, and old work ages.
+
+    >>> facts = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
+    >>> is_stalled(facts, raised_at_ms=60, now_ms=100), is_stalled(facts, raised_at_ms=80, now_ms=100)
+    (True, False)
+    """
+    if facts is None or facts.interval_ms is None or facts.oldest_work_ms is None:
+        return False
+    patience_ms = STALLED_AFTER * max(facts.interval_ms, 1)
+    return (
+        now_ms - facts.reported_at_ms <= patience_ms
+        and now_ms - (raised_at_ms or 0) >= patience_ms
+        and facts.oldest_work_ms < facts.reported_at_ms
+    )
+
+
+class Step(StrEnum):
+    """What a stage on the way waits for."""
+
+    INPUT = "input"
+    RANGES = "ranges"
+    FINAL = "final"
+
+
+def path(
+    pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: Mapping[str, int]
+) -> list[tuple[str, Step]]:
+    """Return the way from a stage to the root of its delay, each with what it waits for.
+
+    `lowest` is the least promise of each stage that has ranges. A stage waits for its ranges as long as
+    one of them has promised less than the stage's input: that has arrived, and they hold on to it. Else
+    it waits for the lowest of its inputs that is waited for.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import KeyLayout, ShardLayout
+    >>> flow = Pipeline(
+    ...     {"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1)), "u": Stage(("k",))}
+    ... )
+    >>> at = {"s": StageWatermark(output=9), "k": StageWatermark(9, 5), "u": StageWatermark(5, 5)}
+    >>> [str(step) for _, step in path(flow, "u", at, {"s": 9, "k": 5})]
+    ['input', 'ranges']
+    """
+    found: list[tuple[str, Step]] = []
+    while True:
+        at = views[stage]
+        if at.status is Status.FINAL:
+            return [*found, (stage, Step.FINAL)]
+        inputs = pipeline.stages[stage].inputs
+        if not inputs or (stage in lowest and lowest[stage] < at.input) or at.input == MAX:
+            return [*found, (stage, Step.RANGES)]
+        found.append((stage, Step.INPUT))
+        stage = slowest_input(inputs, views)
+
+
+def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> str:
+    """Return the input that is waited for: the lowest that is not idle, else the lowest.
+
+    >>> views = {"a": StageWatermark(output=3, idle=True), "b": StageWatermark(output=9)}
+    >>> slowest_input(("a", "b"), views)
+    'b'
+    """
+    active = [name for name in inputs if not views[name].idle and views[name].output != MAX]
+    idle = [name for name in inputs if views[name].idle]
+    return min(active or idle or inputs, key=lambda name: (views[name].output, name))
