@@ -21,7 +21,7 @@ from service.live.port import LiveStore
 from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
-from service.model.observations import Marks, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.publisher import Published, Publisher
 from service.reconciler import Reconciler
@@ -107,9 +107,13 @@ class LiveJobs:
 
     async def observe(
         self, job: str, stages: Sequence[str]
-    ) -> tuple[int, Mapping[str, StageObservation]]:
+    ) -> tuple[Instant, Mapping[str, StageObservation]]:
         """See the port."""
         return await self._expire_then_run(job, partial(self._live.observe, job, stages))
+
+    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
 
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.explain import Explainer
+from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
@@ -91,6 +92,7 @@ class Aggregator:
             self._publisher,
             self._reconciler,
             self.keys,
+            IdlePolicies(live, self._live, self.throttling, self._publisher),
             clock,
             shutdown,
             checkpoint_interval_ms=checkpoint_interval_ms,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.clock import Clock
 from service.errors import UnavailableError
@@ -27,6 +29,12 @@ _HISTORY_INTERVAL_S = 600.0
 
 _THINNING_REST = 9
 """How many times longer than each step of thinning the pause after it is: advances go first."""
+
+_IDLE_INTERVAL_S = 0.1
+"""How often the policies for idleness are applied."""
+
+_FIND_POLICIES_EVERY = 5
+"""After so many rounds, the jobs with such policies are looked for again."""
 
 _RECONCILE_INTERVAL_S = 1.0
 """How often the live store is compared with the ledger."""
@@ -52,6 +60,7 @@ class Background:
         publisher: Publisher,
         reconciler: Reconciler,
         keys: Keys,
+        idle_policies: IdlePolicies,
         clock: Clock,
         shutdown: Shutdown,
         *,
@@ -64,6 +73,7 @@ class Background:
         self._publisher = publisher
         self._reconciler = reconciler
         self._keys = keys
+        self._idle_policies = idle_policies
         self._clock = clock
         self._shutdown = shutdown
         self._checkpoint_interval_ms = checkpoint_interval_ms
@@ -79,6 +89,7 @@ class Background:
             self._checkpoint,
             self._thin_history,
             self._follow_keys,
+            self._apply_idle_policies,
         )
         for each in work:
             self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
@@ -119,6 +130,15 @@ class Background:
         if chunks:
             await self._ledger.checkpoint(chunks)
             await self._store.mark_saved(chunks)
+
+    async def _apply_idle_policies(self) -> None:
+        rounds = 0
+        while await self._shutdown.sleep(_IDLE_INTERVAL_S):
+            with suppress(UnavailableError):
+                if not rounds % _FIND_POLICIES_EVERY:
+                    await self._idle_policies.find()
+                rounds += 1
+                await self._idle_policies.apply()
 
     async def _follow_keys(self) -> None:
         await self._keys.run(self._shutdown)

@@ -57,7 +57,8 @@ class Explainer:
         pipeline = view.pipeline
         if stage not in pipeline.stages:
             raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
-        now_ms, observed = await self._live.observe(job, pipeline.ancestors((stage,)))
+        now, observed = await self._live.observe(job, pipeline.ancestors((stage,)))
+        now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         lowest = {name: int(seen.promises.min()) for name, seen in observed.items()}
         way = path(pipeline, stage, watermarks, lowest)

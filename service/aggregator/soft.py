@@ -99,8 +99,8 @@ class SoftStates:
         above = pipeline.ancestors(wanted)
         states: dict[str, SoftState] = {}
         try:
-            now_ms, observed = await self._live.observe(job, above)
-            found = _derive(pipeline, above, observed, wanted, now_ms)
+            now, observed = await self._live.observe(job, above)
+            found = _derive(pipeline, above, observed, wanted, now.wall_ms)
             joined = await self._live.raise_marks(
                 job, {name: _marks(state) for name, state in found.items()}
             )

@@ -31,7 +31,6 @@ from service.model.jobs import JobView
 from service.model.observations import StageObservation
 from service.tasks import Shutdown
 
-
 POLL_S = 0.1
 """How often those who wait for a change look."""
 

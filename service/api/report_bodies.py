@@ -293,7 +293,7 @@ def _times_column(
         times = None
         given = []
         _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
-    if len(given) and not _are_times(given):
+    if given and not _are_times(given):
         _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
     if times is not None:
         return times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from service.frontier.facts import Facts
-from service.frontier.graph import Pipeline, Status, StageWatermark
+from service.frontier.graph import Pipeline, StageWatermark, Status
 from service.frontier.timestamps import MAX, MIN
 
 STALLED_AFTER = 3

@@ -17,7 +17,7 @@ from service.frontier.graph import Pipeline
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
-from service.model.observations import Marks, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -223,10 +223,17 @@ class LiveStore(Protocol):
 
     async def observe(
         self, job: str, stages: Sequence[str]
-    ) -> tuple[int, Mapping[str, StageObservation]]:
-        """Return the wall clock (ms), and what the ranges of these stages have said of their work.
+    ) -> tuple[Instant, Mapping[str, StageObservation]]:
+        """Return the time, and what the ranges of these stages have said of their work.
 
         Stages without ranges are left out.
+        """
+        ...
+
+    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+        """Apply decisions about quiet ranges, each only if its range is as it was observed.
+
+        Return whether the stage's agreement is ahead of what is published, so it has to be published.
         """
         ...
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
+from service.frontier.idleness import Commits
 
 Marks = Mapping[str, int]
 """Soft values of a stage, by name, that only rise within an incarnation."""
@@ -27,3 +28,33 @@ class StageObservation:
     facts: Mapping[int, Facts]
     """Of the ranges that have reported any, by index."""
     counts: Counts
+    owners: Int64s
+    """The fence of the lease on each range; 0: there is none."""
+    leased_since_ms: Int64s
+    """Since when each leased range has been under one lease or another without a gap, on their clock."""
+    idle_by_policy: Collection[int]
+    """The ranges that the service has decided to be idle, by index."""
+    commits: Commits | None
+    """The stage's commits; kept only if it has a policy for idleness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One instant on two clocks."""
+
+    wall_ms: int
+    lease_ms: int
+    """On the clock that leases run by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A decision about a quiet range. It counts only if the range is still as it was observed."""
+
+    index: int
+    fence: int
+    """Of the lease on it; 0: there was none."""
+    reported_at_ms: int
+    idle: bool
+    promise: int
+    """`MIN`: as it is."""

@@ -19,8 +19,8 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.agreement import FINAL, STAND_STILL, Agreement
-from service.frontier.facts import ReportedFacts
 from service.frontier.epochs import MAX_WAITING_EPOCHS
+from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout

@@ -28,16 +28,19 @@ from service.errors import (
     StaleEpochError,
     StaleRunError,
 )
-from service.frontier import agreement, epochs, facts, graph, leases, reports
+from service.frontier import agreement, epochs, facts, graph, idleness, leases, reports
 from service.frontier.agreement import Agreement
 from service.frontier.epochs import Waiting
 from service.frontier.facts import Facts, ReportedFacts
-from service.frontier.graph import StageWatermark
+from service.frontier.graph import Pipeline, StageWatermark
+from service.frontier.idleness import Commits
 from service.frontier.leases import Rank
+from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
 from service.live.redis.schema import as_time, epoch_text, lua_header, number_text
 from service.live.redis.scripts import LUA
+from service.model.observations import Settled
 from tests.conformance.test_live import LEFT, Worker, installed, pipeline
 from tests.support.redis_server import RedisServer
 
@@ -52,6 +55,8 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "agree": agreement,
     "agree_keyed": agreement,
     "merge_facts": facts,
+    "next_commit": idleness,
+    "stays_idle": idleness,
 }
 """Of modules that also have what no store judges by."""
 
@@ -142,6 +147,8 @@ def python_value(key: str, value: Any) -> Any:
             return Waiting(*value)
         case "earlier":
             return None if value is None else facts_of(value)
+        case "series":
+            return None if value is None else Commits(*value)
         case "reported" if isinstance(value, list):
             return reported_facts(value)
         case "reached":
@@ -162,7 +169,7 @@ def test_the_pure_function(rule: str, case: Case) -> None:
     arguments = {k: python_value(k, v) for k, v in case.items() if k not in {"gives", "exact"}}
     found = getattr(module, rule)(**arguments)
     match found:
-        case Waiting() | Agreement():
+        case Waiting() | Agreement() | Commits():
             assert list(astuple(found)) == expected
         case Facts():
             assert found == facts_of(expected)
@@ -433,7 +440,7 @@ def agree_keyed(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
 def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     """Of the clock, only what does not depend on where it stands."""
     token = worker.claim(["a"]).token
-    start = worker.run(worker.live.observe("j", ["s"]))[0]
+    start = worker.run(worker.live.observe("j", ["s"]))[0].wall_ms
     shift = 0
     if case["earlier"]:
         at, _, oldest, backlog, quiet_since, pending = case["earlier"]
@@ -468,6 +475,46 @@ def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     ]
 
 
+def next_commit(worker: Worker, case: Case, advance: Advance) -> list[Any]:
+    with_policy(worker, case["after_ms"])
+    start = worker.run(worker.live.observe("j", ["s"]))[0].lease_ms
+    if case["series"] is None:
+        commits = [case["now_ms"]]
+    else:
+        first, last, count = case["series"]
+        commits = [first] * (count - 1) + [last, case["now_ms"]]
+    shift = start - commits[0]
+    for epoch, at in enumerate(commits, 1):
+        advance(at + shift - worker.run(worker.live.observe("j", ["s"]))[0].lease_ms)
+        worker.commit(epoch, s=None)
+    series = worker.observe("s").commits
+    assert series is not None
+    return [series.since_ms - shift, series.last_ms - shift, series.count]
+
+
+def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
+    with_policy(worker, 1_000)
+    token = worker.claim(["a"]).token
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=1)})
+    seen = worker.observe("s")
+    if case["was_idle_by_policy"]:
+        settled = Settled(0, int(seen.owners[0]), int(seen.reported_at_ms[0]), True, MIN)
+        worker.run(worker.live.settle("j", "s", [settled]))
+    for epoch in (None, 1):
+        records = 0 if case["reported_quiet"] else 1
+        worker.report(token, {"a": 6}, epoch=epoch, facts={"a": ReportedFacts(records=records)})
+    worker.commit(1, s=None)
+    assert (0 in worker.observe("s").idle_by_policy) is case["gives"]
+    return said(worker, "s")[1]
+
+
+def with_policy(worker: Worker, after_ms: int) -> None:
+    policy = StagePolicy(idle=IdlePolicy(after_ms))
+    old = pipeline()
+    flow = Pipeline({**old.stages, "s": replace(old.stages["s"], policy=policy)})
+    worker.run(worker.live.install(installed(flow, layout_version=2)))
+
+
 STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     takes_over,
     is_current,
@@ -487,6 +534,8 @@ STORES_JUDGE: Final[Sequence[Callable[[Worker, Case, Advance], Any]]] = [
     agree,
     agree_keyed,
     merge_facts,
+    next_commit,
+    stays_idle,
 ]
 
 

@@ -110,7 +110,7 @@ def apply_epoch(
     facts = [report.facts for report in waiting.values()]
     indices = list(waiting)
     table.keep_facts(indices, facts if any(facts) else None, now_ms=now_ms, wall_ms=wall_ms)
-    table.apply(indices, promises, idle, wall_ms=wall_ms)
+    table.apply(indices, promises, table.staying_idle(indices, idle, facts), wall_ms=wall_ms)
     return len(waiting)
 
 

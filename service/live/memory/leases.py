@@ -86,7 +86,7 @@ def _lease(
     losers, taken = np.unique(table.owner[granted], return_counts=True)
     # The old leases are fenced here, in the same step that grants the new one: no report can come
     # between the two.
-    table.own(granted, lease.fence)
+    table.own(granted, lease.fence, now_ms)
     for fence, count in zip(losers.tolist(), taken.tolist(), strict=True):
         if fence != NOBODY:
             loser = job.by_fence[fence]
@@ -157,6 +157,7 @@ def open_run(job: LiveJob, stage: str, run: int) -> None:
         return
     state.run = run
     state.waiting = {}
+    state.commits = None
     for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
         if is_fenced(lease.rank.run, run):
             end(job, lease, "superseded")

@@ -16,6 +16,7 @@ import numpy as np
 from service.frontier.agreement import Agreement, agree, agree_keyed, weight
 from service.frontier.columns import Bools, are_behind, join_promises, weights
 from service.frontier.facts import NO_FACTS, Counts, Facts, ReportedFacts, merge_facts
+from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
@@ -61,8 +62,10 @@ class RangeTable:
         "facts",
         "final",
         "idle",
+        "idle_by_policy",
         "layout",
         "leased",
+        "leased_since_ms",
         "notes",
         "owner",
         "promised",
@@ -87,6 +90,10 @@ class RangeTable:
         """When the last report of each was applied; 0: it has none."""
         self.raised_at_ms: Int64s = np.zeros(size, dtype=np.int64)
         """When the promise of each moved last; 0: not since this state began."""
+        self.leased_since_ms: Int64s = np.zeros(size, dtype=np.int64)
+        """Since when each leased range has been leased without a gap."""
+        self.idle_by_policy: set[int] = set()
+        """Those that the service has decided to be idle, and not their workers."""
         self.facts: dict[int, Facts] = {}
         """Of the ranges that have reported any."""
         self.counts = Counts()
@@ -226,6 +233,8 @@ class RangeTable:
         elif is_idle == was_idle:
             return is_behind(earlier, promise)
         self._idle_view[index] = is_idle
+        if not is_idle:
+            self.idle_by_policy.discard(index)
         self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
@@ -266,6 +275,8 @@ class RangeTable:
             self._promise[at] = now
             self._note_raised(at, raised, earlier, now, wall_ms)
         self._idle[at] = idle
+        if self.idle_by_policy:
+            self.idle_by_policy.difference_update(at[~idle].tolist())
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
@@ -274,8 +285,10 @@ class RangeTable:
             self._tree.put_many(at[moved], self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
-    def own(self, indices: Int64s, fence: int) -> None:
+    def own(self, indices: Int64s, fence: int, now_ms: int = 0) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
+        if fence != NOBODY:
+            self.leased_since_ms[indices[self.owner[indices] == NOBODY]] = now_ms
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))
         self.leased += (len(indices) if fence != NOBODY else 0) - before
         self.owner[indices] = fence
@@ -285,6 +298,26 @@ class RangeTable:
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
                 # Nothing is raised by this, so there is no moment to note.
                 self._apply_many(lapsed, nothing, np.zeros(len(lapsed), dtype=np.bool_), 0)
+
+    def staying_idle(
+        self,
+        indices: Column,
+        idle: Sequence[bool] | None,
+        facts: Sequence[ReportedFacts | None] | None,
+    ) -> Sequence[bool] | None:
+        """Return which of the reported ranges are idle: also those that remain so by policy."""
+        if not self.idle_by_policy or facts is None:
+            return idle
+        return [
+            is_idle
+            or stays_idle(
+                was_idle_by_policy=index in self.idle_by_policy,
+                reported_quiet=reported is not None and reported.is_quiet,
+            )
+            for index, is_idle, reported in zip(
+                as_list(indices), idle or repeat(False), facts, strict=False
+            )
+        ]
 
     def keep_facts(
         self,
@@ -302,9 +335,9 @@ class RangeTable:
             earlier = self.facts.get(index)
             if reported is None and earlier is None:
                 continue
-            reported = reported or NO_FACTS
-            self.counts = self.counts.plus(reported)
-            self.facts[index] = merge_facts(earlier, reported, now_ms=now_ms, wall_ms=wall_ms)
+            said = reported or NO_FACTS
+            self.counts = self.counts.plus(said)
+            self.facts[index] = merge_facts(earlier, said, now_ms=now_ms, wall_ms=wall_ms)
 
     def note(self, indices: Column, notes: Sequence[RangeNote | None] | None) -> None:
         """Keep the notes of these ranges."""
@@ -334,10 +367,12 @@ class RangeTable:
             table._idle[new] = self._idle[old]
             table.reported_at_ms[new] = self.reported_at_ms[old]
             table.raised_at_ms[new] = self.raised_at_ms[old]
-            noted = bool(self.notes or self.facts)
+            table.leased_since_ms[new] = self.leased_since_ms[old]
+            noted = bool(self.notes or self.facts or self.idle_by_policy)
             moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if noted else {}
             table.notes = {moved[o]: note for o, note in self.notes.items() if o in moved}
             table.facts = {moved[o]: each for o, each in self.facts.items() if o in moved}
+            table.idle_by_policy = {moved[o] for o in self.idle_by_policy if o in moved}
             table.leased = int(np.count_nonzero(table.owner))
             table._recount()
         return table

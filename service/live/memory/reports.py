@@ -27,7 +27,8 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     table.note(indices, report.notes)
     if report.epoch is None:
         table.keep_facts(indices, report.facts, now_ms=now_ms, wall_ms=wall_ms)
-        behind = table.apply(indices, column(report), report.idle, wall_ms=wall_ms)
+        idle = table.staying_idle(indices, report.idle, report.facts)
+        behind = table.apply(indices, column(report), idle, wall_ms=wall_ms)
     else:
         behind = wait(state, table, report, report.epoch, lease.fence, indices)
     return Reported(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from service.frontier.columns import Int64s
 from service.frontier.epochs import Waiting
 from service.frontier.graph import Pipeline
+from service.frontier.idleness import Commits
 from service.frontier.leases import Rank, is_current
 from service.live import refusals
 from service.live.memory.range_table import RangeLookup, RangeTable
@@ -57,6 +58,8 @@ class LiveStage:
     """The last epoch that the ledger knows to be committed."""
     layout_since: int
     waiting: dict[int, dict[int, Waiting]] = field(default_factory=dict[int, dict[int, Waiting]])
+    commits: Commits | None = None
+    """Kept only if the stage has a policy for idleness."""
     marks: dict[str, int] = field(default_factory=dict[str, int])
     """See `LiveStore.raise_marks`."""
 

@@ -15,7 +15,8 @@ from typing import ClassVar
 from service.clock import Clock
 from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
-from service.frontier.graph import Pipeline
+from service.frontier.graph import Pipeline, is_ahead
+from service.frontier.idleness import next_commit
 from service.live.memory import epochs, layouts, leases, reports, views
 from service.live.memory.leases import NOTHING, Deadlines
 from service.live.memory.state import LiveJob
@@ -24,7 +25,7 @@ from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
-from service.model.observations import Marks, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -202,6 +203,9 @@ class MemoryLiveStore:
                 wall_ms=self._clock.wall_ms(),
             )
             state.epoch = commit.epoch
+            policy = found.pipeline.stages[name].policy.idle
+            if policy is not None:
+                state.commits = next_commit(state.commits, now_ms, after_ms=policy.after_ms)
         unrecorded = [name for name, state in states.items() if state.recorded != state.epoch]
         return Committed(
             applied=applied,
@@ -295,10 +299,10 @@ class MemoryLiveStore:
 
     async def observe(
         self, job: str, stages: Sequence[str]
-    ) -> tuple[int, Mapping[str, StageObservation]]:
+    ) -> tuple[Instant, Mapping[str, StageObservation]]:
         """See the port."""
         found = self._job(job)
-        return self._clock.wall_ms(), {
+        return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
             name: StageObservation(
                 table.promises,
                 table.idle_ranges,
@@ -306,10 +310,32 @@ class MemoryLiveStore:
                 table.raised_at_ms,
                 table.facts,
                 table.counts,
+                table.owner,
+                table.leased_since_ms,
+                table.idle_by_policy,
+                found.stage(name).commits,
             )
             for name in stages
             if (table := found.stage(name).table) is not None
         }
+
+    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+        """See the port."""
+        self._expire()
+        found = self._job(job)
+        state, table = found.table(stage)
+        for each in decisions:
+            index = each.index
+            if (
+                index >= len(table)
+                or table.owned_by(index) != each.fence
+                or table.reported_at_ms[index] != each.reported_at_ms
+            ):
+                continue
+            table.apply([index], [each.promise], [each.idle], wall_ms=self._clock.wall_ms())
+            if each.idle:
+                table.idle_by_policy.add(index)
+        return is_ahead(table.agreement, state.view.watermark)
 
     async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
         """See the port."""

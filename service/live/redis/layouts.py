@@ -159,12 +159,12 @@ async def _packed(steps: Steps, job: str) -> bytes:
 async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
     # In one step: another replica may finish the same change meanwhile, and columns of two layouts do
     # not fit together.
-    _, *columns, fields, notes, waiting, idle, facts = await steps.step_with_columns(
+    _, *columns, fields, notes, waiting, idle, facts, marks = await steps.step_with_columns(
         job_layout, "dump", (stage,), []
     )
     size = 8 * len(stage_layout(job_layout, stage))
-    # `moments` holds two columns.
-    if not fields or [len(column) for column in columns] != [size, size, 2 * size]:
+    # `moments` holds three columns.
+    if not fields or [len(column) for column in columns] != [size, size, 3 * size]:
         await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
     weights, owners, moments = (np.frombuffer(column, dtype="<f8") for column in columns)
@@ -177,6 +177,7 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
         schema.pairs(waiting),
         schema.pairs(idle),
         schema.pairs(facts),
+        schema.pairs(marks),
     )
 
 

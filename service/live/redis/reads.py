@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from service.frontier.agreement import Agreement
+from service.frontier.columns import Int64s
 from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
 from service.frontier.timestamps import MAX
@@ -22,7 +23,7 @@ from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
 from service.model.jobs import Census, JobView, StageView
-from service.model.observations import Marks, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import NOTHING_NOTED, RangeNote, RangeOrder, RangeView
 
@@ -165,38 +166,68 @@ async def agreements(
 
 async def observe(
     steps: Steps, job: str, stages: Sequence[str]
-) -> tuple[int, Mapping[str, StageObservation]]:
+) -> tuple[Instant, Mapping[str, StageObservation]]:
     """See the port."""
 
-    async def read(job_layout: JobLayout) -> tuple[int, Mapping[str, StageObservation]]:
+    async def read(job_layout: JobLayout) -> tuple[Instant, Mapping[str, StageObservation]]:
         known = job_layout.pipeline.stages
         found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
         (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
-        return int(now), {
-            name: _observation(*parts[4 * k : 4 * k + 4]) for k, name in enumerate(found)
+        return Instant(int(now), int(now)), {
+            name: _observation(*parts[6 * k : 6 * k + 6]) for k, name in enumerate(found)
         }
 
     return await steps.with_layout(job, read)
 
 
-def _observation(raw_weights: bytes, raw_moments: bytes, idle: Any, facts: Any) -> StageObservation:  # noqa: ANN401 - parts of a reply
+def _observation(
+    raw_weights: bytes,
+    raw_moments: bytes,
+    raw_owners: bytes,
+    commits: bytes,
+    idle: Any,  # noqa: ANN401 - parts of a reply
+    facts: Any,  # noqa: ANN401
+) -> StageObservation:
     weights = np.frombuffer(raw_weights, dtype="<f8")
-    idle_promises = {
-        int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in schema.pairs(idle).items()
-    }
+    packed = {int(index): each for index, each in schema.pairs(idle).items()}
     is_idle = np.zeros(len(weights), dtype=np.bool_)
-    is_idle[list(idle_promises)] = True
-    moments = np.frombuffer(raw_moments, dtype="<f8").astype(np.int64).reshape(2, -1)
+    is_idle[list(packed)] = True
+    reported_at, raised_at, leased_since = _whole(raw_moments).reshape(3, -1)
     said = schema.pairs(facts)
     counted = [int(said.pop(name, 0)) for name in (b"#records", b"#late")]
+    promises = {index: schema.idle_promise(each) for index, each in packed.items()}
     return StageObservation(
-        schema.promises_of(weights, idle_promises),
+        schema.promises_of(weights, promises),
         is_idle,
-        moments[0],
-        moments[1],
-        {int(index): schema.read_facts(packed) for index, packed in said.items()},
+        reported_at,
+        raised_at,
+        {int(index): schema.read_facts(each) for index, each in said.items()},
         Counts(*counted),
+        _whole(raw_owners),
+        leased_since,
+        {index for index, each in packed.items() if schema.is_by_policy(each)},
+        schema.read_commits(commits),
     )
+
+
+def _whole(raw: bytes) -> Int64s:
+    return np.frombuffer(raw, dtype="<f8").astype(np.int64)
+
+
+async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+    """See the port."""
+
+    async def apply(job_layout: JobLayout) -> bool:
+        count = len(stage_layout(job_layout, stage))
+        args = [
+            [d.index, float(d.fence), float(d.reported_at_ms), d.idle, float(d.promise)]
+            for d in decisions
+            if d.index < count
+        ]
+        _, ahead = await steps.step(job_layout, "settle", (stage,), args)
+        return bool(ahead)
+
+    return await steps.with_layout(job, apply)
 
 
 async def raise_marks(steps: Steps, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:

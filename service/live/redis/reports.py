@@ -93,6 +93,7 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
             str(commit.run),
             schema.epoch_text(commit.epoch),
             [False if value is None else float(value) for value in observed],
+            [_idle_after(job_layout, name) for name in stages],
         ],
     )
     if code == "ok":
@@ -121,3 +122,8 @@ def _batcher(steps: Steps, job: str) -> Batcher[tuple[JobLayout, ResolvedReport]
             partial(_report_all, steps), lambda request: request[1].lookup.count, _MAX_CALLS
         )
     return cached.reports
+
+
+def _idle_after(job_layout: JobLayout, stage: str) -> float | bool:
+    policy = job_layout.pipeline.stages[stage].policy.idle
+    return False if policy is None else float(policy.after_ms)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.idleness import Commits
 from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, ThrottlePolicy
 from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
@@ -52,6 +53,8 @@ _FACTS = struct.Struct("<dddddB")
 _REPORTED_FACTS = struct.Struct("<ddddB")
 """Oldest work, records, late, backlog, whether a sketch follows."""
 
+_DOUBLE = struct.Struct("<d")
+_COMMITS = struct.Struct("<ddd")
 _EPOCH_DIGITS = 20
 
 
@@ -78,7 +81,8 @@ _STAGE_KEYS = (
 )  # fmt: skip
 """In the order in which the scripts get them. The first of each has no suffix.
 
-`moments` holds two columns: when each range's last report was applied, then when its promise moved last.
+`moments` holds three columns: when each range's last report was applied, when its promise moved last, and
+since when it has been leased without a gap.
 """
 
 
@@ -189,6 +193,24 @@ def facts_of(fields: Sequence[float], pending: bytes | None) -> Facts:
         int(backlog),
         int(quiet_since),
     )
+
+
+def is_by_policy(packed: bytes) -> bool:
+    """Whether a range is idle by policy, as a mark behind its promise says."""
+    return len(packed) > _DOUBLE.size
+
+
+def idle_promise(packed: bytes) -> float:
+    """Read the promise of an idle range."""
+    return _DOUBLE.unpack_from(packed)[0]
+
+
+def read_commits(packed: bytes) -> Commits | None:
+    """Read the series of a stage's commits; None: there is none."""
+    if not packed:
+        return None
+    since, last, count = _COMMITS.unpack(packed)
+    return Commits(int(since), int(last), int(count))
 
 
 def tree_over(weights: Floats) -> bytes:

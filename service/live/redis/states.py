@@ -111,6 +111,7 @@ class Dumped:
     waiting: Mapping[bytes, bytes]
     idle: Mapping[bytes, bytes]
     facts: Mapping[bytes, bytes]
+    marks: Mapping[bytes, bytes]
 
 
 def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
@@ -163,8 +164,8 @@ class LayoutChange:
         for name in self._fresh:
             fields, weights, tree = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
-            entries.append([flat(fields), [], [], [], [], name, view])
-            columns += [weights, tree, bytes(len(weights)), bytes(2 * len(weights))]
+            entries.append([flat(fields), [], [], [], [], [], name, view])
+            columns += [weights, tree, bytes(len(weights)), bytes(3 * len(weights))]
         for name in (*self.carried, *self._fresh):
             layout = job.pipeline.stages[name].layout
             if layout is not None:
@@ -187,15 +188,15 @@ class LayoutChange:
         )
         if before is None or after is None:
             raise StateLostError(self._job.name)
-        was_idle = {int(i): float(np.frombuffer(p, "<f8")[0]) for i, p in old.idle.items()}
+        was_idle = {int(i): schema.idle_promise(p) for i, p in old.idle.items()}
         promises = schema.as_column(
             inherit(before, schema.promises_of(old.weights, was_idle), after)
         )
         source, target = staying(before, after)
         stays = dict(zip(source.tolist(), target.tolist(), strict=True))
-        owners, moments = np.zeros(len(after)), np.zeros((2, len(after)))
+        owners, moments = np.zeros(len(after)), np.zeros((3, len(after)))
         owners[target] = old.owners[source]
-        moments[:, target] = old.moments.reshape(2, -1)[:, source]
+        moments[:, target] = old.moments.reshape(3, -1)[:, source]
         idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
         is_source = self._job.pipeline.stages[name].is_source
         weights = schema.idle_weights(promises, idle, is_source=is_source)
@@ -209,10 +210,11 @@ class LayoutChange:
         fields |= counts_of(weights, idle, leased, self._job.stages[name])
         entry = [
             flat(fields),
-            flat({i: np.float64(p).astype("<f8").tobytes() for i, p in idle.items()}),
+            flat({stays[int(i)]: packed for i, packed in old.idle.items() if int(i) in stays}),
             flat({stays[int(i)]: note for i, note in old.notes.items() if int(i) in stays}),
             flat(_renumbered(old.waiting, stays)),
             flat(_renumbered_facts(old.facts, stays)),
+            flat(old.marks),
             name,
             schema.pack_view(self._job.stages[name].view),
         ]

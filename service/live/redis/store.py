@@ -34,7 +34,7 @@ from service.live.watches import Watches
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
-from service.model.observations import Marks, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
@@ -194,9 +194,13 @@ class RedisLiveStore:
 
     async def observe(
         self, job: str, stages: Sequence[str]
-    ) -> tuple[int, Mapping[str, StageObservation]]:
+    ) -> tuple[Instant, Mapping[str, StageObservation]]:
         """See the port."""
         return await reads.observe(self._steps, job, stages)
+
+    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+        """See the port."""
+        return await reads.settle(self._steps, job, stage, decisions)
 
     async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
         """See the port."""

@@ -31,7 +31,7 @@ for k, entry in ipairs(stages) do
     call('SET', st.keys.tree, ARGV[3 + 2 * k])
     -- Extended with zeros: owned by nobody, and never reported.
     call('SETRANGE', st.keys.owners, #weights - 1, '\0')
-    call('SETRANGE', st.keys.moments, 2 * #weights - 1, '\0')
+    call('SETRANGE', st.keys.moments, 3 * #weights - 1, '\0')
   end
 end
 call('PUBLISH', channel, cmsgpack.pack({}))

@@ -49,6 +49,7 @@ local fence = call('HINCRBY', META, 'fence', 1)
 local fence_text, owner = text(fence), struct.pack('<d', fence)
 -- The old leases are fenced here, in the same step that grants the new one: no report can come between
 -- the two.
+note_leased(st, granted)
 set_owner(st, granted, owner)
 end_idleness(st, owner)
 if freed > 0 then call('HINCRBY', st.keys.state, 'leased', freed) end

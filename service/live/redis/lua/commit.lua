@@ -1,8 +1,9 @@
--- A commit: {run, epoch, {observed input or false, by stage}}. For all stages or for none.
+-- A commit: {run, epoch, {observed input or false, by stage}, {after how long quiet shards are idle or false,
+-- by stage}}. For all stages or for none.
 
 local refused = check_state()
 if refused then return refused end
-local run, epoch, observed = unpack(cmsgpack.unpack(ARGV[3]))
+local run, epoch, observed, idle_after = unpack(cmsgpack.unpack(ARGV[3]))
 local stages, fresh = {}, {}
 for k = 1, #observed do
   local st = load(stage(k))
@@ -46,10 +47,12 @@ for k, st in ipairs(stages) do
           local is_current_lease = lease ~= nil and not lease.reason
           idle[i] = idle_at_commit(true, owner == struct.pack('<d', entry[5]), is_current_lease)
         end
+        local facts = entry[6] and call('HGET', st.keys.waiting, facts_field(epoch, index))
+        idle[i] = idle[i] or remains_idle(st, index, facts)
         any_idle = any_idle or idle[i]
         call('SETRANGE', st.keys.moments, 8 * index, struct.pack('<d', NOW))
         if entry[6] or has_facts(st) then
-          keep_facts(st, index, entry[6] and call('HGET', st.keys.waiting, facts_field(epoch, index)))
+          keep_facts(st, index, facts)
           st.has_facts = true
         end
       end
@@ -60,6 +63,12 @@ for k, st in ipairs(stages) do
     -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
     call('HSET', st.keys.state, 'epoch', epoch)
+    if idle_after[k] then
+      local raw = call('HGET', st.keys.marks, COMMITS)
+      local series = raw and {struct.unpack('<ddd', raw)}
+      series = next_commit(series, NOW, idle_after[k])
+      call('HSET', st.keys.marks, COMMITS, struct.pack('<ddd', series[1], series[2], series[3]))
+    end
   end
   if call('HGET', st.keys.state, 'recorded') ~= epoch then unrecorded[#unrecorded + 1] = k end
 end

@@ -1,5 +1,5 @@
 -- The whole state of one stage, of a job that is frozen: its columns, then its fields, notes, waiting reports,
--- idle ranges and facts.
+-- idle ranges, facts and marks.
 
 local refused = check_state()
 if refused then return refused end
@@ -14,4 +14,5 @@ return {
   call('HGETALL', keys.waiting),
   call('HGETALL', keys.idle),
   call('HGETALL', keys.facts),
+  call('HGETALL', keys.marks),
 }

@@ -1,5 +1,5 @@
 -- What the ranges of these stages have said of their work. Returns the time, then for each stage: weights,
--- moments, idle ranges and facts.
+-- moments, owners, the series of commits, idle ranges and facts.
 
 local refused = check_state()
 if refused then return refused end
@@ -8,6 +8,8 @@ for k = 1, (#KEYS - JOB_KEYS) / STAGE_KEYS do
   local st = load(stage(k))
   found[#found + 1] = call('GET', st.keys.weights) or ''
   found[#found + 1] = call('GET', st.keys.moments) or ''
+  found[#found + 1] = call('GET', st.keys.owners) or ''
+  found[#found + 1] = call('HGET', st.keys.marks, COMMITS) or ''
   found[#found + 1] = call('HGETALL', st.keys.idle)
   found[#found + 1] = call('HGETALL', st.keys.facts)
 end

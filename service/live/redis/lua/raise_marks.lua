@@ -11,7 +11,9 @@ for k, marks in ipairs(cmsgpack.unpack(ARGV[3])) do
     if not shown or mark[2] > tonumber(shown) then call('HSET', key, mark[1], text(mark[2])) end
   end
   local fields, kept = call('HGETALL', key), {}
-  for i = 1, #fields, 2 do kept[#kept + 1] = {fields[i], tonumber(fields[i + 1])} end
+  for i = 1, #fields, 2 do
+    if fields[i] ~= COMMITS then kept[#kept + 1] = {fields[i], tonumber(fields[i + 1])} end
+  end
   joined[k] = kept
 end
 return reply('ok', joined)

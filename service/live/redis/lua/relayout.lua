@@ -1,5 +1,5 @@
 -- Installs the next layout of a frozen job: {channel, meta fields, removed stage names,
--- {{fields of state, idle, notes, waiting and facts, view name, view}, …}, {{fence, runs, held}, …},
+-- {{fields of state, idle, notes, waiting, facts and marks, view name, view}, …}, {{fence, runs, held}, …},
 -- {dirty fields}}; ARGV[4 …]: weights, tree, owners and moments of each stage. Leases without runs end.
 -- KEYS after those of the stages: keys of stages that go.
 
@@ -22,7 +22,8 @@ for k, entry in ipairs(stages) do
   fill(st.keys.notes, entry[3])
   fill(st.keys.waiting, entry[4])
   fill(st.keys.facts, entry[5])
-  if not publish_view(entry[6], entry[7]) then call('HSETNX', VIEWS, entry[6], entry[7]) end
+  fill(st.keys.marks, entry[6])
+  if not publish_view(entry[7], entry[8]) then call('HSETNX', VIEWS, entry[7], entry[8]) end
   local base = 4 * k
   if #ARGV[base] > 0 then
     call('SET', st.keys.weights, ARGV[base])

@@ -205,6 +205,14 @@ local function apply_report(st, report)
       wait(st, epoch, capped, span, promises, idle, lease.fence, facts, offset, behind)
     else
       note_applied(st, span, count, keep, facts, offset)
+      if facts and st.idle_before > 0 then
+        idle = idle or {}
+        local at = positions(span)
+        for k = 1, count do
+          local index = BLOCK * span[1] + position(at, k) - 1
+          idle[k] = idle[k] or remains_idle(st, index, facts[offset + k])
+        end
+      end
       apply(st, span[1], span[2], (positions(span)), promises, idle, behind)
     end
     offset = offset + count

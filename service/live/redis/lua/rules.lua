@@ -98,3 +98,15 @@ local function merge_facts(earlier, reported, now, wall)
   }
 end
 
+
+-- ---- idleness
+
+-- A series of commits is {since, last, count}.
+local function next_commit(series, now, after)
+  if not series or now - series[2] >= after then return {now, now, 1} end
+  return {series[1], now, series[3] + 1}
+end
+
+local function stays_idle(was_idle_by_policy, reported_quiet)
+  return was_idle_by_policy and reported_quiet
+end

@@ -91,6 +91,22 @@ local function set_owner(st, runs, owner)
   end
 end
 
+-- Notes since when ranges are leased without a gap: those of `runs` that nobody owns, since now.
+local function note_leased(st, runs)
+  local moment, base = struct.pack('<d', NOW), 2 * st.n
+  each_owner(st, runs, function(start, raw, count)
+    if raw == string.rep(NOBODY, count) then
+      call('SETRANGE', st.keys.moments, 8 * (base + start), string.rep(moment, count))
+      return
+    end
+    for i = 0, count - 1 do
+      if string.sub(raw, 8 * i + 1, 8 * i + 8) == NOBODY then
+        call('SETRANGE', st.keys.moments, 8 * (base + start + i), moment)
+      end
+    end
+  end)
+end
+
 local function members(fence)
   local raw = call('HGET', LEASES, 'm' .. text(fence))
   return raw and cmsgpack.unpack(raw) or {}

@@ -14,13 +14,26 @@ local function promise_of(st, index, weight)
   return (struct.unpack('<d', raw))
 end
 
+-- In place of true: it is idle by policy, and not by its worker's word.
+local POLICY = 'p'
+
+-- Whether a range that reports these facts remains idle by policy: then POLICY.
+local function remains_idle(st, index, facts)
+  if not facts or st.idle_before == 0 then return false end
+  local _, records, _, backlog = struct.unpack(REPORTED_FACTS, facts)
+  local raw = call('HGET', st.keys.idle, index)
+  local was = raw and string.sub(raw, 9) == POLICY
+  return stays_idle(was, is_quiet({false, records, false, backlog})) and POLICY or false
+end
+
 -- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
 -- its promise and weight now.
 local function apply_one(st, index, weight, reported, idle)
   local earlier = promise_of(st, index, weight)
   local now, is_idle = join_report(earlier, reported, idle)
   if is_idle and now ~= MAX then
-    st.idle = st.idle + call('HSET', st.keys.idle, index, struct.pack('<d', now))
+    local by_policy = idle == POLICY and POLICY or ''
+    st.idle = st.idle + call('HSET', st.keys.idle, index, struct.pack('<d', now) .. by_policy)
     -- The idleness of a key range takes nothing out of the minimum.
     return earlier, now, st.source and IDLE or now
   end

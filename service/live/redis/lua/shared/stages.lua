@@ -28,7 +28,7 @@ local function check_columns(st)
   for _, name in ipairs({'weights', 'owners'}) do
     if call('STRLEN', st.keys[name]) ~= 8 * st.n then lost() end
   end
-  if call('STRLEN', st.keys.moments) ~= 16 * st.n then lost() end
+  if call('STRLEN', st.keys.moments) ~= 24 * st.n then lost() end
   if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
   -- Without its entry here, a range would stay idle for ever.
   if st.idle_before > 0 and call('HLEN', st.keys.idle) ~= st.idle_before then lost() end

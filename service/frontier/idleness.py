@@ -1,0 +1,96 @@
+"""When a quiet shard of a source is no longer waited for, by the policy of its author.
+
+A shard that brings nothing holds back everything downstream. Whether more will come, only somebody who
+watches it can know: a worker that is merely silent proves nothing. So a shard is idle only if it was quiet
+*and known to be watched* for all that time (Flink calls this `withIdleness`, and asks only for silence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.frontier.facts import Facts
+
+MIN_COMMITS = 2
+"""So many commits of a run, none with a report for a shard, show that the run found nothing in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """An unbroken series of a stage's commits. Instants are of the clock that leases run by."""
+
+    since_ms: int
+    """Of the first."""
+    last_ms: int
+    count: int
+
+
+def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commits:
+    """Return the series after a commit. A gap as long as the policy's time begins a new one.
+
+    >>> series = next_commit(None, 10, after_ms=100)
+    >>> next_commit(series, 60, after_ms=100)
+    Commits(since_ms=10, last_ms=60, count=2)
+    >>> next_commit(series, 110, after_ms=100)
+    Commits(since_ms=110, last_ms=110, count=1)
+    """
+    if series is None or now_ms - series.last_ms >= after_ms:
+        return Commits(now_ms, now_ms, 1)
+    return Commits(series.since_ms, now_ms, series.count + 1)
+
+
+def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
+    """Whether the stage's run has committed epochs for all of the policy's time, up to now.
+
+    >>> committed_throughout(Commits(since_ms=0, last_ms=90, count=2), 100, after_ms=100)
+    True
+    >>> committed_throughout(Commits(since_ms=0, last_ms=0, count=1), 100, after_ms=100)
+    False
+    """
+    return (
+        series is not None
+        and series.count >= MIN_COMMITS
+        and series.since_ms <= now_ms - after_ms
+        and now_ms - series.last_ms < after_ms
+    )
+
+
+def is_quiet(
+    facts: Facts | None,
+    *,
+    leased_since_ms: int | None,
+    commits: Commits | None,
+    is_paused: bool,
+    now_ms: int,
+    after_ms: int,
+) -> bool:
+    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched throughout.
+
+    Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
+    or that its stage's run committed all the time (`commits`), with nothing reported for it.
+
+    >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
+    >>> at = {"commits": None, "is_paused": False, "now_ms": 100, "after_ms": 100}
+    >>> is_quiet(quiet, leased_since_ms=0, **at), is_quiet(quiet, leased_since_ms=None, **at)
+    (True, False)
+    >>> is_quiet(None, leased_since_ms=0, **at), is_quiet(None, leased_since_ms=1, **at)
+    (True, False)
+    """
+    if is_paused or (
+        facts is not None and (facts.backlog or facts.quiet_since_ms > now_ms - after_ms)
+    ):
+        return False
+    if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
+        return True
+    return committed_throughout(commits, now_ms, after_ms=after_ms)
+
+
+def stays_idle(*, was_idle_by_policy: bool, reported_quiet: bool) -> bool:
+    """Whether a shard that is idle by policy remains so after a report: as long as nothing comes.
+
+    >>> stays_idle(was_idle_by_policy=True, reported_quiet=True)
+    True
+    >>> stays_idle(was_idle_by_policy=True, reported_quiet=False)
+    False
+    """
+    return was_idle_by_policy and reported_quiet
