@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -38,6 +39,9 @@ class KeyRangeSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     start: Annotated[int, Meta(ge=0, lt=KEY_SPACE)]
     end: Annotated[int, Meta(gt=0, le=KEY_SPACE)]
+
+
+NOBODY_JOINED: Mapping[str, Sequence[str]] = {}
 
 
 class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,15 +103,18 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """How many ranges it has in all: known before any of them takes memory."""
         return sum(_count(stage) for stage in self.stages.values())
 
-    def pipeline(self) -> Pipeline:
-        """Check it and return the pipeline. Raises `InvalidPipelineSpecError`, naming the stage."""
+    def pipeline(self, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> Pipeline:
+        """Check it and return the pipeline, with the shards that have joined its dynamic sources.
+
+        Raises `InvalidPipelineSpecError`, naming the stage.
+        """
         stages: dict[str, Stage] = {}
         is_throttled = bool(_throttle(self.throttle))
         for name, spec in self.stages.items():
             try:
                 stages[name] = Stage(
                     tuple(sorted(spec.inputs or ())),
-                    _layout(spec),
+                    _layout(spec, joined.get(name, ()) if spec.dynamic else ()),
                     _policy(name, spec, is_throttled=is_throttled and spec.shards is not None),
                 )
             except InvalidRangeError as error:
@@ -124,14 +131,15 @@ def _count(spec: StageSpec) -> int:
     return len(spec.shards or spec.ranges or ())
 
 
-def _layout(spec: StageSpec) -> Layout | None:
+def _layout(spec: StageSpec, joined: Sequence[str]) -> Layout | None:
     given = [spec.shards is not None, spec.ranges is not None, spec.passthrough]
     if sum(given) != 1:
         raise InvalidRangeError(
             "set exactly one of `shards` (a source), `ranges` (a keyed stage) and `passthrough: true`"
         )
     if spec.shards is not None:
-        return ShardLayout.of(spec.shards)
+        declared = set(spec.shards)
+        return ShardLayout.of((*spec.shards, *(name for name in joined if name not in declared)))
     if isinstance(spec.ranges, int):
         return KeyLayout.tile(spec.ranges)
     if spec.ranges is not None:
@@ -180,14 +188,26 @@ def _throttle(spec: ThrottleSpec | None) -> ThrottlePolicy:
     )
 
 
-_decoder = msgspec.json.Decoder(PipelineSpec)
+class StoredSpec(PipelineSpec, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A specification as it is stored: as its author wrote it, and who has joined since."""
+
+    joined: dict[Name, tuple[Name, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By dynamic source, the shards that have joined with a claim and have not left."""
+
+    def stored_pipeline(self) -> Pipeline:
+        """Return the pipeline, with the shards that have joined."""
+        return self.pipeline(self.joined)
 
 
-def decode_spec(spec: bytes) -> PipelineSpec:
-    """Decode a specification. Raises msgspec's errors if it does not fit."""
+_decoder = msgspec.json.Decoder(StoredSpec)
+
+
+def decode_spec(spec: bytes) -> StoredSpec:
+    """Decode a stored specification. Raises msgspec's errors if it does not fit."""
     return _decoder.decode(spec)
 
 
-def encode_spec(spec: PipelineSpec) -> bytes:
-    """Encode a specification."""
-    return msgspec.json.encode(spec)
+def encode_spec(spec: PipelineSpec, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> bytes:
+    """Encode a specification, with the shards that have joined its dynamic sources."""
+    kept = {name: tuple(sorted(shards)) for name, shards in joined.items() if shards}
+    return msgspec.json.encode(StoredSpec(spec.stages, spec.throttle, kept))

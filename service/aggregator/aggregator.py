@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
+from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.explain import Explainer
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
@@ -93,6 +94,7 @@ class Aggregator:
             self._reconciler,
             self.keys,
             IdlePolicies(live, self._live, self.throttling, self._publisher),
+            DynamicShards(live, self._live, self.definitions),
             clock,
             shutdown,
             checkpoint_interval_ms=checkpoint_interval_ms,
@@ -167,9 +169,9 @@ class Aggregator:
         return run
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """Claim ranges; see `LiveStore.claim`."""
+        """Claim ranges; see `LiveStore.claim`. Shards that a dynamic source does not have yet join it."""
         try:
-            grant = await self._live.claim(job, stage, claim)
+            grant = await self._claim(job, stage, claim)
         except LeaseConflictError as error:
             self._metrics.denied_ranges.inc(error.total)
             raise
@@ -179,6 +181,23 @@ class Aggregator:
         if grant.denied_total:
             self._metrics.denied_ranges.inc(grant.denied_total)
         self._publisher.touch(job, (stage,))
+        return grant
+
+    async def _claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        try:
+            grant: Grant | LeaseConflictError = await self._live.claim(job, stage, claim)
+        except LeaseConflictError as error:
+            grant = error
+        # Only a claim that the stage's run allows lets shards join: one of an older run was refused.
+        if claim.ranges is not None and any(denied.reason == "unknown" for denied in grant.denied):
+            found = await self.find_stage(job, stage)
+            if found.policy.is_dynamic and found.layout is not None:
+                index = found.layout.index
+                joining = [name for name in claim.ranges if name not in index]
+                await self.definitions.join(job, stage, joining)
+                return await self._live.claim(job, stage, claim)
+        if isinstance(grant, LeaseConflictError):
+            raise grant
         return grant
 
     async def renew(

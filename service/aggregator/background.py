@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.clock import Clock
@@ -61,6 +62,7 @@ class Background:
         reconciler: Reconciler,
         keys: Keys,
         idle_policies: IdlePolicies,
+        dynamic_shards: DynamicShards,
         clock: Clock,
         shutdown: Shutdown,
         *,
@@ -74,6 +76,7 @@ class Background:
         self._reconciler = reconciler
         self._keys = keys
         self._idle_policies = idle_policies
+        self._dynamic_shards = dynamic_shards
         self._clock = clock
         self._shutdown = shutdown
         self._checkpoint_interval_ms = checkpoint_interval_ms
@@ -90,6 +93,7 @@ class Background:
             self._thin_history,
             self._follow_keys,
             self._apply_idle_policies,
+            self._let_final_shards_leave,
         )
         for each in work:
             self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
@@ -139,6 +143,11 @@ class Background:
                     await self._idle_policies.find()
                 rounds += 1
                 await self._idle_policies.apply()
+
+    async def _let_final_shards_leave(self) -> None:
+        while await self._shutdown.sleep(_RECONCILE_INTERVAL_S):
+            with suppress(UnavailableError):
+                await self._dynamic_shards.apply()
 
     async def _follow_keys(self) -> None:
         await self._keys.run(self._shutdown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,8 +23,12 @@ from service.live_jobs import LiveJobs
 from service.model.audit import Action, Actor, Deed
 from service.model.jobs import InstalledJob, JobView, StoredJob
 from service.publisher import Publisher
-from service.spec import PipelineSpec, encode_spec
+from service.spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
+
+
+_MAX_RACES = 20
+"""How often shards try to join while other replicas change the job, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,7 @@ class Definitions:
         Raises `InvalidPipelineSpecError`, `LimitReachedError`, and, where the stored one differs,
         `PreconditionRequiredError` or `PreconditionFailedError`.
         """
-        if spec.range_count > self._limits.ranges_per_job:
-            raise LimitReachedError(
-                f"job {job!r} has {spec.range_count:,} ranges in all its stages",
-                self._limits.ranges_per_job,
-                "TIDEGAUGE_MAX_RANGES_PER_JOB",
-            )
+        self._check_job(job, spec.range_count)
         # One at a time also keeps the memory of layouts that are not stored yet within bounds.
         async with self._layout_changes:
             pipeline = spec.pipeline()
@@ -97,6 +96,9 @@ class Definitions:
                 return await self._create(job, spec, pipeline, precondition, by), True
             etag = layout_etag(stored)
             _check_absent(precondition, etag)
+            # Shards that have joined stay, as long as their source is dynamic.
+            joined = _joined(stored, spec)
+            pipeline = spec.pipeline(joined) if joined else pipeline
             if stored.installed.pipeline == pipeline:
                 # Perhaps this is a retry, after the live store did not take what the ledger took.
                 await self._install(stored)
@@ -104,7 +106,8 @@ class Definitions:
             _check_current(precondition, etag)
             self._check_room(spec.range_count - stored.installed.pipeline.range_count, new_jobs=0)
             try:
-                return await self._replace(stored, spec, pipeline, by), False
+                deed = self._deed(Action.CHANGE_JOB, by)
+                return await self._replace(stored, encode_spec(spec, joined), pipeline, deed), False
             except UnknownJobError:
                 raise PreconditionFailedError(
                     f"job {job!r} was deleted by another request: omit If-Match to create it"
@@ -157,8 +160,55 @@ class Definitions:
         await self._live.pipeline(job)
         return stored
 
+    @run_to_completion
+    async def join(self, job: str, stage: str, shards: Collection[str]) -> None:
+        """Let shards join a dynamic source. Once this returns, the source waits for them.
+
+        Raises `LimitReachedError`, `UnknownJobError`.
+        """
+        await self._change_shards(job, stage, lambda joined: joined | set(shards))
+
+    @run_to_completion
+    async def leave(self, job: str, stage: str, shards: Collection[str]) -> None:
+        """Let shards that are final leave a dynamic source. Raises `UnknownJobError`."""
+        await self._change_shards(job, stage, lambda joined: joined - set(shards))
+
+    async def _change_shards(
+        self, job: str, stage: str, change: Callable[[set[str]], set[str]]
+    ) -> None:
+        for _ in range(_MAX_RACES):
+            async with self._layout_changes:
+                stored = await self._ledger.get(job)
+                spec = decode_spec(stored.spec)
+                source = spec.stages.get(stage)
+                if source is None or not source.dynamic:
+                    return
+                before = set(spec.joined.get(stage, ()))
+                after = change(before) - set(source.shards or ())
+                if after == before:
+                    # Perhaps another replica has done it, and is about to install it.
+                    await self._install(stored)
+                    return
+                self._check_room(len(after) - len(before), new_jobs=0)
+                joined = {**spec.joined, stage: tuple(after)}
+                pipeline = spec.pipeline(joined)
+                self._check_job(job, pipeline.range_count)
+                # Another replica may have changed the job since: then again.
+                with suppress(PreconditionFailedError):
+                    await self._replace(stored, encode_spec(spec, joined), pipeline, None)
+                    return
+        raise UnavailableError(f"the layout of job {job!r} keeps changing: retry")
+
+    def _check_job(self, job: str, ranges: int) -> None:
+        if ranges > self._limits.ranges_per_job:
+            raise LimitReachedError(
+                f"job {job!r} has {ranges:,} ranges in all its stages",
+                self._limits.ranges_per_job,
+                "TIDEGAUGE_MAX_RANGES_PER_JOB",
+            )
+
     async def _replace(
-        self, old: StoredJob, spec: PipelineSpec, pipeline: Pipeline, by: Actor | None
+        self, old: StoredJob, spec: bytes, pipeline: Pipeline, deed: Deed | None
     ) -> StoredJob:
         job, before = old.installed.name, old.installed.pipeline
         # The replica that stored the old layout may have died before installing it. Promises are read,
@@ -181,11 +231,11 @@ class Definitions:
                 inherited = await asyncio.to_thread(inherit, old_ranges, current, new_ranges)
                 promises[name] = inherited.astype("<i8").tobytes()
         stored = await self._ledger.replace(
-            NewLayout(job, encode_spec(spec), changed, promises),
+            NewLayout(job, spec, changed, promises),
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),
-            self._deed(Action.CHANGE_JOB, by),
+            deed,
         )
         if stored is None:
             raise PreconditionFailedError(
@@ -238,6 +288,14 @@ class Definitions:
             stored = await self._ledger.reset(job, self._clock.wall_ms(), deed)
             await self._install(stored)
             return stored
+
+
+def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
+    return {
+        name: shards
+        for name, shards in decode_spec(stored.spec).joined.items()
+        if name in spec.stages and spec.stages[name].dynamic
+    }
 
 
 def _check_absent(precondition: Precondition, etag: str) -> None:

@@ -49,7 +49,7 @@ def _by_job(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
 
 
 def _stored(row: Row[Any], stages: Sequence[Row[Any]], chunks: Sequence[Row[Any]]) -> StoredJob:
-    pipeline = decode_spec(row.spec).pipeline()
+    pipeline = decode_spec(row.spec).stored_pipeline()
     by_stage: dict[str, list[Row[Any]]] = {}
     for chunk in chunks:
         if chunk.generation == row.generation:
