@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from service.errors import InvalidPipelineSpecError
 from service.frontier.errors import InvalidPipelineError, InvalidRangeError
@@ -87,9 +87,7 @@ class ThrottleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """How the sources of a job are slowed down."""
 
     groups: Annotated[tuple[ThrottleGroupSpec, ...], Meta(max_length=MAX_STAGES)] = ()
-    stages: Annotated[dict[Name, ThrottleStageSpec], Meta(max_length=MAX_STAGES)] = field(
-        default_factory=dict[str, ThrottleStageSpec]
-    )
+    stages: Annotated[dict[Name, ThrottleStageSpec], Meta(max_length=MAX_STAGES)] | None = None
 
 
 class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -184,19 +182,19 @@ def _throttle(spec: ThrottleSpec | None) -> ThrottlePolicy:
         return NO_THROTTLE
     return ThrottlePolicy(
         tuple(ThrottleGroup(group.stages, group.max_drift_ms) for group in spec.groups),
-        {name: stage.max_lag_ms for name, stage in spec.stages.items()},
+        {name: stage.max_lag_ms for name, stage in (spec.stages or {}).items()},
     )
 
 
 class StoredSpec(PipelineSpec, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A specification as it is stored: as its author wrote it, and who has joined since."""
 
-    joined: dict[Name, tuple[Name, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    joined: dict[Name, tuple[Name, ...]] | None = None
     """By dynamic source, the shards that have joined with a claim and have not left."""
 
     def stored_pipeline(self) -> Pipeline:
         """Return the pipeline, with the shards that have joined."""
-        return self.pipeline(self.joined)
+        return self.pipeline(self.joined or NOBODY_JOINED)
 
 
 _decoder = msgspec.json.Decoder(StoredSpec)
@@ -210,4 +208,4 @@ def decode_spec(spec: bytes) -> StoredSpec:
 def encode_spec(spec: PipelineSpec, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> bytes:
     """Encode a specification, with the shards that have joined its dynamic sources."""
     kept = {name: tuple(sorted(shards)) for name, shards in joined.items() if shards}
-    return msgspec.json.encode(StoredSpec(spec.stages, spec.throttle, kept))
+    return msgspec.json.encode(StoredSpec(spec.stages, spec.throttle, kept or None))

@@ -26,7 +26,6 @@ from service.publisher import Publisher
 from service.spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
 
-
 _MAX_RACES = 20
 """How often shards try to join while other replicas change the job, too."""
 
@@ -183,14 +182,14 @@ class Definitions:
                 source = spec.stages.get(stage)
                 if source is None or not source.dynamic:
                     return
-                before = set(spec.joined.get(stage, ()))
+                before = set((spec.joined or {}).get(stage, ()))
                 after = change(before) - set(source.shards or ())
                 if after == before:
                     # Perhaps another replica has done it, and is about to install it.
                     await self._install(stored)
                     return
                 self._check_room(len(after) - len(before), new_jobs=0)
-                joined = {**spec.joined, stage: tuple(after)}
+                joined = {**(spec.joined or {}), stage: tuple(after)}
                 pipeline = spec.pipeline(joined)
                 self._check_job(job, pipeline.range_count)
                 # Another replica may have changed the job since: then again.
@@ -293,7 +292,7 @@ class Definitions:
 def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
     return {
         name: shards
-        for name, shards in decode_spec(stored.spec).joined.items()
+        for name, shards in (decode_spec(stored.spec).joined or {}).items()
         if name in spec.stages and spec.stages[name].dynamic
     }
 

@@ -131,7 +131,7 @@ def _check_shard(where: str, has_watermark: bool, idle: bool, final: bool) -> No
 async def _read_source_columns(
     read: SourceReport, columns: SourceColumns, silent: ReportedFacts | None
 ) -> Report:
-    rows = _rows(columns, columns.watermark, columns.final)
+    rows = _rows(columns)
     if rows is None:
         raise InvalidReportError(
             "columns is empty: send columns.watermark, or columns.idle or columns.final"
@@ -241,7 +241,7 @@ def _keyed_promises(
 # ---- columns
 
 
-def _rows(columns: WorkColumns, *others: Sequence[object] | None) -> int | None:
+def _rows(columns: WorkColumns) -> int | None:
     """Return how many entries all columns have; None: there are no columns."""
     named: dict[str, Sequence[object] | None] = {
         f"holds.{name}": column for name, column in columns.holds.items()
@@ -285,19 +285,23 @@ def _times_column(
         return np.full(rows, missing, dtype=np.int64)
     try:
         times = np.array(column, dtype=np.int64)
-        given = times
     except TypeError:
-        times = None
-        given = [time for time in column if time is not None]
+        # null is among them: it is checked in place of the first time there is, if there is any.
+        stand_in = next((time for time in column if time is not None), 0)
+        given = _column([stand_in if time is None else time for time in column])
+        _check_times_column(name, column, given)
+        return np.array([missing if time is None else time for time in column], dtype=np.int64)
     except OverflowError:
-        times = None
-        given = []
-        _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
-    if given and not _are_times(given):
-        _check_times(f"columns.{name}", {str(k): t for k, t in enumerate(column) if t is not None})
-    if times is not None:
-        return times
-    return np.array([missing if time is None else time for time in column], dtype=np.int64)
+        times = np.full(1, MIN, dtype=np.int64)
+    _check_times_column(name, column, times)
+    return times
+
+
+def _check_times_column(name: str, column: Sequence[int | None], times: Column) -> None:
+    """Raise `InvalidReportError` naming the first entry that is no time, if `times` has any."""
+    if not _are_times(times):
+        named = {str(k): time for k, time in enumerate(column) if time is not None}
+        _check_times(f"columns.{name}", named)
 
 
 def _notes(columns: WorkColumns, rows: int) -> list[RangeNote] | None:

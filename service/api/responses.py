@@ -22,7 +22,7 @@ from service.model.jobs import StageView, StoredJob
 from service.model.keys import Key, Role
 from service.model.leases import Denied, Grant, LostReason
 from service.model.reports import RangeView
-from service.spec import StageSpec, decode_spec
+from service.spec import StageSpec, ThrottleSpec, decode_spec
 
 Watermark = Annotated[
     int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
@@ -30,13 +30,14 @@ Watermark = Annotated[
 Count = Annotated[int, Meta(ge=0)]
 
 
-class JobBody(Struct, frozen=True):
+class JobBody(Struct, frozen=True, omit_defaults=True):
     """A pipeline as it is stored."""
 
     job: str
     generation: Count
     layout_version: Count
     stages: dict[str, StageSpec]
+    throttle: ThrottleSpec | None = None
 
 
 class JobLine(Struct, frozen=True):
@@ -366,7 +367,8 @@ RESPONSES = (
 def job_body(stored: StoredJob) -> JobBody:
     """Return a pipeline as its author wrote it."""
     job = stored.installed
-    return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
+    spec = decode_spec(stored.spec)
+    return JobBody(job.name, job.generation, job.layout_version, spec.stages, spec.throttle)
 
 
 def key_line(key: Key) -> KeyLine:

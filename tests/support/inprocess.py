@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import pytest
 
 from service.api.fast_lane import FastLane
 from service.app import create_app
@@ -72,6 +73,11 @@ class InProcess:
         assert isinstance(self.clock, FakeClock)
         self.clock.advance(ms)
         self.stores.hasten(ms)
+
+    def skip_on_redis(self) -> None:
+        """Skip a test that needs a clock which stands still: that of Redis goes on."""
+        if self.stores.redis is not None:
+            pytest.skip("the clock of Redis goes on")
 
     async def restart(self) -> None:
         """Shut down and start again; the live store is a new one."""

@@ -1,0 +1,166 @@
+"""Explaining a watermark: each reason, the way to it, and where the stage would be without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, ok, problem
+from tests.support.inprocess import InProcess
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("stores", ["memory,sqlite", "redis,postgres"], indirect=True),
+]
+
+NOW = 1_767_225_600_000
+KEYS = "00000000-100000000"
+FLOW = {
+    "s": {"shards": ["a", "b"]},
+    "t": {"shards": ["0"]},
+    "k": {"inputs": ["s"], "ranges": 1},
+    "u": {"inputs": ["k", "t"], "passthrough": True},
+}
+LONG = 600_000
+
+
+@pytest.fixture
+async def job(api: Api) -> Api:
+    await api.define(FLOW)
+    return api
+
+
+async def explain(job: Api, stage: str, query: str = "") -> Any:
+    return ok(await job.client.get(f"{job.root}/stages/{stage}/explain{query}"))
+
+
+def reasons(body: Any) -> list[tuple[str, str]]:
+    return [(step["stage"], step["reason"]) for step in body["path"]]
+
+
+async def test_never_reported(job: Api) -> None:
+    token = await job.token("s")
+    await job.report("s", token, {"a": 5})
+    body = await explain(job, "s")
+    [holder] = body["holders"]
+    assert (holder["range"], holder["reason"], holder["would_be"]) == ("b", "never_reported", 5)
+    assert body["holders_total"] == 1
+    assert "never reported" in body["because"]
+
+
+async def test_lease_expired(job: Api, gauge: InProcess) -> None:
+    await job.report("s", await job.token("s", ttl_ms=1_000), {"a": 5, "b": 9})
+    gauge.advance(5_000)
+    [holder] = (await explain(job, "s"))["holders"]
+    assert (holder["range"], holder["reason"], holder["holder"]) == ("a", "lease_expired", None)
+    assert holder["would_be"] == 9
+
+
+async def test_waiting_for_commit(job: Api) -> None:
+    token = await job.token("s")
+    await job.report("s", token, {"a": 5, "b": 9})
+    await job.report("s", token, {"a": 50}, epoch=1)
+    [holder] = (await explain(job, "s"))["holders"]
+    assert (holder["range"], holder["reason"]) == ("a", "waiting_for_commit")
+    await job.commit(1, {"s": {}})
+    assert (await explain(job, "s"))["holders"][0]["range"] == "b"
+
+
+async def test_the_first_report_waits_for_its_commit(job: Api) -> None:
+    await job.report("s", await job.token("s"), {"a": 50, "b": 50}, epoch=1)
+    assert {h["reason"] for h in (await explain(job, "s"))["holders"]} == {"waiting_for_commit"}
+
+
+async def test_throttled(api: Api) -> None:
+    flow = {"stages": {"s": {"shards": ["a"]}, "t": {"shards": ["0"]}}}
+    throttle = {"groups": [{"stages": ["s", "t"], "max_drift_ms": 10}]}
+    ok(await api.client.put(api.root, json=flow | {"throttle": throttle}), 201)
+    await api.report("s", await api.token("s"), {"a": 500})
+    await api.report("t", await api.token("t"), {"0": 5})
+    body = await explain(api, "s")
+    assert body["holders"][0]["reason"] == "throttled"
+    assert "paused" in body["because"]
+
+
+async def test_stalled(job: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    token = await job.token("s", ttl_ms=LONG)
+    await job.report("s", token, {"b": 9})
+    for _ in range(6):
+        await job.report("s", token, {"a": {"watermark": 5, "oldest_work": NOW - 1_000}})
+        gauge.advance(1_000)
+    [holder] = (await explain(job, "s"))["holders"]
+    assert (holder["range"], holder["reason"]) == ("a", "stalled")
+
+
+async def test_buffering_through_the_chain(job: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    await job.report("s", await job.token("s"), {"a": 500, "b": 900})
+    await job.report("t", await job.token("t"), {"0": 900})
+    k = await job.token("k", holder="exec-3")
+    held = {KEYS: {"holds": {"state": 40, "output": 60}}}
+    await job.report("k", k, held, input_watermark=500)
+    gauge.advance(12_000)
+    k = await job.token("k", holder="exec-3")
+    await job.report("k", k, held, input_watermark=500)
+    body = await explain(job, "u")
+    assert reasons(body) == [("u", "input"), ("k", "ranges")]
+    [holder] = body["holders"]
+    assert (holder["stage"], holder["range"], holder["reason"]) == ("k", KEYS, "buffering")
+    assert (holder["component"], holder["promise"], holder["would_be"]) == ("state", 40, None)
+    assert body["because"] == (
+        f"u waits for k, where range {KEYS} (holder exec-3) keeps a hold 'state' at"
+        " 1970-01-01T00:00:00.040Z, unchanged for 12 s"
+    )
+    assert body["output_watermark"] == 40
+
+
+async def test_no_input(job: Api) -> None:
+    s = await job.token("s")
+    await job.report("s", s, {"a": 500, "b": 500})
+    await job.report("k", await job.token("k"), {KEYS: {}}, input_watermark=500)
+    await job.report("s", s, {"a": 700, "b": 700})
+    body = await explain(job, "k")
+    assert reasons(body) == [("k", "ranges")]
+    assert body["holders"][0]["reason"] == "no_input"
+
+
+async def test_behind_and_the_way_through_stages_that_only_wait(job: Api) -> None:
+    await job.report("s", await job.token("s"), {"a": 500, "b": 900})
+    await job.report("t", await job.token("t"), {"0": 900})
+    await job.report("k", await job.token("k"), {KEYS: {}}, input_watermark=500)
+    body = await explain(job, "u")
+    assert reasons(body) == [("u", "input"), ("k", "input"), ("s", "ranges")]
+    [holder] = body["holders"]
+    assert (holder["range"], holder["reason"], holder["would_be"]) == ("a", "behind", 900)
+
+
+async def test_idle_and_final(job: Api) -> None:
+    token = await job.token("s")
+    await job.report("s", token, {"a": {"watermark": 5, "idle": True}, "b": {"final": True}})
+    body = await explain(job, "s")
+    assert body["status"] == "idle"
+    assert [(h["range"], h["reason"]) for h in body["holders"]] == [("a", "idle")]
+    await job.report("s", token, {"a": {"final": True}})
+    body = await explain(job, "s")
+    assert (reasons(body), body["holders"], body["holders_total"]) == ([("s", "final")], [], 0)
+
+
+async def test_the_longest_holding_comes_first(job: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    token = await job.token("s", ttl_ms=LONG)
+    await job.report("s", token, {"b": 5})
+    gauge.advance(1_000)
+    await job.report("s", token, {"a": 5})
+    body = await explain(job, "s", "?limit=1")
+    assert [h["range"] for h in body["holders"]] == ["b"]
+    assert body["holders_total"] == 2
+    assert body["holders"][0]["would_be"] == 5, "the other one is there, too"
+
+
+async def test_what_is_refused(job: Api) -> None:
+    problem(await job.client.get(f"{job.root}/stages/x/explain"), 404, "unknown-stage")
+    problem(await job.client.get("/v1/jobs/none/stages/x/explain"), 404, "unknown-job")
+    response = await job.client.get(f"{job.root}/stages/s/explain?limit=0")
+    problem(response, 422, "invalid-request")
