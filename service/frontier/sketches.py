@@ -147,6 +147,7 @@ def quantiles(sketches: Iterable[bytes], percentages: Sequence[int]) -> list[int
     for percentage in percentages:
         # The m-th largest, of which at least p % are at or above.
         largest = -(-percentage * n // 100)
-        rank = (n - largest + 1) / n
+        # Half of one below, so that rounding cannot lead to the next one.
+        rank = (n - largest + 0.5) / n
         found.append(int(merged.get_quantile(rank, True)))
     return found
