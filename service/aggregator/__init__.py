@@ -2,7 +2,7 @@
 
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
-from service.aggregator.definitions import Limits, Precondition, layout_etag
+from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.feeds import Change
 from service.aggregator.keys import Keys
 from service.aggregator.states import StageState
@@ -15,5 +15,4 @@ __all__ = [
     "Precondition",
     "Retention",
     "StageState",
-    "layout_etag",
 ]

@@ -11,13 +11,10 @@ from service.api.exchange import state
 from service.model.audit import Actor
 from service.model.keys import Key, Role
 
-_SCHEME = b"bearer "
-_LONGEST = 300
-"""No secret is longer. What is longer is not even hashed."""
 
 
-def admit(request: Request, needed: Role | None) -> Key | None:
-    """Return the key of a request. None: the endpoint is open to everyone.
+def admit(request: Request, authorization: bytes | None, needed: Role | None) -> Key | None:
+    """Return the key of a request with this header. None: the endpoint is open to everyone.
 
     Raises `UnauthenticatedError`, `ForbiddenError`. It is called before anything else is looked at, so a
     refusal says nothing about what there is.
@@ -27,7 +24,7 @@ def admit(request: Request, needed: Role | None) -> Key | None:
     keys = state(request).aggregator.keys
     if keys.open:
         return ANYONE
-    return keys.admit(_secret(request), needed, request.path_params.get("job"))
+    return keys.admit(authorization, needed, request.path_params.get("job"))
 
 
 def confirm(request: Request, key: Key | None) -> None:
@@ -48,14 +45,3 @@ def actor(request: Request, key: Key | None) -> Actor:
     except ValueError:
         host = "unknown"
     return Actor("" if key is None else key.name, host)
-
-
-def _secret(request: Request) -> bytes | None:
-    """Read `Authorization: Bearer …` (RFC 6750). None: there is no such header."""
-    # As the server hands it over, in lower case and bytes: this is on the way of every report.
-    for name, value in request.scope["headers"]:
-        if name == b"authorization":
-            if len(value) > _LONGEST or value[:7].lower() != _SCHEME:
-                return None
-            return value[7:].strip()
-    return None

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from service.aggregator import StageState
@@ -17,11 +18,11 @@ from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
 from service.frontier.timestamps import to_wire
 from service.model.audit import Action, AuditRecord
-from service.model.jobs import StageView, StoredJob
+from service.model.jobs import Specification, StageView
 from service.model.keys import Key, Role
 from service.model.leases import Denied, Grant, LostReason
 from service.model.reports import RangeView
-from service.spec import StageSpec, decode_spec
+from service.spec import StageSpec
 
 Watermark = Annotated[
     int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
@@ -279,10 +280,17 @@ def iso(at_ms: int) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at_ms % 1_000:03d}Z"
 
 
-def job_body(stored: StoredJob) -> JobBody:
-    """Return a pipeline as its author wrote it."""
-    job = stored.installed
-    return JobBody(job.name, job.generation, job.layout_version, decode_spec(stored.spec).stages)
+def written_job(found: Specification) -> bytes:
+    """Write a `JobBody`, with the stages as they are stored.
+
+    The stored text is an object whose only member is `stages`, so the other members are put before it.
+
+    >>> written_job(Specification("j", 1, 2, b'{"stages":{"s":{"shards":["0"]}}}'))
+    b'{"job":"j","generation":1,"layout_version":2,"stages":{"s":{"shards":["0"]}}}'
+    """
+    _, _, stages = found.spec.partition(b"{")
+    numbers = b'"generation":%d,"layout_version":%d' % (found.generation, found.layout_version)
+    return b'{"job":%b,%b,%b' % (msgspec.json.encode(found.job), numbers, stages)
 
 
 def key_line(key: Key) -> KeyLine:

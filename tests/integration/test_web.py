@@ -157,9 +157,35 @@ async def test_any_name_where_it_listens_for_others(tmp_path: Path, stores: Stor
 
 async def test_nothing_is_redirected(job: Api):
     for path in ("/v1/jobs/", f"{job.root}/", "/docs/"):
-        response = await job.client.get(path, headers={"Host": "evil.example"})
-        assert response.status_code == 404
-        assert "location" not in response.headers
+        for host, status in (("127.0.0.1", 404), ("evil.example", 421)):
+            response = await job.client.get(path, headers={"Host": host})
+            assert response.status_code == status
+            assert "location" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/start.js", "/openapi.json", "/nowhere", "/v1"])
+async def test_no_address_is_for_any_host(job: Api, path: str):
+    problem(await job.client.get(path, headers={"Host": "evil.example"}), 421, "unknown-host")
+
+
+async def test_a_method_that_there_is_not_is_for_no_host_either(job: Api):
+    response = await job.client.patch("/v1/jobs", headers={"Host": "evil.example"})
+    problem(response, 421, "unknown-host")
+
+
+async def test_files_are_compressed_for_who_reads_that(job: Api):
+    for path in ("/docs/swagger-ui-bundle.js", "/openapi.json"):
+        plain = await job.client.get(path, headers={"Accept-Encoding": "identity"})
+        small = await job.client.get(path, headers={"Accept-Encoding": "gzip"})
+        assert "content-encoding" not in plain.headers
+        assert small.headers["content-encoding"] == "gzip"
+        assert small.content == plain.content
+        assert int(small.headers["content-length"]) * 2 < len(plain.content)
+
+
+async def test_two_different_keys_are_no_key(job: Api):
+    twice = [("Authorization", "Bearer one"), ("Authorization", "Bearer two")]
+    problem(await job.client.get("/v1/jobs", headers=twice), 400, "malformed-http")
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/nowhere", "/metrics", "/docs", "/v1/jobs/-"])

@@ -158,6 +158,10 @@ async def agreements(
     return await steps.with_layout(job, read)
 
 
+_VIEWS_AT_ONCE = 250
+"""Ranges that are read in one step, and shown without a pause."""
+
+
 async def ranges(
     steps: Steps, job: str, stage: str, *, limit: int, order: RangeOrder
 ) -> Sequence[RangeView]:
@@ -188,8 +192,8 @@ async def _ranges(
         weights = np.where(weights == schema.IDLE, float(MAX), weights)
         indices = np.argsort(weights, kind="stable")[:limit].tolist()
     views: list[RangeView] = []
-    for start in range(0, len(indices), 1_000):
-        part = indices[start : start + 1_000]
+    for start in range(0, len(indices), _VIEWS_AT_ONCE):
+        part = indices[start : start + _VIEWS_AT_ONCE]
         _, results = await steps.step(job_layout, "ranges", (stage,), part)
         views += [
             _range_view(job_layout.name(stage, index), result)
