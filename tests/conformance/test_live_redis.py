@@ -26,8 +26,34 @@ from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
 from tests.support.clock import FakeClock
 from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisCluster, RedisServer
 from tests.support.stores import hasten
+
+
+def test_connections_to_a_node_that_are_closed_in_use_are_no_surprise(
+    redis_cluster: RedisCluster,
+) -> None:
+    """redis-py closes all connections to a node that fails, also those that others are using."""
+
+    async def scenario() -> None:
+        client = RedisClient(redis_cluster.url)
+        inner: Any = cast("Any", client)._client
+        await inner.initialize()
+        unavailable = 0
+        for _ in range(100):
+            *answers, _ = await asyncio.gather(
+                *(client.command("SET", b"{a}%d" % n, "x") for n in range(8)),
+                *(node.disconnect() for node in inner.get_nodes()),
+                return_exceptions=True,
+            )
+            found = [answer for answer in answers[:8] if isinstance(answer, BaseException)]
+            assert all(isinstance(error, UnavailableError) for error in found), found
+            unavailable += len(found)
+        assert unavailable > 0
+        await client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
 
 
 def test_connections_that_are_cut_are_made_again(redis_server: RedisServer) -> None:

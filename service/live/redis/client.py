@@ -161,14 +161,14 @@ class RedisClient:
             raise _translated(error) from error
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise _broken(error) from error
 
     async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
         """Run a plain command. Raises `UnavailableError`, `WrongTypeError`."""
         try:
             return await self._execute(*parts)
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise _unavailable(_broken(error)) from error
         except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
             raise _unavailable(error) from error
@@ -196,7 +196,7 @@ class RedisClient:
                     await pubsub.ping()
                 elif message["type"] == "pmessage":
                     yield message["channel"].decode(), message["data"]
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise _unavailable(_broken(error)) from error
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
@@ -228,9 +228,14 @@ class RedisClient:
             await sentinel.aclose()
 
 
-def _broken(error: RuntimeError) -> RedisConnectionError:
-    """Translate uvloop's error for a connection that breaks during a write; raise any other."""
-    if "closed" not in str(error):
+def _broken(error: RuntimeError | AttributeError) -> RedisConnectionError:
+    """Translate the error for a connection that breaks during a write; raise any other.
+
+    uvloop's is a `RuntimeError`. And when a node of a cluster fails, redis-py closes all connections to
+    it, those in use included, whose streams then are None.
+    """
+    closed = "closed" in str(error) if isinstance(error, RuntimeError) else error.obj is None
+    if not closed:
         raise error
     return RedisConnectionError(str(error))
 
