@@ -39,18 +39,30 @@ def test_connections_to_a_node_that_are_closed_in_use_are_no_surprise(
         client = RedisClient(redis_cluster.url)
         inner: Any = cast("Any", client)._client
         await inner.initialize()
-        unavailable = 0
-        for _ in range(100):
-            *answers, _ = await asyncio.gather(
-                *(client.command("SET", b"{a}%d" % n, "x") for n in range(8)),
-                *(node.disconnect() for node in inner.get_nodes()),
-                return_exceptions=True,
+        try:
+            assert await refused(client, inner) > 0
+        finally:
+            await client.close()
+
+    async def refused(client: RedisClient, inner: Any) -> int:
+        """How many commands, whose connections were closed at any moment, were refused properly."""
+        count = 0
+        for moment in range(24):
+            await asyncio.gather(
+                *(client.command("GET", b"{a}%d" % n) for n in range(4)), return_exceptions=True
             )
-            found = [answer for answer in answers[:8] if isinstance(answer, BaseException)]
+            writes = [
+                asyncio.ensure_future(client.command("SET", b"{a}%d" % n, "x")) for n in range(4)
+            ]
+            for _ in range(moment % 8):
+                await asyncio.sleep(0)
+            for node in inner.get_nodes():
+                await node.disconnect()
+            answers = await asyncio.gather(*writes, return_exceptions=True)
+            found = [answer for answer in answers if isinstance(answer, BaseException)]
             assert all(isinstance(error, UnavailableError) for error in found), found
-            unavailable += len(found)
-        assert unavailable > 0
-        await client.close()
+            count += len(found)
+        return count
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario())
