@@ -12,7 +12,6 @@ from service.model.audit import Actor
 from service.model.keys import Key, Role
 
 
-
 def admit(request: Request, authorization: bytes | None, needed: Role | None) -> Key | None:
     """Return the key of a request with this header. None: the endpoint is open to everyone.
 
