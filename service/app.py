@@ -28,7 +28,7 @@ from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
 from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
-from service.api.turns import Pace, Turns
+from service.api.turns import Pace, Readers, Turns
 from service.api.web import AllowedHosts
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
@@ -138,6 +138,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         app.state.turns = Turns(_LARGE_ANSWERS, _WAITING_ANSWERS)
         app.state.pace = Pace()
         app.state.guard = guard = Guard(settings, metrics, clock)
+        app.state.readers = Readers(settings.max_readers_per_client or guard.max_connections // 2)
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         watching = asyncio.create_task(guard.watch(), name="watch connections")
         try:

@@ -100,8 +100,8 @@ class Keys:
     def admit(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
         """Return the key that a request is sent with, if it may be sent with it.
 
-        `authorization` is the header of this name; None: there is none. `job` is the one that the request
-        names; whether it exists makes no difference here. Raises `UnauthenticatedError`,
+        `authorization` is the header of this name; None: there is none. `job` is the one that the
+        request names; whether it exists makes no difference here. Raises `UnauthenticatedError`,
         `ForbiddenError`, and `UnavailableError` if the keys are not known.
         """
         if self.open:

@@ -7,7 +7,7 @@ else: no endpoint can forget it, and the short way in (`service.api.fast_lane`) 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
@@ -113,6 +113,10 @@ class Call(Generic[B]):
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Return the turn to take for making a large answer. See `Turns.take`."""
         return state(self.request).turns.take(self.request)
+
+    def waiting(self) -> ExitStack:
+        """Return what ends this client's wait. Raises `OverloadedError`. See `Readers.enter`."""
+        return state(self.request).readers.enter(self.request)
 
     @property
     def aggregator(self) -> Aggregator:

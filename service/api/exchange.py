@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Hold
-from service.api.turns import Pace, Turns
+from service.api.turns import Pace, Readers, Turns
 from service.api.web import AllowedHosts
 from service.errors import (
     ClientGoneError,
@@ -48,6 +48,7 @@ class ServiceState(Protocol):
     bodies: BodyBudget
     responses: BodyBudget
     """Likewise, for large responses that are on their way."""
+    readers: Readers
     turns: Turns
     """Taken while what may be a large answer is made."""
     pace: Pace

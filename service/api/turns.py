@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 from fastapi import Request
@@ -46,6 +46,35 @@ class Turns:
             yield
         finally:
             self._turn.release()
+
+
+class Readers:
+    """Bounds how many answers one client may wait for: long polls, and streams of events.
+
+    They last, so whoever opens many would keep others out for as long as he likes.
+    """
+
+    def __init__(self, most_of_client: int) -> None:
+        self._most = most_of_client
+        self._of_client: Counter[str] = Counter()
+
+    def enter(self, request: Request) -> ExitStack:
+        """Return what ends the wait when it is closed. Raises `OverloadedError`."""
+        client = "" if request.client is None else request.client.host
+        if self._of_client[client] >= self._most:
+            raise OverloadedError(
+                f"{client} waits for {self._most} long polls and streams"
+                " (TIDEGAUGE_MAX_READERS_PER_CLIENT): end some, or share one stream"
+            )
+        self._of_client[client] += 1
+        left = ExitStack()
+        left.callback(self._leave, client)
+        return left
+
+    def _leave(self, client: str) -> None:
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
 
 
 class Pace:

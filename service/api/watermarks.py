@@ -47,7 +47,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     hot=True,
     gives=WatermarkBody,
     also={304: "It has not changed"},
-    errors=(UnknownJobError, UnknownStageError),
+    errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
         query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
         header("If-None-Match", "An ETag: 304 if it is still that"),
@@ -71,7 +71,8 @@ async def get_watermark(call: Call[None]) -> Response:
     if wait_s is None or until is None:
         state = await aggregator.reader.stage(job, stage)
     else:
-        state = await aggregator.reader.wait(job, stage, until, wait_s)
+        with call.waiting():
+            state = await aggregator.reader.wait(job, stage, until, wait_s)
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     headers["ETag"] = f'"{state.etag}"'
@@ -116,13 +117,15 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
     role=Role.READ,
     gives=WatermarkBody,
     media_type="text/event-stream",
-    errors=(UnknownJobError,),
+    errors=(UnknownJobError, OverloadedError),
     parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
 )
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
     await call.aggregator.reader.snapshot(call.job)
-    return EventStream(_events(call, call.request.headers.get("last-event-id")))
+    # Taken here, so that a refusal is a problem, and given back when the stream ends.
+    waiting = call.waiting()
+    return EventStream(_events(call, call.request.headers.get("last-event-id")), waiting)
 
 
 async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:

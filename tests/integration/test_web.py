@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.api import Api, ok, problem
+from tests.support.api import Api, eventually, ok, problem
 from tests.support.inprocess import InProcess, with_schema
 from tests.support.stores import Stores
 
@@ -181,6 +182,33 @@ async def test_files_are_compressed_for_who_reads_that(job: Api):
         assert small.headers["content-encoding"] == "gzip"
         assert small.content == plain.content
         assert int(small.headers["content-length"]) * 2 < len(plain.content)
+
+
+async def test_a_client_waits_for_so_many_answers_and_no_more(tmp_path: Path):
+    async with InProcess(tmp_path, max_readers_per_client=2) as gauge:
+        job = gauge.api()
+        await job.define({"s": {"shards": ["0"]}})
+        path = f"{job.root}/stages/s/watermark?at_least=5"
+        waiting = asyncio.create_task(job.client.get(path, headers={"Prefer": "wait=60"}))
+        async with job.client.stream("GET", f"{job.root}/events") as stream:
+            assert stream.status_code == 200
+            refused = await eventually(
+                lambda: job.client.get(path, headers={"Prefer": "wait=0"}),
+                lambda response: response.status_code == 503,
+            )
+            assert (
+                "TIDEGAUGE_MAX_READERS_PER_CLIENT" in problem(refused, 503, "overloaded")["detail"]
+            )
+            problem(await job.client.get(f"{job.root}/events"), 503, "overloaded")
+            assert (await job.get_watermark("s")).status_code == 200, "it waits for nothing"
+            text = (await job.client.get("/metrics")).text
+            assert 'tidegauge_refused_requests_total{reason="overloaded"}' in text
+        await job.report("s", await job.token("s"), {"0": 5})
+        ok(await waiting)
+        for _ in range(3):
+            # Those that have ended count no more.
+            again = await job.client.get(f"{path}0", headers={"Prefer": "wait=0"})
+            assert again.status_code == 200
 
 
 async def test_two_different_keys_are_no_key(job: Api):
