@@ -371,7 +371,12 @@ class RedisSentinels(_Started):
         self.servers = [RedisServer(folder / f"redis-{n}") for n in range(2)]
         self.sentinels = [
             RedisSentinel(
-                folder / f"sentinel-{n}", *self.servers, name, down_after_ms=2_000, quorum=2
+                folder / f"sentinel-{n}",
+                self.servers[0],
+                self.servers[1],
+                name,
+                down_after_ms=2_000,
+                quorum=2,
             )
             for n in range(3)
         ]
