@@ -26,13 +26,15 @@ def admit(request: Request, authorization: bytes | None, needed: Role | None) ->
     return keys.admit(authorization, needed, request.path_params.get("job"))
 
 
-def confirm(request: Request, key: Key | None) -> None:
+def confirm(request: Request, key: Key | None, version: int = -1) -> None:
     """Check that the key of a request that takes long has not been revoked, and has not expired.
 
-    Raises `UnauthenticatedError`.
+    `version` is that of the table when the key was admitted; if it still stands, so does the key. Raises
+    `UnauthenticatedError`.
     """
-    if key is not None:
-        state(request).aggregator.keys.confirm(key)
+    keys = state(request).aggregator.keys
+    if key is not None and not keys.stands(version):
+        keys.confirm(key)
 
 
 def actor(request: Request, key: Key | None) -> Actor:
