@@ -1,6 +1,7 @@
 """Every fault once, under load, on two replicas. `make chaos` does it five times, and mixed.
 
-On Sentinel and Cluster, only what is different there: `python -m tests.chaos --live sentinel` does all.
+On a cluster, only what is different there. `python -m tests.chaos --live sentinel` (or `cluster`) does all
+on those; to fail over takes Sentinel too long for here.
 """
 
 from __future__ import annotations
@@ -24,10 +25,6 @@ def test_faults_lose_nothing(tmp_path: Path):
     )
     for action in ("define", "reset", "spec", "watermark", "snapshot", "report"):
         assert changes[action] >= 1, (action, changes)
-
-
-def test_sentinel_fails_over_and_loses_nothing(tmp_path: Path):
-    strike(tmp_path, [f for f in FAULTS if f.name == "sentinel-failed-over"], live="sentinel")
 
 
 def test_a_node_of_a_cluster_comes_back_empty_and_nothing_is_lost(tmp_path: Path):
