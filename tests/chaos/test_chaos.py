@@ -1,7 +1,7 @@
 """Every fault once, under load, on two replicas. `make chaos` does it five times, and mixed.
 
-On a cluster, only what is different there. `python -m tests.chaos --live sentinel` (or `cluster`) does all
-on those; to fail over takes Sentinel too long for here.
+On a cluster, only what is different there. `python -m tests.chaos --live sentinel` (or `cluster`) does
+all on those; to fail over takes Sentinel too long for here.
 """
 
 from __future__ import annotations
