@@ -158,7 +158,8 @@ async def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with (
         tempfile.TemporaryDirectory(prefix="tidegauge-readers-") as folder,
-        Service(Path(folder)) as service,
+        # All of them are at one address.
+        Service(Path(folder), environment={"TIDEGAUGE_MAX_READERS_PER_CLIENT": "16000"}) as service,
     ):
         async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
             bench = Bench(service, client)

@@ -38,6 +38,7 @@ from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
 from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
+from service.api.turns import Pace, Readers, Turns
 from service.api.web import AllowedHosts
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
@@ -59,8 +60,11 @@ SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
 
 _SUPERVISOR_POLL_S = 1.0
 
-_LISTINGS = 4
-"""How many long lists are made at once."""
+_LARGE_ANSWERS = 4
+"""How many large answers are made at once."""
+
+_WAITING_ANSWERS = 1_000
+"""How many wait for that. Each takes milliseconds: more would wait for longer than clients do."""
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -141,8 +145,10 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         app.state.hosts = AllowedHosts.of(settings.allowed_hosts, settings.host)
         app.state.bodies = BodyBudget(settings.max_bodies_bytes)
         app.state.responses = BodyBudget(settings.max_bodies_bytes, "responses on their way")
-        app.state.listings = asyncio.Semaphore(_LISTINGS)
+        app.state.turns = Turns(_LARGE_ANSWERS, _WAITING_ANSWERS)
+        app.state.pace = Pace()
         app.state.guard = guard = Guard(settings, metrics, clock)
+        app.state.readers = Readers(settings.max_readers_per_client or guard.max_connections // 2)
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         watching = asyncio.create_task(guard.watch(), name="watch connections")
         try:
@@ -161,6 +167,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         # A redirect would go to whatever name the request has in its Host.
         redirect_slashes=False,
     )

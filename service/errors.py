@@ -67,7 +67,7 @@ class InvalidReportError(ProblemError):
 
 
 class ClientGoneError(ProblemError):
-    """The client went away before its request was read."""
+    """The client went away before it was answered."""
 
     slug = "client-gone"
     status = 400

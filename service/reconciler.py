@@ -120,6 +120,8 @@ class Reconciler:
 
     @run_to_completion
     async def _begin(self, heads: Sequence[JobHead]) -> None:
+        if not heads:
+            return
         # Compare and set: of all replicas that find the state lost, one begins the next incarnation. It
         # is installed by that replica alone, and once: else two states could grant the same fences.
         stored = await self._ledger.begin_incarnations(

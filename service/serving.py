@@ -9,7 +9,6 @@ import logging
 import logging.config
 import os
 import socket
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -41,19 +40,19 @@ def serve(workers: int, **options: object) -> None:
     if files is not None:
         # Once here, so that what is wrong with them is said in a line and not by each process.
         files.load()
-    listener = _listen(settings)
+    listeners = _listen(settings)
     if workers > 1:
-        _serve_many(settings, listener, workers)
+        _serve_many(settings, listeners, workers)
     else:
-        _serve_one(settings, listener)
+        _serve_one(settings, listeners)
 
 
-def _serve_one(settings: Settings, listener: socket.socket) -> None:
+def _serve_one(settings: Settings, listeners: list[socket.socket]) -> None:
     application = create_app(settings)
     server = _Server(uvicorn.Config(application, log_config=None, **_server(settings)))
     # uvicorn calls exit() itself when it cannot start.
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     if not server.started:
         refusal: ProblemError | None = getattr(application.state, "refusal", None)
         raise typer.Exit(2) if refusal is None else refusal
@@ -99,7 +98,7 @@ def _server(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> None:
+def _serve_many(settings: Settings, listeners: list[socket.socket], workers: int) -> None:
     """Serve with several processes on one port. One that dies is replaced."""
     # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
@@ -120,9 +119,9 @@ def _serve_many(settings: Settings, listener: socket.socket, workers: int) -> No
         log_config=_logging(settings),
         **_server(settings),
     )
-    _print_address([listener], secure=config.is_ssl)
+    _print_address(listeners[0], secure=config.is_ssl)
     with contextlib.suppress(KeyboardInterrupt):
-        Multiprocess(config, sockets=[listener]).run()
+        Multiprocess(config, sockets=listeners).run()
 
 
 async def _migrate(settings: Settings) -> None:
@@ -148,18 +147,26 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         await super().startup(sockets)
-        _print_address(sockets or (), secure=self.config.is_ssl)
+        for listener in (sockets or ())[:1]:
+            _print_address(listener, secure=self.config.is_ssl)
 
 
-def _print_address(sockets: Iterable[socket.socket], *, secure: bool) -> None:
+def _print_address(listener: socket.socket, *, secure: bool) -> None:
     scheme = "https" if secure else "http"
-    for listener in sockets:
-        host, port = listener.getsockname()[:2]
-        typer.echo(f"tidegauge listens on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+    host, port = listener.getsockname()[:2]
+    typer.echo(f"tidegauge listens on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """Bind the port before anything else, so that a taken one is reported in a line, not a traceback."""
+_ACCEPTED_AT_ONCE = 16
+
+
+def _listen(settings: Settings) -> list[socket.socket]:
+    """Bind the port before anything else, so that a taken one is reported in a line, not a traceback.
+
+    Return the listener under several descriptors. libuv accepts one connection for each of them in an
+    iteration of the event loop, and the kernel keeps new clients in order. With one descriptor, whoever
+    came after a burst of a thousand clients would wait for as many iterations, each with its requests.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -170,7 +177,7 @@ def _listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror};"
             " choose another --host or --port (0: any free one)"
         ) from None
-    return listener
+    return [listener, *(listener.dup() for _ in range(_ACCEPTED_AT_ONCE - 1))]
 
 
 class _NoTracebackAtStart(logging.Filter):

@@ -36,6 +36,8 @@ class Settings(BaseSettings):
     """0: as the limit of file descriptors allows, at most 16,000."""
     max_connections_per_client: int = Field(default=0, ge=0)
     """Of one address; 0: no such limit. Behind a load balancer, all clients have its address."""
+    max_readers_per_client: int = Field(default=0, ge=0)
+    """Long polls and streams of one address; 0: half as many as there may be connections."""
     max_header_bytes: int = Field(default=32 * 2**10, ge=1_024, le=2**20)
     max_headers: int = Field(default=100, ge=10, le=10_000)
     max_url_bytes: int = Field(default=8 * 2**10, ge=256, le=65_535)

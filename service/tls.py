@@ -8,6 +8,7 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import uvloop
@@ -134,11 +135,18 @@ def _check_readable(setting: str, file: Path | None) -> None:
     if file is None:
         return
     try:
-        file.open("rb").close()
+        # To open a pipe would wait for somebody who writes, and every handshake with it.
+        regular = S_ISREG(file.stat().st_mode)
+        if regular:
+            file.open("rb").close()
     except OSError as error:
         raise CannotStartError(
             f"TIDEGAUGE_TLS_{setting} {file} cannot be read: {error.strerror}"
         ) from None
+    if not regular:
+        raise CannotStartError(
+            f"TIDEGAUGE_TLS_{setting} {file} is no regular file: write what it gives into one"
+        )
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -2,7 +2,7 @@
 
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
-from service.aggregator.definitions import Limits, Precondition, layout_etag
+from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.explain import Explanation, HoldingRange
 from service.aggregator.feeds import Change, Changes
 from service.aggregator.keys import Keys
@@ -20,6 +20,5 @@ __all__ = [
     "Precondition",
     "Retention",
     "StageState",
-    "layout_etag",
     "version_of",
 ]

@@ -169,7 +169,9 @@ class Aggregator:
         return run
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """Claim ranges; see `LiveStore.claim`. Shards that a dynamic source does not have yet join it."""
+        """Claim ranges; see `LiveStore.claim`. Shards that a dynamic source does not have yet join
+        it.
+        """
         try:
             grant = await self._claim(job, stage, claim)
         except LeaseConflictError as error:
@@ -184,20 +186,24 @@ class Aggregator:
         return grant
 
     async def _claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        refusal: LeaseConflictError | None = None
+        grant: Grant | None = None
         try:
-            grant: Grant | LeaseConflictError = await self._live.claim(job, stage, claim)
+            grant = await self._live.claim(job, stage, claim)
+            is_whole = not any(denied.reason == "unknown" for denied in grant.denied)
         except LeaseConflictError as error:
-            grant = error
+            refusal, is_whole = error, False
         # Only a claim that the stage's run allows lets shards join: one of an older run was refused.
-        if claim.ranges is not None and any(denied.reason == "unknown" for denied in grant.denied):
+        if not is_whole and claim.ranges is not None:
             found = await self.find_stage(job, stage)
             if found.policy.is_dynamic and found.layout is not None:
                 index = found.layout.index
                 joining = [name for name in claim.ranges if name not in index]
-                await self.definitions.join(job, stage, joining)
-                return await self._live.claim(job, stage, claim)
-        if isinstance(grant, LeaseConflictError):
-            raise grant
+                if joining:
+                    await self.definitions.join(job, stage, joining)
+                    return await self._live.claim(job, stage, claim)
+        if grant is None:
+            raise refusal or LeaseConflictError("nothing was granted", (), 0)
         return grant
 
     async def renew(

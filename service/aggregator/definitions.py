@@ -21,7 +21,7 @@ from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
 from service.model.audit import Action, Actor, Deed
-from service.model.jobs import InstalledJob, JobView, StoredJob
+from service.model.jobs import InstalledJob, JobView, Specification, StoredJob
 from service.publisher import Publisher
 from service.spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
@@ -45,11 +45,6 @@ class Limits:
     jobs: int
     ranges_per_job: int
     ranges: int
-
-
-def layout_etag(job: StoredJob) -> str:
-    """Return the entity tag of a stored specification, which changes with it."""
-    return f"{job.installed.generation}-{job.installed.layout_version}"
 
 
 class Definitions:
@@ -93,7 +88,7 @@ class Definitions:
             if stored is None:
                 self._check_room(spec.range_count, new_jobs=1)
                 return await self._create(job, spec, pipeline, precondition, by), True
-            etag = layout_etag(stored)
+            etag = stored.specification.etag
             _check_absent(precondition, etag)
             # Shards that have joined stay, as long as their source is dynamic.
             joined = _joined(stored, spec)
@@ -255,9 +250,9 @@ class Definitions:
         with suppress(UnavailableError):
             await self._live.flush(job)
 
-    async def get(self, job: str) -> StoredJob:
-        """Return a stored pipeline. Raises `UnknownJobError`."""
-        return await self._ledger.get(job)
+    async def get(self, job: str) -> Specification:
+        """Return a stored specification. Raises `UnknownJobError`."""
+        return await self._ledger.specification(job)
 
     async def jobs(self) -> Sequence[JobView | InstalledJob]:
         """Return every job. Its watermarks may be out of date: use `Reader.jobs` for those."""

@@ -169,28 +169,26 @@ def _phrase(
     view = holding.view
     at = "no time" if view.promise == MIN else time_text(view.promise)
     still = f", unchanged for {_span(now_ms - view.raised_at_ms)}" if view.raised_at_ms else ""
-    match holding.reason:
-        case Reason.NEVER_REPORTED:
-            return f"has never reported{'' if view.holder else ', and nobody holds a lease on it'}"
-        case Reason.LEASE_EXPIRED:
-            return f"has no worker: nobody holds a lease on it; its promise stays at {at}{still}"
-        case Reason.WAITING_FOR_COMMIT:
-            return f"has reported more than {at} in an epoch that is not committed yet"
-        case Reason.THROTTLED:
-            return f"is paused at {at}: {advice[view.name].because}"
-        case Reason.STALLED:
-            oldest = view.facts.oldest_work_ms if view.facts else None
-            since = "" if oldest is None else f" since {iso(oldest)}"
-            return f"keeps reporting, while its oldest work has been waiting{since}{still}"
-        case Reason.BUFFERING:
-            hold = view.note.holds[holding.component or ""]
-            return f"keeps a hold {holding.component!r} at {time_text(hold)}{still}"
-        case Reason.NO_INPUT:
-            return f"has observed input up to {at}, and {time_text(published_input)} is published{still}"
-        case Reason.IDLE:
-            return f"is idle at {at}"
-        case Reason.BEHIND:
-            return f"is the lowest, at {at}{still}"
+    oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
+    hold_ms = view.note.holds.get(holding.component or "", MIN)
+    asked = advice.get(view.name)
+    phrases = {
+        Reason.NEVER_REPORTED: "has never reported"
+        + ("" if view.holder else ", and nobody holds a lease on it"),
+        Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
+        f" {at}{still}",
+        Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet",
+        Reason.THROTTLED: f"is paused at {at}: {'' if asked is None else asked.because}",
+        Reason.STALLED: "keeps reporting, while its oldest work has been waiting since"
+        f" {'' if oldest_ms is None else iso(oldest_ms)}{still}",
+        Reason.BUFFERING: f"keeps a hold {holding.component!r} at"
+        f" {'' if hold_ms == MIN else time_text(hold_ms)}{still}",
+        Reason.NO_INPUT: f"has observed input up to {at}, and"
+        f" {'' if published_input == MIN else time_text(published_input)} is published{still}",
+        Reason.IDLE: f"is idle at {at}",
+        Reason.BEHIND: f"is the lowest, at {at}{still}",
+    }
+    return phrases[holding.reason]
 
 
 def time_text(at_ms: int) -> str:

@@ -66,8 +66,8 @@ class IdlePolicies:
 def decide(
     policy: IdlePolicy, seen: StageObservation, now: Instant, paused: Collection[int]
 ) -> list[Settled]:
-    """Return what has to change: which shards are idle now, which no longer are, and whose promise follows
-    the clock.
+    """Return what has to change: which shards are idle now, which no longer are, and whose promise
+    follows the clock.
     """
     decisions: list[Settled] = []
     promises = seen.promises.tolist()

@@ -25,7 +25,7 @@ from service.errors import (
 )
 from service.ledger.port import Ledger
 from service.model.audit import Action, Actor, AuditRecord, Deed
-from service.model.keys import EVERY_JOB, Key, Role, digest_of, new_secret, permits
+from service.model.keys import EVERY_JOB, Key, Role, digest_of, new_secret, permits, secret_in
 from service.tasks import Shutdown, run_to_completion
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,10 @@ class Keys:
         self._changing = asyncio.Lock()
         # What was granted in the last second, and since the table last changed. Refusals are not kept,
         # so nobody without a key can fill it. Who has one can ask for any job, so it is bounded.
-        self._granted: dict[tuple[str | bytes, Role, str | None], Key] = {}
+        self._granted: dict[tuple[bytes, Role, str | None], Key] = {}
         self._recheck_at_ms = 0
+        self.version = 0
+        """Rises with each change of the table."""
         self._uncertain = False
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
@@ -95,24 +97,29 @@ class Keys:
         """Whether there is a key at all, expired ones included: they must not open the service."""
         return bool(self._operator or self._stored)
 
-    def admit(self, secret: str | bytes | None, needed: Role, job: str | None) -> Key:
+    def admit(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
         """Return the key that a request is sent with, if it may be sent with it.
 
-        `job` is the one that the request names; whether it exists makes no difference here. Raises
-        `UnauthenticatedError`, `ForbiddenError`, and `UnavailableError` if the keys are not known.
+        `authorization` is the header of this name; None: there is none. `job` is the one that the
+        request names; whether it exists makes no difference here. Raises `UnauthenticatedError`,
+        `ForbiddenError`, and `UnavailableError` if the keys are not known.
         """
         if self.open:
             return ANYONE
-        if secret is None:
+        if authorization is None:
             raise UnauthenticatedError(_SEND_A_KEY)
         now_ms = self._clock.steady_ms()
         if now_ms >= self._recheck_at_ms:
             self._granted.clear()
             self._recheck_at_ms = now_ms + RECHECK_MS
-        request = (secret, needed, job)
+        # By the header as it was sent: it is neither taken apart nor hashed for a request like the last.
+        request = (authorization, needed, job)
         granted = self._granted.get(request)
         if granted is not None:
             return granted
+        secret = secret_in(authorization)
+        if secret is None:
+            raise UnauthenticatedError(_SEND_A_KEY)
         key = self._find(digest_of(secret))
         if not permits(key.role, key.jobs, needed, job):
             raise _forbidden(key, needed, job)
@@ -120,6 +127,14 @@ class Keys:
             self._granted.clear()
         self._granted[request] = key
         return key
+
+    def stands(self, version: int) -> bool:
+        """Whether what was admitted at this version would be admitted again without a look at its key:
+        the table is the same, and nothing is due to be checked again.
+        """
+        return version == self.version and (
+            self.open or self._clock.steady_ms() < self._recheck_at_ms
+        )
 
     def confirm(self, key: Key) -> None:
         """Check that an admitted key still is one. For responses that take long: polls and streams.
@@ -262,6 +277,7 @@ class Keys:
             return
         self._stored = stored
         self._granted = {}
+        self.version += 1
         self.open = self._open_without and not self.any
         self._noted_at_ms = {d: at for d, at in self._noted_at_ms.items() if d in stored}
 

@@ -46,7 +46,9 @@ class Throttling:
     async def asked(
         self, job: str, stage: str, shards: Iterable[str] | None
     ) -> Mapping[str, Advice]:
-        """Return what shards of a source (None: all) are asked to do; nothing, while that is not known."""
+        """Return what shards of a source (None: all) are asked to do; nothing, while that is not
+        known.
+        """
         try:
             found = (await self.read(job)).shards.get(stage, {})
         except UnavailableError:

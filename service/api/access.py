@@ -11,13 +11,9 @@ from service.api.exchange import state
 from service.model.audit import Actor
 from service.model.keys import Key, Role
 
-_SCHEME = b"bearer "
-_LONGEST = 300
-"""No secret is longer. What is longer is not even hashed."""
 
-
-def admit(request: Request, needed: Role | None) -> Key | None:
-    """Return the key of a request. None: the endpoint is open to everyone.
+def admit(request: Request, authorization: bytes | None, needed: Role | None) -> Key | None:
+    """Return the key of a request with this header. None: the endpoint is open to everyone.
 
     Raises `UnauthenticatedError`, `ForbiddenError`. It is called before anything else is looked at, so a
     refusal says nothing about what there is.
@@ -27,16 +23,18 @@ def admit(request: Request, needed: Role | None) -> Key | None:
     keys = state(request).aggregator.keys
     if keys.open:
         return ANYONE
-    return keys.admit(_secret(request), needed, request.path_params.get("job"))
+    return keys.admit(authorization, needed, request.path_params.get("job"))
 
 
-def confirm(request: Request, key: Key | None) -> None:
+def confirm(request: Request, key: Key | None, version: int = -1) -> None:
     """Check that the key of a request that takes long has not been revoked, and has not expired.
 
-    Raises `UnauthenticatedError`.
+    `version` is that of the table when the key was admitted; if it still stands, so does the key. Raises
+    `UnauthenticatedError`.
     """
-    if key is not None:
-        state(request).aggregator.keys.confirm(key)
+    keys = state(request).aggregator.keys
+    if key is not None and not keys.stands(version):
+        keys.confirm(key)
 
 
 def actor(request: Request, key: Key | None) -> Actor:
@@ -48,14 +46,3 @@ def actor(request: Request, key: Key | None) -> Actor:
     except ValueError:
         host = "unknown"
     return Actor("" if key is None else key.name, host)
-
-
-def _secret(request: Request) -> bytes | None:
-    """Read `Authorization: Bearer …` (RFC 6750). None: there is no such header."""
-    # As the server hands it over, in lower case and bytes: this is on the way of every report.
-    for name, value in request.scope["headers"]:
-        if name == b"authorization":
-            if len(value) > _LONGEST or value[:7].lower() != _SCHEME:
-                return None
-            return value[7:].strip()
-    return None

@@ -7,6 +7,7 @@ else: no endpoint can forget it, and the short way in (`service.api.fast_lane`) 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
@@ -109,6 +110,14 @@ class Call(Generic[B]):
         """Check its key again, for responses that take long. Raises `UnauthenticatedError`."""
         confirm(self.request, self.key)
 
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Return the turn to take for making a large answer. See `Turns.take`."""
+        return state(self.request).turns.take(self.request)
+
+    def waiting(self) -> ExitStack:
+        """Return what ends this client's wait. Raises `OverloadedError`. See `Readers.enter`."""
+        return state(self.request).readers.enter(self.request)
+
     @property
     def aggregator(self) -> Aggregator:
         """The use cases."""
@@ -206,17 +215,19 @@ def _run(
     role: Role | None,
     status: int,
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def respond(request: Request, body: Body, key: Key | None) -> Response:
-        if reads.types:
+    async def respond(request: Request, body: Body, key: Key | None, version: int) -> Response:
+        if reads.types and role is not None:
             # To read a body may take minutes, in which the key may have been revoked.
-            confirm(request, key)
+            confirm(request, key, version)
         answered = await handler(Call(request, reads.parse(body), key))
         response = answered if isinstance(answered, Response) else answer(answered, status)
         return response if len(response.body) <= FREE_BYTES else Bulk(request, response)
 
     async def run(request: Request) -> Response:
-        check_browser(request.scope, state(request).hosts)
-        key = admit(request, role)
+        service = state(request)
+        authorization = check_browser(request.scope, service.hosts)
+        version = 0 if role is None else service.aggregator.keys.version
+        key = admit(request, authorization, role)
         for name in names:
             check_name(name, request.path_params[name])
         body = b""
@@ -224,11 +235,11 @@ def _run(
             declared = declared_bytes(request, reads.limit)
             if declared is None or declared > FREE_BYTES:
                 # Held until it is answered: what is made of a body may be larger than the body.
-                with state(request).bodies.hold() as hold:
+                with service.bodies.hold() as hold:
                     large = await read_large(request, reads.limit, declared, hold)
-                    return await respond(request, large, key)
+                    return await respond(request, large, key, version)
             body = await read_small(request)
-        return await respond(request, body, key)
+        return await respond(request, body, key, version)
 
     return run
 

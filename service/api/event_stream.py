@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from typing import cast
 
 from fastapi import Response
@@ -19,23 +19,26 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], until: ExitStack) -> None:
+        """`until` is closed when the stream has ended."""
         super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self._until = until
         self._pieces = cast("AsyncGenerator[bytes]", pieces)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """See `Response`."""
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            if not sending.done():
-                sending.cancel()
-            with suppress(asyncio.CancelledError):
-                await sending
+        with self._until:
+            sending = asyncio.ensure_future(self._send(send))
+            gone = asyncio.ensure_future(_gone(receive))
+            try:
+                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                if not sending.done():
+                    sending.cancel()
+                with suppress(asyncio.CancelledError):
+                    await sending
 
     async def _send(self, send: Send) -> None:
         await send(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Hold
+from service.api.turns import Pace, Readers, Turns
 from service.api.web import AllowedHosts
 from service.errors import (
     ClientGoneError,
@@ -48,8 +48,11 @@ class ServiceState(Protocol):
     bodies: BodyBudget
     responses: BodyBudget
     """Likewise, for large responses that are on their way."""
-    listings: asyncio.Semaphore
-    """Held while a long list is made, which takes more memory than the list as it is sent."""
+    readers: Readers
+    turns: Turns
+    """Taken while what may be a large answer is made."""
+    pace: Pace
+    """In which the pieces of large answers are sent."""
 
 
 def state(request: Request) -> ServiceState:

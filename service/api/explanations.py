@@ -12,7 +12,7 @@ from service.api.responses import (
     explanation_body,
     throttle_body,
 )
-from service.errors import UnknownJobError, UnknownStageError
+from service.errors import OverloadedError, UnknownJobError, UnknownStageError
 from service.frontier.throttle import ThrottleView
 from service.model.keys import Role
 
@@ -46,7 +46,7 @@ async def explain(call: Call[None]) -> ExplanationBody:
     role=Role.READ,
     gives=ThrottleBody,
     also={304: "It has not changed"},
-    errors=(UnknownJobError,),
+    errors=(UnknownJobError, OverloadedError),
     parameters=(
         header("If-None-Match", "An ETag: 304 if it is still that"),
         header("Prefer", "`wait=30`: seconds to wait for a change, at most 60"),
@@ -69,7 +69,8 @@ async def get_throttle(call: Call[None]) -> Response:
     if wait_s is None or known is None:
         view = await throttling.read(call.job)
     else:
-        view = await throttling.wait(call.job, is_new, wait_s)
+        with call.waiting():
+            view = await throttling.wait(call.job, is_new, wait_s)
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     body = throttle_body(view)

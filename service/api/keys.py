@@ -19,6 +19,7 @@ from service.errors import (
     FirstKeyError,
     InvalidRequestError,
     KeyExistsError,
+    OverloadedError,
     UnavailableError,
     UnknownKeyError,
 )
@@ -48,10 +49,13 @@ async def create_key(call: Call[CreateKey]) -> Response:
     return answer(new_key_body(key, secret), 201)
 
 
-@endpoints.get("/v1/keys", role=Role.ADMIN, gives=KeysBody, errors=(UnavailableError,))
+@endpoints.get(
+    "/v1/keys", role=Role.ADMIN, gives=KeysBody, errors=(UnavailableError, OverloadedError)
+)
 async def list_keys(call: Call[None]) -> KeysBody:
     """List the keys, without their secrets."""
-    return KeysBody([key_line(key) for key in await call.aggregator.keys.all()])
+    async with call.turn():
+        return KeysBody([key_line(key) for key in await call.aggregator.keys.all()])
 
 
 @endpoints.delete(
@@ -67,7 +71,7 @@ async def revoke_key(call: Call[None]) -> Response:
     "/v1/audit",
     role=Role.ADMIN,
     gives=AuditBody,
-    errors=(InvalidRequestError, UnavailableError),
+    errors=(InvalidRequestError, UnavailableError, OverloadedError),
     parameters=(
         query(
             "limit",
@@ -90,5 +94,6 @@ async def get_audit(call: Call[None]) -> AuditBody:
     job = request.query_params.get("job")
     if job is not None:
         check_name("job", job)
-    records = await call.aggregator.keys.audit(limit, before, job)
-    return AuditBody([audit_line(record) for record in records])
+    async with call.turn():
+        records = await call.aggregator.keys.audit(limit, before, job)
+        return AuditBody([audit_line(record) for record in records])

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from fastapi import Response
 
-from service.aggregator import Precondition, layout_etag
+from service.aggregator import Precondition
 from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body
-from service.api.exchange import MAX_PIPELINE_BODY, answer, entity_tags
+from service.api.exchange import MAX_PIPELINE_BODY, entity_tags
 from service.api.responses import (
     JobBody,
     JobLine,
     JobsBody,
-    job_body,
+    written_job,
 )
 from service.errors import (
     InvalidPipelineSpecError,
     LimitReachedError,
+    OverloadedError,
     PreconditionFailedError,
     PreconditionRequiredError,
     UnavailableError,
     UnknownJobError,
 )
-from service.model.jobs import StoredJob
+from service.model.jobs import Specification
 from service.model.keys import Role
 from service.spec import PipelineSpec
 
@@ -30,8 +31,9 @@ endpoints = Endpoints("pipelines")
 _etag = {"ETag": "Names this specification, for If-Match"}
 
 
-def _show(stored: StoredJob, status: int = 200) -> Response:
-    return answer(job_body(stored), status, {"ETag": f'"{layout_etag(stored)}"'})
+def _show(found: Specification, status: int = 200) -> Response:
+    headers = {"ETag": f'"{found.etag}"'}
+    return Response(written_job(found), status, headers, "application/json")
 
 
 @endpoints.put(
@@ -62,7 +64,7 @@ async def put_pipeline(call: Call[PipelineSpec]) -> Response:
     stored, new = await call.aggregator.definitions.define(
         call.job, call.body, precondition, call.by
     )
-    return _show(stored, 201 if new else 200)
+    return _show(stored.specification, 201 if new else 200)
 
 
 @endpoints.get("/v1/jobs", role=Role.READ, gives=JobsBody)
@@ -83,12 +85,13 @@ async def list_pipelines(call: Call[None]) -> JobsBody:
     "/v1/jobs/{job}",
     role=Role.READ,
     gives=JobBody,
-    errors=(UnknownJobError, UnavailableError),
+    errors=(UnknownJobError, UnavailableError, OverloadedError),
     headers=_etag,
 )
 async def get_pipeline(call: Call[None]) -> Response:
     """Show a job's pipeline as it is stored."""
-    return _show(await call.aggregator.definitions.get(call.job))
+    async with call.turn():
+        return _show(await call.aggregator.definitions.get(call.job))
 
 
 @endpoints.delete(
@@ -110,4 +113,5 @@ async def delete_pipeline(call: Call[None]) -> Response:
 )
 async def reset_pipeline(call: Call[None]) -> Response:
     """Begin the next generation: watermarks, promises, leases, runs and epochs start over."""
-    return _show(await call.aggregator.definitions.reset(call.job, call.by))
+    stored = await call.aggregator.definitions.reset(call.job, call.by)
+    return _show(stored.specification)

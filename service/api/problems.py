@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from service.api.responses import denied_bodies
+from service.api.web import check_browser
 from service.errors import (
     GuardError,
     InvalidRequestError,
@@ -83,6 +84,11 @@ async def _problem(request: Request, raised: Exception) -> Response:
 
 async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
+    try:
+        # No endpoint has checked it.
+        check_browser(request.scope, request.app.state.hosts)
+    except GuardError as refusal:
+        return refuse(request, refusal)
     headers = dict(error.headers or {})
     detail = f"{request.method} {_path(request)}"
     match error.status_code:

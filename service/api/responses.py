@@ -18,11 +18,11 @@ from service.frontier.reports import range_status
 from service.frontier.throttle import Advice, ThrottleView
 from service.frontier.timestamps import data_lag_ms, iso, to_wire
 from service.model.audit import Action, AuditRecord
-from service.model.jobs import StageView, StoredJob
+from service.model.jobs import Specification, StageView
 from service.model.keys import Key, Role
 from service.model.leases import Denied, Grant, LostReason
 from service.model.reports import RangeView
-from service.spec import StageSpec, ThrottleSpec, decode_spec
+from service.spec import StageSpec, ThrottleSpec
 
 Watermark = Annotated[
     int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
@@ -126,7 +126,9 @@ class StageWatermarkBody(Struct, frozen=True):
 
 
 class AdviceBody(Struct, frozen=True):
-    """What a shard is asked to do: pause, run no further than `until`, read at a fraction of its rate."""
+    """What a shard is asked to do: pause, run no further than `until`, read at a fraction of its
+    rate.
+    """
 
     pause: bool
     until: Watermark
@@ -364,11 +366,30 @@ RESPONSES = (
 # ---- from the results of the use cases
 
 
-def job_body(stored: StoredJob) -> JobBody:
-    """Return a pipeline as its author wrote it."""
-    job = stored.installed
-    spec = decode_spec(stored.spec)
-    return JobBody(job.name, job.generation, job.layout_version, spec.stages, spec.throttle)
+def written_job(found: Specification) -> bytes:
+    """Write a `JobBody`, with the stages as they are stored.
+
+    The stored text is an object that begins with `stages`, so the other members are put before it.
+    Shards that have joined since are stored behind it, and are not shown.
+
+    >>> written_job(Specification("j", 1, 2, b'{"stages":{"s":{"shards":["0"]}}}'))
+    b'{"job":"j","generation":1,"layout_version":2,"stages":{"s":{"shards":["0"]}}}'
+    """
+    text = found.spec
+    if b'"joined"' in text:
+        text = msgspec.json.encode(_authored(text))
+    _, _, stages = text.partition(b"{")
+    numbers = b'"generation":%d,"layout_version":%d' % (found.generation, found.layout_version)
+    return b'{"job":%b,%b,%b' % (msgspec.json.encode(found.job), numbers, stages)
+
+
+class _Authored(Struct, omit_defaults=True):
+    stages: msgspec.Raw
+    throttle: msgspec.Raw | UnsetType = UNSET
+
+
+_authored = msgspec.json.Decoder(_Authored).decode
+"""What the author of a stored specification wrote, without a look inside."""
 
 
 def key_line(key: Key) -> KeyLine:

@@ -11,9 +11,8 @@ from fastapi import Request, Response
 from service.aggregator import Changes, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
-from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s, state
+from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
 from service.api.responses import (
-    RangeBody,
     RangesBody,
     SnapshotBody,
     WatermarkBody,
@@ -24,6 +23,7 @@ from service.api.responses import (
 )
 from service.errors import (
     InvalidRequestError,
+    OverloadedError,
     UnauthenticatedError,
     UnavailableError,
     UnknownJobError,
@@ -36,7 +36,7 @@ from service.model.keys import Role
 endpoints = Endpoints("watermarks")
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
-_AT_ONCE = 500
+_AT_ONCE = 100
 """Ranges that are written without a pause, in which others get their turn."""
 
 _SOFT_POLL_S = 0.25
@@ -51,7 +51,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     hot=True,
     gives=WatermarkBody,
     also={304: "It has not changed"},
-    errors=(UnknownJobError, UnknownStageError),
+    errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
         query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
         query(
@@ -82,7 +82,8 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
     else:
         poll_s = None if percentile is None else _SOFT_POLL_S
-        state = await aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
+        with call.waiting():
+            state = await aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     etag = _etag(state, percentile)
@@ -152,13 +153,15 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
     role=Role.READ,
     gives=WatermarkBody,
     media_type="text/event-stream",
-    errors=(UnknownJobError,),
+    errors=(UnknownJobError, OverloadedError),
     parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
 )
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events."""
     await call.aggregator.reader.snapshot(call.job)
-    return EventStream(_events(call, call.request.headers.get("last-event-id")))
+    # Taken here, so that a refusal is a problem, and given back when the stream ends.
+    waiting = call.waiting()
+    return EventStream(_events(call, call.request.headers.get("last-event-id")), waiting)
 
 
 async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:
@@ -193,7 +196,7 @@ def _write(changes: Changes) -> bytes:
     "/v1/jobs/{job}/stages/{stage}/ranges",
     role=Role.READ,
     gives=RangesBody,
-    errors=(UnknownJobError, UnknownStageError),
+    errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
         query(
             "limit",
@@ -207,7 +210,7 @@ def _write(changes: Changes) -> bytes:
         ),
     ),
 )
-async def get_ranges(call: Call[None]) -> RangesBody:
+async def get_ranges(call: Call[None]) -> Response:
     """Show ranges: their promises and holds, and who holds them."""
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
@@ -216,14 +219,19 @@ async def get_ranges(call: Call[None]) -> RangesBody:
         raise InvalidRequestError(f"order is {order!r}: it must be range or promise")
     layout = (await aggregator.find_stage(job, stage)).layout
     keyed = is_keyed(layout)
-    async with state(request).listings if limit > _AT_ONCE else nullcontext():
+    async with call.turn() if limit > _AT_ONCE else nullcontext():
         views = await aggregator.reader.ranges(job, stage, limit=limit, order=order)
-        bodies: list[RangeBody] = []
-        for view in views:
-            bodies.append(range_body(view, _bounds(view.name) if keyed else None))
-            if not len(bodies) % _AT_ONCE:
-                await asyncio.sleep(0)
-    return RangesBody(job, stage, 0 if layout is None else len(layout), bodies)
+        head = encode(RangesBody(job, stage, 0 if layout is None else len(layout), []))
+        slices: list[bytes] = []
+        for start in range(0, len(views), _AT_ONCE):
+            await asyncio.sleep(0)
+            bodies = [
+                range_body(view, _bounds(view.name) if keyed else None)
+                for view in views[start : start + _AT_ONCE]
+            ]
+            # Without the brackets.
+            slices.append(encode(bodies)[1:-1])
+    return Response(b"%b%b]}" % (head[:-2], b",".join(slices)), media_type="application/json")
 
 
 def _bounds(name: str) -> tuple[int, int]:

@@ -115,11 +115,14 @@ def with_browser_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[b
     return [*headers, *(header for header in HEADERS if header[0] not in own)]
 
 
-_ASKED: Final = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type"})
+_ASKED: Final = frozenset(
+    {b"host", b"origin", b"sec-fetch-site", b"content-type", b"authorization"}
+)
+"""Looked for together: this is on the way of every report."""
 
 
-def check_browser(scope: Scope, hosts: AllowedHosts) -> None:
-    """Refuse what a page of another site could have sent.
+def check_browser(scope: Scope, hosts: AllowedHosts) -> bytes | None:
+    """Refuse what a page of another site could have sent; return the `Authorization` header.
 
     Raises `MalformedHttpError`, `UnknownHostError`, `CrossSiteError` or
     `UnsupportedMediaTypeError`.
@@ -137,6 +140,7 @@ def check_browser(scope: Scope, hosts: AllowedHosts) -> None:
     if scope["method"] not in SAFE_METHODS:
         _check_site(host, found.get(b"origin"), found.get(b"sec-fetch-site"))
         _check_kind(found.get(b"content-type", b""))
+    return found.get(b"authorization")
 
 
 def _check_site(host: bytes, origin: bytes | None, site: bytes | None) -> None:

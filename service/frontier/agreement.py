@@ -8,9 +8,9 @@ a stage (its input watermark). A *member* of the agreement is one range, or one 
 - *idle*: it asked not to be waited for. It is left out of the minimum.
 - *final*: it promised `MAX`. It holds nothing back, but does not advance the rest either.
 
-While a member is idle and none is active, what all of them have promised stays true: the watermark is the
-minimum over *all* promises, those of the idle members included. One final and one idle member must not jump
-to the end of time (a known bug of Flink, FLINK-38477).
+While a member is idle and none is active, what all of them have promised stays true: the watermark
+is the minimum over *all* promises, those of the idle members included. One final and one idle
+member must not jump to the end of time (a known bug of Flink, FLINK-38477).
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def agree(lowest: int, idle: int, lowest_idle: int) -> Agreement:
 
 
 def agree_keyed(lowest: int, total: int, idle: int, final: int) -> Agreement:
-    """Return the agreement of a keyed stage's ranges, whose idleness takes none of them out of the minimum.
+    """Return the agreement of a keyed stage's ranges, whose idleness takes none of them out of the
+    minimum.
 
     A key range that is idle holds nothing that it has not emitted, so its promise is all that there is
     to say. `lowest` is the least promise. They are idle together if each is idle or final, and not

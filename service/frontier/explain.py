@@ -71,21 +71,18 @@ def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reaso
     <Reason.NO_INPUT: 'no_input'>
     """
     component = least_hold(holder.holds)
-    if holder.promise == MIN and not holder.has_reported:
-        return Reason.NEVER_REPORTED
-    if not holder.is_leased:
-        return Reason.LEASE_EXPIRED
-    if holder.better_waits:
-        return Reason.WAITING_FOR_COMMIT
-    if holder.is_throttled:
-        return Reason.THROTTLED
-    if is_stalled(holder.facts, holder.raised_at_ms, now_ms):
-        return Reason.STALLED
-    if component is not None and holder.holds[component] <= holder.promise:
-        return Reason.BUFFERING
-    if published_input is not None and holder.promise < published_input:
-        return Reason.NO_INPUT
-    return Reason.IDLE if holder.is_idle else Reason.BEHIND
+    fits = {
+        Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported,
+        Reason.LEASE_EXPIRED: not holder.is_leased,
+        Reason.WAITING_FOR_COMMIT: holder.better_waits,
+        Reason.THROTTLED: holder.is_throttled,
+        Reason.STALLED: is_stalled(holder.facts, holder.raised_at_ms, now_ms),
+        Reason.BUFFERING: component is not None and holder.holds[component] <= holder.promise,
+        Reason.NO_INPUT: published_input is not None and holder.promise < published_input,
+        Reason.IDLE: holder.is_idle,
+        Reason.BEHIND: True,
+    }
+    return next(each for each in Reason if fits[each])
 
 
 def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bool:
@@ -125,8 +122,8 @@ def path(
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import KeyLayout, ShardLayout
     >>> flow = Pipeline(
-    ...     {"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1)), "u": Stage(("k",))}
-    ... )
+    ...     {"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1)), "u":
+    Stage(("k",))} ... )
     >>> at = {"s": StageWatermark(output=9), "k": StageWatermark(9, 5), "u": StageWatermark(5, 5)}
     >>> [str(step) for _, step in path(flow, "u", at, {"s": 9, "k": 5})]
     ['input', 'ranges']

@@ -112,7 +112,8 @@ NOBODY = MAX
 def work_since(
     reported_at_ms: Int64s, promises: Int64s, idle: Bools, facts: Mapping[int, Facts]
 ) -> int:
-    """Return since when the oldest work of a stage's ranges may have been waiting (or `UNKNOWN`, `NOBODY`).
+    """Return since when the oldest work of a stage's ranges may have been waiting (or `UNKNOWN`,
+    `NOBODY`).
 
     For a range that names its oldest work it is that; for another the moment of its last report (0:
     never), since it may have taken in more by now. A final or idle range counts only if it names work. A
@@ -136,7 +137,8 @@ def work_since(
 
 
 def join_work(since: Iterable[int]) -> int:
-    """Join the moments of a stage's ranges and of its upstreams: nothing is done before they have done it.
+    """Join the moments of a stage's ranges and of its upstreams: nothing is done before they have
+    done it.
 
     >>> join_work([50, 60, NOBODY]), join_work([50, UNKNOWN]) == UNKNOWN
     (50, True)

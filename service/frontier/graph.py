@@ -246,7 +246,8 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
 
 
 def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: int) -> bool:
-    """Whether a keyed stage is idle: nobody is active upstream, and its ranges hold nothing of what came.
+    """Whether a keyed stage is idle: nobody is active upstream, and its ranges hold nothing of what
+    came.
 
     A range may hold events that its idle upstreams once brought, and a downstream that went on without
     it would find them late. So each range must be idle, and must have observed the published input: a

@@ -1,8 +1,9 @@
 """When a quiet shard of a source is no longer waited for, by the policy of its author.
 
-A shard that brings nothing holds back everything downstream. Whether more will come, only somebody who
-watches it can know: a worker that is merely silent proves nothing. So a shard is idle only if it was quiet
-*and known to be watched* for all that time (Flink calls this `withIdleness`, and asks only for silence).
+A shard that brings nothing holds back everything downstream. Whether more will come, only somebody
+who watches it can know: a worker that is merely silent proves nothing. So a shard is idle only if
+it was quiet *and known to be watched* for all that time (Flink calls this `withIdleness`, and asks
+only for silence).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def is_quiet(
     now_ms: int,
     after_ms: int,
 ) -> bool:
-    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched throughout.
+    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched
+    throughout.
 
     Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it.

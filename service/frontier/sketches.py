@@ -1,9 +1,9 @@
 """Sketches of event times: what is in flight in a range, as an Apache DataSketches KLL *doubles* sketch.
 
-Spark's `kll_sketch_agg_double` and every DataSketches library write the same bytes. The library that reads
-them here is in C++ and trusts what it reads: damaged bytes end the process. So the bytes are checked
-first, completely, against the published layout of the format (Karnin, Lang and Liberty, *Optimal Quantile
-Approximation in Streams*, FOCS 2016, for the sketch):
+Spark's `kll_sketch_agg_double` and every DataSketches library write the same bytes. The library
+that reads them here is in C++ and trusts what it reads: damaged bytes end the process. So the bytes
+are checked first, completely, against the published layout of the format (Karnin, Lang and Liberty,
+*Optimal Quantile Approximation in Streams*, FOCS 2016, for the sketch):
 
 | bytes | contain |
 |---|---|
@@ -20,12 +20,55 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
 
+import datasketches
 import numpy as np
-from datasketches import kll_doubles_sketch
 
 from service.frontier.errors import InvalidSketchError
 from service.frontier.timestamps import EARLIEST, LATEST
+
+
+class Sketch(Protocol):
+    """What is used of the library's sketch, which has no types."""
+
+    n: int
+
+    def update(self, item: float) -> None:
+        """Add an item."""
+        ...
+
+    def merge(self, other: Sketch) -> None:
+        """Add all items of another sketch."""
+        ...
+
+    def get_quantile(self, rank: float, inclusive: bool) -> float:
+        """Return the item at a rank of 0 to 1."""
+        ...
+
+    def serialize(self) -> bytes:
+        """Pack it."""
+        ...
+
+
+class _Sketches(Protocol):
+    def __call__(self, k: int) -> Sketch: ...
+    def deserialize(self, packed: bytes) -> Sketch: ...
+
+
+_sketches = cast("_Sketches", datasketches.kll_doubles_sketch)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def new_sketch() -> Sketch:
+    """Return an empty sketch.
+
+    >>> sketch = new_sketch()
+    >>> sketch.update(5.0)
+    >>> sketch.n
+    1
+    """
+    return _sketches(200)
+
 
 MAX_SKETCH = 65_536
 """Bytes of a sketch that are read at most."""
@@ -42,7 +85,7 @@ _EXACT = 2**53
 def check_sketch(packed: bytes) -> int:
     """Check a packed sketch; return how many event times it is of. Raises `InvalidSketchError`.
 
-    >>> sketch = kll_doubles_sketch(200)
+    >>> sketch = new_sketch()
     >>> check_sketch(sketch.serialize())
     0
     >>> sketch.update(1_000.0)
@@ -129,7 +172,7 @@ def quantiles(sketches: Iterable[bytes], percentages: Sequence[int]) -> list[int
     """Return, for each percentage p, the largest t such that at least p % of what is pending is at t or
     later; None: nothing is pending. The sketches must have passed `check_sketch`.
 
-    >>> one, other = kll_doubles_sketch(200), kll_doubles_sketch(200)
+    >>> one, other = new_sketch(), new_sketch()
     >>> for at in (10, 20, 30, 40): one.update(at)
     >>> for at in (50, 60): other.update(at)
     >>> quantiles([one.serialize(), other.serialize()], [33, 66, 99])
@@ -137,10 +180,10 @@ def quantiles(sketches: Iterable[bytes], percentages: Sequence[int]) -> list[int
     >>> quantiles([], [33]) is None
     True
     """
-    merged = kll_doubles_sketch(200)
+    merged = new_sketch()
     for packed in sketches:
-        merged.merge(kll_doubles_sketch.deserialize(packed))
-    n = int(merged.n)
+        merged.merge(_sketches.deserialize(packed))
+    n = merged.n
     if not n:
         return None
     found: list[int] = []

@@ -4,10 +4,10 @@
 joins them has to keep what the fast ones bring (Flink, FLIP-182 and FLIP-217, *watermark alignment*).
 
 *Back-pressure*: while a stage is further behind a source above it than its bound, that source reads at a
-fraction of its rate, in proportion to how far over the bound it is, and never below `MIN_RATE`. (A source
-that the stage itself waits for is not ahead of it, and is never slowed down by it.) The rate follows
-from the lag alone: there is no state that could swing or stick, and every replica computes the same. As
-the lag shrinks towards its bound, the rate returns to 1.
+fraction of its rate, in proportion to how far over the bound it is, and never below `MIN_RATE`. (A
+source that the stage itself waits for is not ahead of it, and is never slowed down by it.) The rate
+follows from the lag alone: there is no state that could swing or stick, and every replica computes
+the same. As the lag shrinks towards its bound, the rate returns to 1.
 """
 
 from __future__ import annotations

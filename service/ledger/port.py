@@ -12,7 +12,7 @@ from typing import Protocol
 from service.frontier.graph import StageWatermark
 from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
-from service.model.jobs import StageView, StoredJob
+from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
 
@@ -113,6 +113,10 @@ class Ledger(Protocol):
 
     async def get(self, job: str) -> StoredJob:
         """Return one job, without its promises. Raises `UnknownJobError`."""
+        ...
+
+    async def specification(self, job: str) -> Specification:
+        """Return the specification of one job as it is stored. Raises `UnknownJobError`."""
         ...
 
     async def create(

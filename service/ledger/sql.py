@@ -40,7 +40,7 @@ from service.ledger.rows import (
 from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
-from service.model.jobs import StageView, StoredJob
+from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.tasks import run_to_completion
 
@@ -136,6 +136,14 @@ class SqlLedger:
     async def get(self, db: AsyncConnection, job: str) -> StoredJob:
         """See the port."""
         return await load_job(db, job)
+
+    @_reading
+    async def specification(self, db: AsyncConnection, job: str) -> Specification:
+        """See the port."""
+        row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [job]})).one_or_none()
+        if row is None or row.deleted:
+            raise unknown_job(job)
+        return Specification(row.name, row.generation, row.layout_version, bytes(row.spec))
 
     @_writing
     async def begin_incarnations(

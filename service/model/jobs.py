@@ -58,12 +58,34 @@ class InstalledJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Specification:
+    """A job's specification as its author wrote it, and which one it is."""
+
+    job: str
+    generation: int
+    layout_version: int
+    spec: bytes
+    """JSON, not decoded: with many named shards, that takes a tenth of a second."""
+
+    @property
+    def etag(self) -> str:
+        """The entity tag, which changes with it."""
+        return f"{self.generation}-{self.layout_version}"
+
+
+@dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job with the specification as its author wrote it."""
 
     spec: bytes
     """JSON."""
     installed: InstalledJob
+
+    @property
+    def specification(self) -> Specification:
+        """Its specification alone."""
+        job = self.installed
+        return Specification(job.name, job.generation, job.layout_version, self.spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,10 @@ class Key:
 
 # ---- secrets
 
+_SCHEME: Final = b"bearer "
+_LONGEST: Final = 300
+"""No secret is longer. What is longer is not even hashed."""
+
 SECRET_PREFIX: Final = "tg_"  # noqa: S105  (what every secret begins with)
 """What secrets begin with, so that people and scanners of repositories recognise one."""
 
@@ -133,3 +137,14 @@ def digest_of(secret: str | bytes) -> bytes:
     comparison in constant time: how far a digest agrees with a stored one says nothing about the secret.
     """
     return sha256(secret.encode() if isinstance(secret, str) else secret).digest()
+
+
+def secret_in(authorization: bytes) -> bytes | None:
+    """Read `Authorization: Bearer …` (RFC 6750). None: it has no secret that a key could have.
+
+    >>> secret_in(b"bearer tg_x"), secret_in(b"Basic dGc6")
+    (b'tg_x', None)
+    """
+    if len(authorization) > _LONGEST or authorization[:7].lower() != _SCHEME:
+        return None
+    return authorization[7:].strip()

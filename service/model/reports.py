@@ -45,7 +45,9 @@ class Report:
     ranges: Sequence[str] | None
     """No range twice. None: all ranges of the lease. The columns below are in the same order."""
     promises: Column | int
-    """Of each range, or the same of all. With `capped_at_commit`, only the least of the holds: the commit brings the input."""
+    """Of each range, or the same of all. With `capped_at_commit`, only the least of the holds: the
+    commit brings the input.
+    """
     idle: Sequence[bool] | None = None
     """None: none of them is."""
     notes: Sequence[RangeNote | None] | None = None
@@ -59,8 +61,9 @@ class Report:
 
 
 def column(report: Report) -> Column:
-    """Return the promises of a report whose ranges are named."""
-    assert not isinstance(report.promises, int)
+    """Return the promises of a report, one for each of its ranges."""
+    if isinstance(report.promises, int):
+        return [report.promises] * len(report.ranges or ())
     return report.promises
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.chaos.checker import check
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import LIVES, Cluster
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.history import History, Mark
 from tests.chaos.runner import Outcome, Struck, strike_each, strike_mixed
@@ -37,6 +37,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of all chance")
     parser.add_argument("--fault", action="append", choices=names, help="only this one; repeatable")
     parser.add_argument("--keep-history", type=Path, help="a folder for every history, as JSONL")
+    parser.add_argument("--live", choices=LIVES, default="redis", help="how Redis is deployed")
     parser.add_argument("--embedded", action="store_true", help="one replica, embedded stores")
     parser.add_argument("--check", type=Path, help="only check a history that was kept")
     return parser.parse_args()
@@ -50,8 +51,8 @@ def _show(outcome: Outcome, kept: Path | None) -> None:
     verdict = f"{len(outcome.violations)} violations" if outcome.violations else "nothing lost"
     console.print(
         f"{outcome.job}: {faults} faults,{slowest}"
-        f" {history.requests} requests, {history.reads} reads, {verdict}"
-        + (f"; {kept}" if kept else ""),
+        f" {history.requests} requests, {history.reads} reads,"
+        f" {outcome.changes.requests} beside, {verdict}" + (f"; {kept}" if kept else ""),
         style="red" if outcome.violations else "green",
         markup=False,
     )
@@ -79,6 +80,7 @@ def _keep(outcome: Outcome, cluster: Cluster, folder: Path | None) -> Path | Non
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{outcome.job}.jsonl"
     outcome.history.dump(kept)
+    outcome.changes.dump(folder / f"{outcome.job}-changed.jsonl")
     if outcome.violations:
         for replica in cluster.replicas:
             shutil.copy(replica.log_file, folder / f"{outcome.job}-{replica.name}.log")
@@ -95,7 +97,7 @@ def _run(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> 
         held = held and not outcome.violations
 
     chance: dict[str, Any] = {"seed": options.seed, "hold_s": options.hold, "say": _say}
-    with Cluster(folder, embedded=options.embedded) as cluster:
+    with Cluster(folder, embedded=options.embedded, live=options.live) as cluster:
         for fault in faults if options.repeat else ():
             over(strike_each(cluster, fault.name, [fault] * options.repeat, **chance), cluster)
         if options.mixed_seconds:
@@ -116,7 +118,7 @@ def main() -> int:
         fault
         for fault in FAULTS
         if (not options.fault or fault.name in options.fault)
-        and (fault.embedded or not options.embedded)
+        and fault.suits(options.live, embedded=options.embedded)
     ]
     console.print(f"{len(faults)} faults, seed {options.seed}")
     with tempfile.TemporaryDirectory(prefix="tidegauge-chaos-") as folder:

@@ -754,7 +754,12 @@ def _makes_old(run: Exchange, refused: Exchange, facts: Facts) -> bool:
 
 def well_formed(facts: Facts, _fences: Fences) -> Iterator[Violation]:
     """13. Every failure is a documented problem; an unavailable service says when to retry."""
-    for record in facts.exchanges:
+    return ill_formed(facts.exchanges)
+
+
+def ill_formed(exchanges: Iterable[Exchange]) -> Iterator[Violation]:
+    """Yield the failures that are no documented problem."""
+    for record in exchanges:
         if record.status is None or record.status < 300 or record.status == 304:
             continue
         slug = _slug(record)

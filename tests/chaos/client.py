@@ -73,7 +73,7 @@ class Client:
         """Send a request to a replica, a random one unless named; never raises if the service fails."""
         name = replica or self._chance.choice(self.replicas)
         start_ns = time.monotonic_ns()
-        status, answer, why, kind, retry = None, None, "", "", None
+        status, answer, why, kind, retry, etag = None, None, "", "", None, ""
         sent = True
         limit_s = PATIENCE_S + wait_s
         given_up = self._chance.random() < self._mischief.cancel
@@ -92,6 +92,7 @@ class Client:
             status = response.status_code
             kind = response.headers.get("content-type", "")
             retry = response.headers.get("retry-after")
+            etag = response.headers.get("etag", "")
         except TimeoutError:
             why = "cancelled" if given_up else "timeout"
         except (httpx.TransportError, ValueError) as error:
@@ -111,6 +112,7 @@ class Client:
             answer=answer,
             content_type=kind,
             retry_after=retry,
+            etag=etag,
             why=why,
             sent=sent,
         )

@@ -6,16 +6,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Literal, Self
 
 from tests.chaos.history import History, Mark
 from tests.support.postgres_server import PostgresServer
 from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisCluster, RedisSentinels, RedisServer
 from tests.support.server import START_S, Service
 
 MAX_CONNECTIONS = 40
@@ -76,20 +76,55 @@ class Replica(Service):
         os.kill(self.pid, signal.SIGCONT)
 
 
-class Stores:
-    """Redis and Postgres, and each replica's proxies to them."""
+Live = Literal["redis", "sentinel", "cluster"]
+"""How Redis is deployed."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+LIVES: Final[tuple[Live, ...]] = ("redis", "sentinel", "cluster")
+
+
+class Stores:
+    """Redis and Postgres, and each replica's proxies to them.
+
+    Sentinel and Cluster tell clients where to go, so there is no proxy on the way to those.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, live: Live) -> None:
         self._folder = folder
         self._stack = stack
         self._made = 0
-        self.redis = self.new_redis()
+        self._redis: RedisServer | None = None
+        self.sentinels: RedisSentinels | None = None
+        self.nodes: RedisCluster | None = None
+        match live:
+            case "redis":
+                self._redis = self.new_redis()
+            case "sentinel":
+                self.sentinels = stack.enter_context(RedisSentinels(folder / "sentinels"))
+            case "cluster":
+                self.nodes = stack.enter_context(RedisCluster(folder / "nodes"))
         self.postgres = stack.enter_context(
             PostgresServer(folder / "postgres", max_connections=MAX_CONNECTIONS)
         )
         self._ledger = self.postgres.database()
         self.to_redis: list[Proxy] = []
         self.to_postgres: list[Proxy] = []
+
+    @property
+    def redis(self) -> RedisServer:
+        """The one server, or the primary that Sentinel names."""
+        if self.sentinels is not None:
+            return self.sentinels.primary
+        assert self._redis is not None, "there is no one server"
+        return self._redis
+
+    @redis.setter
+    def redis(self, server: RedisServer) -> None:
+        self._redis = server
+
+    def holders(self) -> Sequence[RedisServer]:
+        """The servers that have any state."""
+        servers = [self.redis] if self.nodes is None else self.nodes.nodes
+        return [server for server in servers if server.command("DBSIZE")]
 
     def new_redis(self) -> RedisServer:
         self._made += 1
@@ -98,20 +133,24 @@ class Stores:
     def urls(self) -> tuple[str, str]:
         """A replica's own connections to the ledger and to the live store."""
         postgres = self._stack.enter_context(Proxy(self.postgres.port, seed=self._made))
-        redis = self._stack.enter_context(Proxy(self.redis.port, seed=self._made))
         self.to_postgres.append(postgres)
-        self.to_redis.append(redis)
         ledger = self._ledger.replace(f":{self.postgres.port}/", f":{postgres.port}/")
+        discovered = self.sentinels or self.nodes
+        if discovered is not None:
+            return ledger, discovered.url
+        redis = self._stack.enter_context(Proxy(self.redis.port, seed=self._made))
+        self.to_redis.append(redis)
         return ledger, f"redis://127.0.0.1:{redis.port}"
 
 
 class Cluster:
     """The system that the faults are injected into."""
 
-    def __init__(self, folder: Path, *, embedded: bool = False) -> None:
+    def __init__(self, folder: Path, *, embedded: bool = False, live: Live = "redis") -> None:
         """`embedded`: one replica on the stores for one process, with no proxy behind it."""
         self._folder = folder
         self._embedded = embedded
+        self.live: Live = live
         self._stack = ExitStack()
         self._stores: Stores | None = None
         self.replicas: list[Replica] = []
@@ -137,7 +176,7 @@ class Cluster:
 
     def _start(self) -> None:
         if not self._embedded:
-            self._stores = Stores(self._folder, self._stack)
+            self._stores = Stores(self._folder, self._stack, self.live)
         for name in "a" if self._embedded else "ab":
             ledger, live = self._urls(name)
             replica = Replica(self._folder / name, name, ledger_url=ledger, live_url=live)

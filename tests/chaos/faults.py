@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import psycopg
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import LIVES, Cluster, Live
 from tests.chaos.workload import TTL_MS, Workload
 from tests.fuzz.requests import Maker
-from tests.support.binaries import wait_until
+from tests.support.binaries import limit_files, wait_until
 from tests.support.proxy import Proxy
 from tests.support.redis_server import RedisError
 from tests.support.wire import Wire
@@ -51,6 +51,12 @@ class Fault(ABC):
     """Two faults may happen at once if they touch different things."""
     embedded: ClassVar[bool] = False
     """Whether it can also be done to one replica on the embedded stores."""
+    lives: ClassVar[tuple[Live, ...]] = LIVES
+    """To which deployments of Redis it can be done."""
+
+    def suits(self, cluster_live: Live, *, embedded: bool) -> bool:
+        """Whether it can be done there."""
+        return self.embedded if embedded else cluster_live in self.lives
 
     @abstractmethod
     def inject(self, scene: Scene) -> None:
@@ -95,21 +101,29 @@ class RedisFlushed(Fault):
 
     def inject(self, scene: Scene) -> None:
         with scene.cluster.loses_live_store(self.name):
-            scene.cluster.stores.redis.command("FLUSHALL")
+            for server in scene.cluster.stores.holders():
+                server.command("FLUSHALL")
 
 
 class RedisEmptied(Fault):
-    """Redis stops, and comes back empty."""
+    """Redis stops, and comes back empty. Of a cluster: a node that has a job."""
 
     name = "redis-emptied"
     touches = frozenset({"redis"})
+    lives = ("redis", "cluster")
 
     def inject(self, scene: Scene) -> None:
-        redis = scene.cluster.stores.redis
-        with scene.cluster.loses_live_store(self.name):
+        stores = scene.cluster.stores
+        redis = scene.chance.choice(stores.holders())
+        with contextlib.ExitStack() as lost:
+            if stores.nodes is None:
+                # Of a cluster's nodes, only one has the job that is watched.
+                lost.enter_context(scene.cluster.loses_live_store(self.name))
             redis.kill()
             time.sleep(scene.chance.uniform(0, 1))
             redis.restart(empty=True)
+            if stores.nodes is not None:
+                stores.nodes.wait_ok()
 
 
 class RedisAged(Fault):
@@ -117,6 +131,7 @@ class RedisAged(Fault):
 
     name = "redis-aged"
     touches = frozenset({"redis"})
+    lives = ("redis",)
 
     def inject(self, scene: Scene) -> None:
         redis = scene.cluster.stores.redis
@@ -133,6 +148,7 @@ class RedisFailedOver(Fault):
 
     name = "redis-failed-over"
     touches = frozenset({"redis"})
+    lives = ("redis",)
 
     def inject(self, scene: Scene) -> None:
         stores = scene.cluster.stores
@@ -153,6 +169,21 @@ class RedisFailedOver(Fault):
                     proxy.retarget(replica.port)
 
 
+class SentinelFailedOver(Fault):
+    """The primary is killed, the Sentinels promote the replica, and the old primary follows it."""
+
+    name = "sentinel-failed-over"
+    touches = frozenset({"redis"})
+    lives = ("sentinel",)
+
+    def inject(self, scene: Scene) -> None:
+        sentinels = scene.cluster.stores.sentinels
+        assert sentinels is not None
+        with scene.cluster.loses_live_store(self.name):
+            old = sentinels.fail_over()
+        sentinels.rejoin(old)
+
+
 class ScriptsFlushed(Fault):
     """Redis forgets the scripts from time to time."""
 
@@ -161,7 +192,8 @@ class ScriptsFlushed(Fault):
 
     def inject(self, scene: Scene) -> None:
         for _ in range(10):
-            scene.cluster.stores.redis.command("SCRIPT", "FLUSH")
+            for server in scene.cluster.stores.holders():
+                server.command("SCRIPT", "FLUSH")
             time.sleep(scene.hold_s / 10)
 
 
@@ -172,15 +204,17 @@ class RedisRefuses(Fault):
     touches = frozenset({"redis"})
 
     def inject(self, scene: Scene) -> None:
-        redis = scene.cluster.stores.redis
+        servers = scene.cluster.stores.holders()
         setting, refusing, usual = scene.chance.choice(
-            [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+            [("maxmemory", "1", "0"), ("min-replicas-to-write", "9", "0")]
         )
-        redis.command("CONFIG", "SET", setting, refusing)
         try:
+            for server in servers:
+                server.command("CONFIG", "SET", setting, refusing)
             scene.hold()
         finally:
-            redis.command("CONFIG", "SET", setting, usual)
+            for server in servers:
+                server.command("CONFIG", "SET", setting, usual)
 
 
 class RedisKeyDamaged(Fault):
@@ -190,8 +224,8 @@ class RedisKeyDamaged(Fault):
     touches = frozenset({"redis"})
 
     def inject(self, scene: Scene) -> None:
-        redis = scene.cluster.stores.redis
         for _ in range(4):
+            redis = scene.chance.choice(scene.cluster.stores.holders())
             keys = sorted(redis.command("KEYS", "tidegauge*"))
             if keys:
                 # Not every key is missed: of some, all that was in them is restored or not needed.
@@ -211,10 +245,10 @@ class RedisClockSetBack(Fault):
     touches = frozenset({"redis"})
 
     def inject(self, scene: Scene) -> None:
-        redis = scene.cluster.stores.redis
-        for key in redis.command("KEYS", "*:deadlines"):
-            job = key.removesuffix(b":deadlines")
-            redis.command("EVAL", _AN_HOUR_AHEAD, 2, job, key)
+        for redis in scene.cluster.stores.holders():
+            for key in redis.command("KEYS", "*:deadlines"):
+                job = key.removesuffix(b":deadlines")
+                redis.command("EVAL", _AN_HOUR_AHEAD, 2, job, key)
         scene.hold()
 
 
@@ -264,11 +298,37 @@ class PostgresRestarted(Fault):
         postgres.start()
 
 
+class DiskFull(Fault):
+    """The ledger's disk is full: nothing can be written beyond what its files have.
+
+    The limit is that of the process, which needs no rights. To Postgres it is the end if it happens in
+    its log, as on a disk that is full; then it is started again, once there is room.
+    """
+
+    name = "disk-full"
+    touches = frozenset({"postgres"})
+    embedded = True
+
+    def inject(self, scene: Scene) -> None:
+        if scene.cluster.embedded:
+            [replica] = scene.cluster.replicas
+            limit_files([replica.pid], 0)
+            scene.hold()
+            limit_files([replica.pid], -1)
+            return
+        postgres = scene.cluster.stores.postgres
+        postgres.limit_files(0)
+        scene.hold()
+        postgres.limit_files(-1)
+        wait_until(postgres.takes_writes, "Postgres takes writes")
+
+
 class ConnectionsExhausted(Fault):
     """Neither store takes another connection, and those that there were are cut."""
 
     name = "connections-exhausted"
     touches = frozenset({"redis", "postgres"})
+    lives = ("redis",)
 
     def inject(self, scene: Scene) -> None:
         stores = scene.cluster.stores
@@ -378,12 +438,14 @@ FAULTS: tuple[Fault, ...] = (
     RedisEmptied(),
     RedisAged(),
     RedisFailedOver(),
+    SentinelFailedOver(),
     ScriptsFlushed(),
     RedisRefuses(),
     RedisKeyDamaged(),
     RedisClockSetBack(),
     HostileClient(),
     PostgresRestarted(),
+    DiskFull(),
     ConnectionsExhausted(),
     AnswersLost(),
     ClientsCancel(),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 Action = Literal[
     "define", "run", "claim", "renew", "release", "report", "commit",
-    "watermark", "snapshot", "event",
+    "watermark", "snapshot", "event", "spec", "reset", "delete",
 ]  # fmt: skip
 Json = Mapping[str, Any]
 
@@ -38,6 +38,7 @@ class Exchange:
     answer: Any = None
     content_type: str = ""
     retry_after: str | None = None
+    etag: str = ""
     why: str = ""
     """Why the answer is unknown."""
     stream: int | None = None

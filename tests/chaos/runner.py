@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tests.chaos.changes import check_changes, new_history
 from tests.chaos.checker import RESUME_S, Violation, check
 from tests.chaos.cluster import Cluster
 from tests.chaos.faults import Fault, Scene
@@ -34,6 +35,8 @@ class Outcome:
 
     job: str
     history: History
+    changes: History = field(default_factory=new_history)
+    """Of the job beside it, which is changed all the time."""
     struck: list[Struck] = field(default_factory=list[Struck])
     violations: list[Violation] = field(default_factory=list[Violation])
 
@@ -52,7 +55,7 @@ class Run:
         self._chance = random.Random(seed)
         self._scene = Scene(cluster, self._workload, self._chance, hold_s)
         self._say = say
-        self.outcome = Outcome(job, self._workload.history)
+        self.outcome = Outcome(job, self._workload.history, self._workload.changes)
 
     @contextmanager
     def working(self) -> Generator[None]:
@@ -63,7 +66,10 @@ class Run:
                 yield
         finally:
             self._scene.cluster.history = None
-            self.outcome.violations = check(self._workload.history)
+            self.outcome.violations = [
+                *check(self._workload.history),
+                *check_changes(self._workload.changes),
+            ]
 
     def strike(self, *faults: Fault) -> None:
         """Inject faults, all at once, and wait until every watermark advances again."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from tests.chaos.changes import Changer, new_history
 from tests.chaos.checker import MARGIN_MS
 from tests.chaos.client import Client, Mischief
 from tests.chaos.history import Exchange, History, Mark, Topology
@@ -463,6 +464,8 @@ class Workload:
 
     def __init__(self, fronts: Mapping[str, str], job: str, seed: int = 0) -> None:
         self.history = History(TOPOLOGY)
+        self.changes = new_history()
+        """Of a job beside it, which is changed all the time."""
         self.mischief = Mischief()
         self._fronts = fronts
         self._job = job
@@ -526,12 +529,16 @@ class Workload:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         client = Client(self.history, self._job, self._fronts, self.mischief, self._seed)
+        beside = Client(
+            self.changes, f"{self._job}-changed", self._fronts, self.mischief, self._seed
+        )
         common = Common(client, self.mischief)
         try:
             await self._define(client)
             async with asyncio.TaskGroup() as group:
                 working = [group.create_task(work()) for work in self._workers(common)]
                 reading = [group.create_task(read()) for read in self._readers(common)]
+                reading += [group.create_task(Changer(beside, f"c{n}").run()) for n in range(2)]
                 await self._resting.wait()
                 await self._finale(common, working)
                 # Nothing happens any more that could wake them.
@@ -539,6 +546,7 @@ class Workload:
                     task.cancel()
         finally:
             await client.close()
+            await beside.close()
 
     async def _define(self, client: Client) -> None:
         while True:

@@ -26,8 +26,61 @@ from service.model.reports import Report
 from tests.conformance.test_live import installed, pipeline
 from tests.support.clock import FakeClock
 from tests.support.proxy import Proxy
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisCluster, RedisServer
 from tests.support.stores import hasten
+
+
+def test_connections_to_a_node_that_are_closed_in_use_are_no_surprise(
+    redis_cluster: RedisCluster,
+) -> None:
+    """redis-py closes all connections to a node that fails, also those that others are using."""
+
+    async def scenario() -> None:
+        client = RedisClient(redis_cluster.url)
+        inner: Any = cast("Any", client)._client
+        await inner.initialize()
+        try:
+            await close_in_use(client, inner)
+        finally:
+            await client.close()
+
+    async def close_in_use(client: RedisClient, inner: Any) -> None:
+        for moment in range(24):
+            await asyncio.gather(
+                *(client.command("GET", b"{a}%d" % n) for n in range(4)), return_exceptions=True
+            )
+            writes = [
+                asyncio.ensure_future(client.command("SET", b"{a}%d" % n, "x")) for n in range(4)
+            ]
+            for _ in range(moment % 8):
+                await asyncio.sleep(0)
+            for node in inner.get_nodes():
+                await node.disconnect()
+            answers = await asyncio.gather(*writes, return_exceptions=True)
+            found = [answer for answer in answers if isinstance(answer, BaseException)]
+            assert all(isinstance(error, UnavailableError) for error in found), found
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+def test_connections_that_broke_while_they_were_idle_are_not_used(
+    redis_server: RedisServer,
+) -> None:
+    """On uvloop, which has not noticed yet that the server has closed them, one and all."""
+
+    async def scenario() -> None:
+        client = RedisClient(redis_server.url)
+        try:
+            for _ in range(10):
+                await asyncio.gather(*(client.command("GET", "x") for _ in range(6)))
+                redis_server.command("CLIENT", "KILL", "TYPE", "normal")
+                assert await client.command("GET", "x") is None
+        finally:
+            await client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
 
 
 def test_connections_that_are_cut_are_made_again(redis_server: RedisServer) -> None:

@@ -143,16 +143,15 @@ def python_value(key: str, value: Any) -> Any:
     match key:
         case "rank" | "held_by":
             return Rank(*value)
-        case "earlier" | "later" if value is not None and len(value) == len(fields(Waiting)):
-            return Waiting(*value)
-        case "earlier":
-            return None if value is None else facts_of(value)
+        case "earlier" | "later" if value is not None:
+            is_waiting = len(value) == len(fields(Waiting))
+            return Waiting(*value) if is_waiting else facts_of(value)
         case "series":
             return None if value is None else Commits(*value)
         case "reported" if isinstance(value, list):
             return reported_facts(value)
-        case "reached":
-            return Agreement(*value)
+        case "reached" if isinstance(value, list):
+            return Agreement(*value) if value else None
         case _:
             return value
 

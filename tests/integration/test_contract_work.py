@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import datasketches
 import pytest
-from datasketches import kll_floats_sketch
 
 from tests.support.api import Api, ok, problem
 from tests.support.inprocess import InProcess
@@ -193,7 +193,7 @@ async def test_a_percentile_that_is_not_declared(job: Api, query: str) -> None:
     problem(await job.get_watermark("s", query), 422, "invalid-request")
 
 
-floats = kll_floats_sketch(200)
+floats: Any = datasketches.kll_floats_sketch(200)  # pyright: ignore[reportAttributeAccessIssue]
 for value in range(20):
     floats.update(float(value))
 BAD: dict[str, Any] = {

@@ -34,6 +34,10 @@ OPEN = {("get", "/healthz"), ("get", "/readyz")}
 SMALLER = {"read": "scrape", "report": "read", "drive": "report", "admin": "drive"}
 
 
+def sent(secret: str) -> bytes:
+    return b"Bearer " + secret.encode()
+
+
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
@@ -396,7 +400,7 @@ async def test_a_key_whose_revocation_got_no_answer_is_not_let_in_for_ever(ledge
         await keys.revoke("reader", BY)
     await keys.catch_up()
     with pytest.raises(UnauthenticatedError):
-        keys.admit(secret, Role.READ, "j")
+        keys.admit(sent(secret), Role.READ, "j")
 
 
 async def test_a_key_is_revoked_even_if_the_client_does_not_wait(ledger: Away) -> None:
@@ -411,16 +415,16 @@ async def test_a_key_is_revoked_even_if_the_client_does_not_wait(ledger: Away) -
         await revoking
     assert [key.name for key in await keys.all()] == ["admin"]
     with pytest.raises(UnauthenticatedError):
-        keys.admit(secret, Role.READ, "j")
+        keys.admit(sent(secret), Role.READ, "j")
 
 
 async def test_what_is_remembered_is_bounded(ledger: Away) -> None:
     keys = Keys(ledger, FakeClock())
     _, secret = await keys.create("admin", Role.ADMIN, "*", None, BY)
     for number in range(30_000):
-        keys.admit(secret, Role.READ, f"j{number}")
+        keys.admit(sent(secret), Role.READ, f"j{number}")
         with pytest.raises(UnauthenticatedError):
-            keys.admit(f"tg_{number}", Role.READ, "j")
+            keys.admit(sent(f"tg_{number}"), Role.READ, "j")
     assert len(keys._granted) <= 10_000
 
 
@@ -433,15 +437,15 @@ async def test_the_last_known_keys_stand_for_a_bounded_time(ledger: Away) -> Non
     with pytest.raises(UnavailableError):
         await keys.refresh()
     clock.advance(STALE_MS)
-    assert keys.admit(secret, Role.READ, "j").name == "reader"
+    assert keys.admit(sent(secret), Role.READ, "j").name == "reader"
     with pytest.raises(ForbiddenError):
-        keys.admit(secret, Role.REPORT, "j")
+        keys.admit(sent(secret), Role.REPORT, "j")
     clock.advance(1 + RECHECK_MS)
     with pytest.raises(UnavailableError, match="which keys were revoked"):
-        keys.admit(secret, Role.READ, "j")
+        keys.admit(sent(secret), Role.READ, "j")
     ledger.away = False
     await keys.refresh()
-    assert keys.admit(admin, Role.ADMIN, None).name == "admin"
+    assert keys.admit(sent(admin), Role.ADMIN, None).name == "admin"
     with pytest.raises(UnauthenticatedError):
         keys.admit(None, Role.READ, "j")
 

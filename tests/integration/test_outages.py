@@ -179,6 +179,24 @@ async def test_without_redis_writes_wait_and_reads_go_on_where_that_is_safe(
     await goes_on(job)
 
 
+async def test_a_postgres_that_takes_no_writes_is_not_ready(
+    job: Api, gauge: InProcess, own_postgres: PostgresServer
+):
+    ok(await gauge.client.get("/readyz"))
+    own_postgres.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    try:
+        own_postgres.execute("SELECT pg_reload_conf()")
+        refused = await eventually(
+            lambda: gauge.client.get("/readyz"), lambda response: response.status_code == 503
+        )
+        problem(refused, 503, "unavailable")
+        assert await outputs(job) == (10, 10)
+    finally:
+        own_postgres.execute("ALTER SYSTEM RESET default_transaction_read_only")
+        own_postgres.execute("SELECT pg_reload_conf()")
+    await eventually(lambda: gauge.client.get("/readyz"), lambda r: r.status_code == 200)
+
+
 async def test_a_redis_that_hangs_is_away(job: Api, redis: RedisServer):
     token = await job.token("s", run=1, ttl_ms=600_000)
     assert await outputs(job) == (10, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import trustme
 from spark_agent import Client
 from tests.integration.test_cli import run
 from tests.integration.test_guard import wait_for
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisServer
 from tests.support.server import Service
 
 
@@ -126,6 +129,38 @@ def test_clients_show_their_certificates(tmp_path: Path, issued: Issued) -> None
         assert httpx.get(f"{service.url}/healthz", verify=known).status_code == 200
         with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
             httpx.get(f"{service.url}/healthz", verify=issued.trust())
+
+
+def test_a_pipe_is_no_certificate_and_stops_no_handshake(secure: Service, issued: Issued) -> None:
+    first = served(secure, issued.trust())
+    issued.cert.unlink()
+    os.mkfifo(issued.cert)
+    assert served(secure, issued.trust()) == first
+    assert "is no regular file" in secure.log()
+    issued.cert.unlink()
+    issued.issue()
+    wait_for(lambda: served(secure, issued.trust()) != first, "the new certificate")
+
+
+def test_several_processes_serve_it(
+    tmp_path: Path, issued: Issued, redis_server: RedisServer, postgres_server: PostgresServer
+) -> None:
+    redis_server.command("FLUSHALL")
+    options = (*issued.options, "--workers", "2", "--live-url", redis_server.url)
+    service = Service(tmp_path, options=options, tls=issued.trust())
+    service.ledger_url = postgres_server.database()
+    with service:
+        body = {"stages": {"s": {"shards": ["0"]}}}
+        for n in range(8):
+            # A connection each, so that either process is likely to get one.
+            with httpx.Client(base_url=service.url, verify=issued.trust()) as client:
+                assert client.put("/v1/jobs/j", json=body).status_code == (200 if n else 201)
+        first = served(service, issued.trust())
+        issued.issue()
+        for _ in range(8):
+            assert served(service, issued.trust()) != first
+        assert f"listens on {service.url}" in service.log()
+        assert "Traceback" not in service.log()
 
 
 @pytest.mark.parametrize(

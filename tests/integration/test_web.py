@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.api import Api, ok, problem
+from tests.support.api import Api, eventually, ok, problem
 from tests.support.inprocess import InProcess, with_schema
 from tests.support.stores import Stores
 
@@ -157,9 +158,62 @@ async def test_any_name_where_it_listens_for_others(tmp_path: Path, stores: Stor
 
 async def test_nothing_is_redirected(job: Api):
     for path in ("/v1/jobs/", f"{job.root}/", "/docs/"):
-        response = await job.client.get(path, headers={"Host": "evil.example"})
-        assert response.status_code == 404
-        assert "location" not in response.headers
+        for host, status in (("127.0.0.1", 404), ("evil.example", 421)):
+            response = await job.client.get(path, headers={"Host": host})
+            assert response.status_code == status
+            assert "location" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/start.js", "/openapi.json", "/nowhere", "/v1"])
+async def test_no_address_is_for_any_host(job: Api, path: str):
+    problem(await job.client.get(path, headers={"Host": "evil.example"}), 421, "unknown-host")
+
+
+async def test_a_method_that_there_is_not_is_for_no_host_either(job: Api):
+    response = await job.client.patch("/v1/jobs", headers={"Host": "evil.example"})
+    problem(response, 421, "unknown-host")
+
+
+async def test_files_are_compressed_for_who_reads_that(job: Api):
+    for path in ("/docs/swagger-ui-bundle.js", "/openapi.json"):
+        plain = await job.client.get(path, headers={"Accept-Encoding": "identity"})
+        small = await job.client.get(path, headers={"Accept-Encoding": "gzip"})
+        assert "content-encoding" not in plain.headers
+        assert small.headers["content-encoding"] == "gzip"
+        assert small.content == plain.content
+        assert int(small.headers["content-length"]) * 2 < len(plain.content)
+
+
+async def test_a_client_waits_for_so_many_answers_and_no_more(tmp_path: Path):
+    async with InProcess(tmp_path, max_readers_per_client=2) as gauge:
+        job = gauge.api()
+        await job.define({"s": {"shards": ["0"]}})
+        path = f"{job.root}/stages/s/watermark?at_least=5"
+        waiting = asyncio.create_task(job.client.get(path, headers={"Prefer": "wait=60"}))
+        async with job.client.stream("GET", f"{job.root}/events") as stream:
+            assert stream.status_code == 200
+            refused = await eventually(
+                lambda: job.client.get(path, headers={"Prefer": "wait=0"}),
+                lambda response: response.status_code == 503,
+            )
+            assert (
+                "TIDEGAUGE_MAX_READERS_PER_CLIENT" in problem(refused, 503, "overloaded")["detail"]
+            )
+            problem(await job.client.get(f"{job.root}/events"), 503, "overloaded")
+            assert (await job.get_watermark("s")).status_code == 200, "it waits for nothing"
+            text = (await job.client.get("/metrics")).text
+            assert 'tidegauge_refused_requests_total{reason="overloaded"}' in text
+        await job.report("s", await job.token("s"), {"0": 5})
+        ok(await waiting)
+        for _ in range(3):
+            # Those that have ended count no more.
+            again = await job.client.get(f"{path}0", headers={"Prefer": "wait=0"})
+            assert again.status_code == 200
+
+
+async def test_two_different_keys_are_no_key(job: Api):
+    twice = [("Authorization", "Bearer one"), ("Authorization", "Bearer two")]
+    problem(await job.client.get("/v1/jobs", headers=twice), 400, "malformed-http")
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/nowhere", "/metrics", "/docs", "/v1/jobs/-"])

@@ -166,6 +166,33 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals) -> int:
         raise AssertionError(f"did not end {WAIT_S} s after {how.name}") from None
 
 
+_LIMIT_FILES = """
+import os, resource, sys
+size, uid, gid, *pids = map(int, sys.argv[1:])
+if uid:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+for pid in pids:
+    try:
+        most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
+    except ProcessLookupError:
+        pass
+"""
+
+
+def limit_files(pids: Sequence[int], size: int, owner: Owner | None = None) -> None:
+    """Let processes write to no file beyond this offset: to them, the disk is full. -1: no limit.
+
+    Only the soft limit is set, so that it can be raised again. Whoever owns a process may do that: root
+    of a container may not, for processes of others.
+    """
+    owner = owner or Owner()
+    words = [str(word) for word in (size, owner.uid, owner.gid, *pids)]
+    subprocess.run([sys.executable, "-I", "-S", "-c", _LIMIT_FILES, *words], check=True)
+
+
 def wait_until(condition: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
     """Return once the condition holds. An `OSError` while asking counts as no."""
     deadline = time.monotonic() + within_s

@@ -21,6 +21,7 @@ from tests.support.binaries import (
     end,
     free_port,
     launch,
+    limit_files,
     postgres_folder,
     somebody,
     wait_until,
@@ -145,6 +146,24 @@ class PostgresServer:
         paused, self._paused = self._paused, ()
         for pid in reversed(paused):
             _signal(pid, signal.SIGCONT)
+
+    def limit_files(self, size: int) -> None:
+        """Let it write beyond this offset of no file: to it, the disk is full. -1: no limit."""
+        # Itself first, so that no process that it starts meanwhile is left out.
+        limit_files([self.pid], size, self._owner)
+        limit_files(_children(self.pid), size, self._owner)
+
+    def takes_writes(self) -> bool:
+        """Whether it does, once its disk is no longer full. It ends if it could not recover before."""
+        assert self._process is not None, "not running"
+        if self._process.poll() is not None:
+            self._process = None
+            self.start()
+        try:
+            self.execute("SELECT pg_catalog.txid_current()")
+        except psycopg.Error:
+            return False
+        return True
 
     def database(self) -> str:
         """Create an empty database; return its URL for SQLAlchemy."""

@@ -279,7 +279,7 @@ class RedisCluster(_Started):
 
 
 class RedisSentinel(_Server):
-    """One Sentinel that decides alone. Primary and replica are the caller's, and run already.
+    """One Sentinel, by default alone. Primary and replica are the caller's, and run already.
 
     It asks them once a second: who does not answer for hardly longer would be given up for nothing.
     """
@@ -292,9 +292,11 @@ class RedisSentinel(_Server):
         name: str = "tidegauge",
         *,
         down_after_ms: int = 3_000,
+        quorum: int = 1,
     ) -> None:
         super().__init__(folder, free_port())
         self.name = name
+        self._quorum = quorum
         self._primary = primary
         self._replica = replica
         self._down_after_ms = down_after_ms
@@ -311,7 +313,7 @@ class RedisSentinel(_Server):
                 f"port {self.port}\n"
                 "bind 127.0.0.1\n"
                 f'dir "{self.folder}"\n'
-                f"sentinel monitor {self.name} 127.0.0.1 {self._primary.port} 1\n"
+                f"sentinel monitor {self.name} 127.0.0.1 {self._primary.port} {self._quorum}\n"
                 f"sentinel down-after-milliseconds {self.name} {self._down_after_ms}\n"
                 f"sentinel failover-timeout {self.name} 5000\n"
             )
@@ -323,6 +325,10 @@ class RedisSentinel(_Server):
             self._replica.replicate(self._primary)
         super().start()
         wait_until(lambda: any(map(_promotable, self._replicas())), "Sentinel knows the replica")
+
+    def knows(self, others: int) -> bool:
+        """Whether it knows so many other Sentinels."""
+        return len(self.command("SENTINEL", "SENTINELS", self.name)) == others
 
     def _replicas(self) -> Sequence[Mapping[str, str]]:
         replies: list[list[bytes]] = self.command("SENTINEL", "REPLICAS", self.name)
@@ -356,6 +362,62 @@ class RedisSentinel(_Server):
             lambda: self.primary_port() == port and found.info("replication")["role"] == "master",
             f"primary at {port}",
         )
+
+
+class RedisSentinels(_Started):
+    """A primary, a replica, and three Sentinels, of which two must agree."""
+
+    def __init__(self, folder: Path, name: str = "tidegauge") -> None:
+        self.servers = [RedisServer(folder / f"redis-{n}") for n in range(2)]
+        self.sentinels = [
+            RedisSentinel(
+                folder / f"sentinel-{n}",
+                self.servers[0],
+                self.servers[1],
+                name,
+                down_after_ms=2_000,
+                quorum=2,
+            )
+            for n in range(3)
+        ]
+        self._name = name
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{self._name}"
+
+    @property
+    def primary(self) -> RedisServer:
+        """The server that clients are sent to."""
+        port = self.sentinels[0].primary_port()
+        return next(server for server in self.servers if server.port == port)
+
+    def start(self) -> None:
+        """Start all of them; return once they know each other."""
+        for server in (*self.servers, *self.sentinels):
+            server.start()
+        wait_until(lambda: all(s.knows(2) for s in self.sentinels), "Sentinels know each other")
+
+    def fail_over(self) -> RedisServer:
+        """Kill the primary; return it once every Sentinel sends clients to the replica."""
+        old = self.primary
+        new = next(server for server in self.servers if server is not old)
+        old.kill()
+        for sentinel in self.sentinels:
+            sentinel.wait_for_primary(new.port)
+        return old
+
+    def rejoin(self, server: RedisServer) -> None:
+        """Start a server that was killed; return once it follows the primary."""
+        server.start()
+        wait_until(
+            lambda: server.info("replication").get("master_link_status") == "up", "it follows"
+        )
+
+    def kill(self) -> None:
+        for server in (*self.sentinels, *self.servers):
+            server.kill()
 
 
 def _promotable(replica: Mapping[str, str]) -> bool:

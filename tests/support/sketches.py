@@ -6,12 +6,12 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from datasketches import kll_doubles_sketch
+from service.frontier.sketches import new_sketch
 
 
 def sketch_of(times: Iterable[int]) -> bytes:
     """Pack a sketch of these event times."""
-    sketch = kll_doubles_sketch(200)
+    sketch = new_sketch()
     for time in times:
         sketch.update(float(time))
     return sketch.serialize()

@@ -1,12 +1,13 @@
 """Idleness by policy in simulated worlds: it never makes an on-time record late.
 
-A record of event time e can be read from its shard at most `DELAY_MS` after e. Shards have busy and quiet
-times; workers read what there is and report, or only renew their leases; they die, are replaced, and are
-paused with a backlog. Whatever is read must not be behind the watermark that was published before.
+A record of event time e can be read from its shard at most `DELAY_MS` after e. Shards have busy and
+quiet times; workers read what there is and report, or only renew their leases; they die, are
+replaced, and are paused with a backlog. Whatever is read must not be behind the watermark that was
+published before.
 
-There is one window that no policy can close, and that the contract names: a lease proves that its worker
-lives until it runs out. So what arrives on a quiet shard between the death of its worker and the end of the
-lease may not be waited for. Those records are counted, not forgotten: they are few.
+There is one window that no policy can close, and that the contract names: a lease proves that its
+worker lives until it runs out. So what arrives on a quiet shard between the death of its worker and
+the end of the lease may not be waited for. Those records are counted, not forgotten: they are few.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 from dataclasses import dataclass, field
 
 from service.aggregator.idleness import decide
+from service.errors import LeaseConflictError
 from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.leases import Rank
@@ -62,21 +64,11 @@ class World:
         store = MemoryLiveStore(clock, tokens=lambda: str(rng.random()))
         shards = [Shard(str(k), random.Random(rng.random())) for k in range(rng.randint(2, 4))]
         stage = Stage((), ShardLayout.of(s.name for s in shards), StagePolicy(idle=POLICY))
-        view = StageView(StageWatermark(), 0, 0, 0)
-        await store.begin(
-            InstalledJob(
-                "j",
-                Pipeline({"s": stage}),
-                1,
-                1,
-                1,
-                0,
-                0,
-                {"s": InstalledStage(view, StageProgress(), 1)},
-            )  # fmt: skip
-        )
-        version, output = 0, StageWatermark()
-        for _ in range(STEPS):
+        start = InstalledStage(StageView(StageWatermark(), 0, 0, 0), StageProgress(), 1)
+        flow = Pipeline({"s": stage})
+        await store.begin(InstalledJob("j", flow, 1, 1, 1, 0, 0, {"s": start}))
+        output = StageWatermark()
+        for version in range(1, STEPS + 1):
             clock.advance(STEP_MS)
             now = clock.now_ms
             for shard in shards:
@@ -90,7 +82,6 @@ class World:
             _, agreements = await store.agreements("j", frozenset("s"))
             reached = agreements["s"]
             output = output.advance(output.input, reached.watermark, idle=reached.idle)
-            version += 1
             await store.publish(
                 "j", 1, version, {"s": StageView(output, version, version, now)}, {}
             )
@@ -111,16 +102,26 @@ class World:
             return
         if chance < 0.04:
             shard.is_paused = not shard.is_paused
-        if shard.token is None:
-            try:
-                claim = Claim([shard.name], f"w{now}", TTL_MS, Rank(epoch=now))
-                shard.token = (await store.claim("j", "s", claim)).token
-            except Exception:
-                return
+        if not await self.claim(store, shard, now):
+            return
         if shard.is_paused:
             facts = ReportedFacts(records=0, backlog=len(shard.unread))
             await self.report(store, shard, facts)
-            return
+        else:
+            await self.read_all(store, shard, now, published)
+
+    async def claim(self, store: MemoryLiveStore, shard: Shard, now: int) -> bool:
+        if shard.token is None:
+            claim = Claim([shard.name], f"w{now}", TTL_MS, Rank(epoch=now))
+            try:
+                shard.token = (await store.claim("j", "s", claim)).token
+            except LeaseConflictError:
+                return False
+        return True
+
+    async def read_all(
+        self, store: MemoryLiveStore, shard: Shard, now: int, published: int
+    ) -> None:
         fresh, shard.unread = shard.unread, []
         for arrival, event_time in fresh:
             self.read += 1
@@ -133,8 +134,8 @@ class World:
         if fresh:
             # Whatever arrives from now on is at most so late.
             shard.watermark = max(shard.watermark, now - DELAY_MS)
-        if not fresh and shard.random.random() < 0.5:
-            await store.renew("j", [shard.token])
+        elif shard.random.random() < 0.5:
+            await store.renew("j", [shard.token or ""])
             return
         await self.report(store, shard, ReportedFacts(records=len(fresh)))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import datasketches
 import pytest
-from datasketches import kll_doubles_sketch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def test_percentiles_of_many_are_within_the_error_of_the_sketch(seed: int, range
 @pytest.mark.parametrize("k", [8, 200, 4_096])
 @pytest.mark.parametrize("count", [0, 1, 2, 8, 200, 1_000, 5_000])
 def test_every_sketch_of_the_library_is_accepted(k: int, count: int) -> None:
-    sketch = kll_doubles_sketch(k)
+    sketch: Any = datasketches.kll_doubles_sketch(k)  # pyright: ignore[reportAttributeAccessIssue]
     for time in range(count):
         sketch.update(float(time))
     assert check_sketch(sketch.serialize()) == count

@@ -29,7 +29,7 @@ from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 
-VIEWS_AT_ONCE = 500
+VIEWS_AT_ONCE = 100
 """Ranges that are shown without a pause."""
 
 

@@ -123,8 +123,8 @@ class RedisClient:
                 f"TIDEGAUGE_LIVE_URL {shown(url)} cannot be used: {error}"
             ) from None
         client: Any = self._client
-        pool: Any = getattr(client, "connection_pool", None)
-        manager: Any = getattr(pool, "sentinel_manager", None)
+        self._pool: Any = getattr(client, "connection_pool", None)
+        manager: Any = getattr(self._pool, "sentinel_manager", None)
         self._sentinels: Sequence[Any] = () if manager is None else manager.sentinels
         # Any argument that `_Encoder` knows, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
@@ -137,43 +137,50 @@ class RedisClient:
         Raises `UnavailableError`, `WrongTypeError`. A broken connection is retried once, since it may
         have broken long ago, unless the step must not be run twice.
         """
-        tries = 2 if repeatable else 1
+        return await self._retried(lambda: self._evaluate(name, keys, args), 2 if repeatable else 1)
+
+    async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
+        """Run a plain command, which may be repeated. Raises `UnavailableError`, `WrongTypeError`."""
+        return await self._retried(lambda: self._send(*parts), 2)
+
+    async def _retried(self, attempt: Callable[[], Awaitable[Any]], tries: int) -> Any:  # noqa: ANN401
         while True:
             tries -= 1
             try:
-                return await self._evaluate(name, keys, args)
+                return await attempt()
             except RedisTimeoutError as error:
                 raise _unavailable(error) from error
             except (RedisConnectionError, OSError) as error:
                 if not tries:
                     raise _unavailable(error) from error
+                # A server that was restarted has closed all of them. Else the retry might get another
+                # one that broke just then, and has not been found out yet either.
+                await self._close_idle()
+
+    async def _close_idle(self) -> None:
+        if self._pool is not None:
+            await self._pool.disconnect(inuse_connections=False)
 
     async def _evaluate(self, name: str, keys: Sequence[Key], args: Sequence[bytes | str]) -> Any:  # noqa: ANN401
         source, digest = script(name)
         rest = (len(keys), *keys, SERVER, *args)
         try:
-            try:
-                return await self._execute("EVALSHA", digest, *rest)
-            except NoScriptError:
-                # Redis forgets scripts when it restarts. EVAL loads this one again.
-                return await self._execute("EVAL", source, *rest)
+            return await self._send("EVALSHA", digest, *rest)
+        except NoScriptError:
+            # Redis forgets scripts when it restarts. EVAL loads this one again.
+            return await self._send("EVAL", source, *rest)
+
+    async def _send(self, *parts: object) -> Any:  # noqa: ANN401
+        try:
+            return await self._execute(*parts)
+        except NoScriptError:
+            raise
         except ResponseError as error:
             raise _translated(error) from error
         except RedisClusterException as error:
             raise RedisConnectionError(str(error)) from error
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise _broken(error) from error
-
-    async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
-        """Run a plain command. Raises `UnavailableError`, `WrongTypeError`."""
-        try:
-            return await self._execute(*parts)
-        except RuntimeError as error:
-            raise _unavailable(_broken(error)) from error
-        except (RedisConnectionError, RedisTimeoutError, RedisClusterException, OSError) as error:
-            raise _unavailable(error) from error
-        except ResponseError as error:
-            raise _translated(error) from error
 
     async def probe(self, key: Key) -> None:
         """Return if the server with this key takes writes. Raises `UnavailableError`."""
@@ -196,7 +203,7 @@ class RedisClient:
                     await pubsub.ping()
                 elif message["type"] == "pmessage":
                     yield message["channel"].decode(), message["data"]
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise _unavailable(_broken(error)) from error
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
@@ -228,9 +235,14 @@ class RedisClient:
             await sentinel.aclose()
 
 
-def _broken(error: RuntimeError) -> RedisConnectionError:
-    """Translate uvloop's error for a connection that breaks during a write; raise any other."""
-    if "closed" not in str(error):
+def _broken(error: RuntimeError | AttributeError) -> RedisConnectionError:
+    """Translate the error for a connection that breaks during a write; raise any other.
+
+    uvloop's is a `RuntimeError`. And when a node of a cluster fails, redis-py closes all connections to
+    it, those in use included, whose streams then are None.
+    """
+    closed = "closed" in str(error) if isinstance(error, RuntimeError) else error.obj is None
+    if not closed:
         raise error
     return RedisConnectionError(str(error))
 

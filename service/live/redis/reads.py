@@ -245,6 +245,10 @@ async def raise_marks(steps: Steps, job: str, marks: Mapping[str, Marks]) -> Map
     return await steps.with_layout(job, join)
 
 
+_VIEWS_AT_ONCE = 250
+"""Ranges that are read in one step, and shown without a pause."""
+
+
 async def ranges(
     steps: Steps, job: str, stage: str, *, limit: int, order: RangeOrder
 ) -> Sequence[RangeView]:
@@ -294,8 +298,8 @@ async def _views(
     steps: Steps, job_layout: JobLayout, stage: str, indices: Sequence[int], *, waiting: bool
 ) -> Sequence[RangeView]:
     views: list[RangeView] = []
-    for start in range(0, len(indices), 1_000):
-        part = indices[start : start + 1_000]
+    for start in range(0, len(indices), _VIEWS_AT_ONCE):
+        part = indices[start : start + _VIEWS_AT_ONCE]
         _, results = await steps.step(job_layout, "ranges", (stage,), [part, waiting])
         views += [
             _range_view(job_layout.name(stage, index), result)

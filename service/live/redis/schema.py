@@ -48,7 +48,9 @@ CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")
 _FACTS = struct.Struct("<dddddB")
-"""Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending follows."""
+"""Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending
+follows.
+"""
 
 _REPORTED_FACTS = struct.Struct("<ddddB")
 """Oldest work, records, late, backlog, whether a sketch follows."""
@@ -81,8 +83,8 @@ _STAGE_KEYS = (
 )  # fmt: skip
 """In the order in which the scripts get them. The first of each has no suffix.
 
-`moments` holds three columns: when each range's last report was applied, when its promise moved last, and
-since when it has been leased without a gap.
+`moments` holds three columns: when each range's last report was applied, when its promise moved
+last, and since when it has been leased without a gap.
 """
 
 
