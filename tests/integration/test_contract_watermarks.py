@@ -66,6 +66,11 @@ async def test_the_answer_says_everything(job: Api, token: str):
         "output_watermark": None,
         "ranges": {"total": 2, "reported": 1, "idle": 0, "final": 0, "leased": 2},
         "updated_at": body["updated_at"],
+        "processing_watermark": None,
+        "system_lag_ms": None,
+        "data_lag_ms": None,
+        "records": 0,
+        "late": 0,
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", body["updated_at"])
     assert response.headers["etag"] == f'"1-{body["version"]}"'
