@@ -19,7 +19,17 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.aggregator import Aggregator, Limits, Retention
-from service.api import docs, keys, leases, operations, pipelines, reports, runs, watermarks
+from service.api import (
+    docs,
+    history,
+    keys,
+    leases,
+    operations,
+    pipelines,
+    reports,
+    runs,
+    watermarks,
+)
 from service.api.bodies import BodyBudget
 from service.api.counting import CountRequests
 from service.api.endpoints import BEARER
@@ -143,7 +153,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             watching.cancel()
             await aggregator.close()
 
-    modules = (reports, watermarks, leases, runs, pipelines, keys, operations)
+    modules = (reports, watermarks, leases, runs, pipelines, history, keys, operations)
     resources = [module.endpoints for module in modules]
     app = FastAPI(
         title="tidegauge",

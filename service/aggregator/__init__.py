@@ -4,6 +4,7 @@ from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition, layout_etag
 from service.aggregator.feeds import Change
+from service.aggregator.history import PastWatermark
 from service.aggregator.keys import Keys
 from service.aggregator.states import StageState
 
@@ -12,6 +13,7 @@ __all__ = [
     "Change",
     "Keys",
     "Limits",
+    "PastWatermark",
     "Precondition",
     "Retention",
     "StageState",

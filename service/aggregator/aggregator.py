@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 
 from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
+from service.aggregator.history import History
 from service.aggregator.keys import Keys
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
@@ -80,6 +81,7 @@ class Aggregator:
         )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.reader = Reader(live, self._live, last_seen, shutdown)
+        self.history = History(self.reader, ledger, clock)
         self._background = Background(
             live,
             self._live,
