@@ -12,12 +12,14 @@ from typing import TypeVar
 import psycopg
 import pytest
 import uvloop
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
-from service.frontier.timestamps import MIN
+from service.frontier.timestamps import MAX, MIN
 from service.ledger import database
+from service.ledger import statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import PromiseChunk
@@ -72,6 +74,41 @@ def two(url: str, runner: asyncio.Runner) -> Iterator[Sequence[SqlLedger]]:
 @pytest.fixture
 def ledger(two: Sequence[SqlLedger]) -> SqlLedger:
     return two[0]
+
+
+@pytest.mark.parametrize("analysed", [True, False])
+def test_history_costs_by_what_is_asked_for_whatever_postgres_knows_of_the_table(
+    ledger: SqlLedger, url: str, runner: asyncio.Runner, *, analysed: bool
+) -> None:
+    """Of 60,000 rows of three stages and two generations, a few for each interval are touched."""
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as db:
+        db.execute(
+            "INSERT INTO watermark_history (job, stage, generation, version, input, output, idle, at_ms)"
+            " SELECT 'a', (array['r', 's', 't'])[1 + n % 3], 1 + (n > 30000)::int, n % 30000 + 1, 0, n,"
+            " false, n FROM generate_series(0, 59999) AS rows(n)"
+        )
+        if analysed:
+            db.execute("ANALYZE watermark_history")
+
+    async def touched(db: AsyncConnection, **asked: int) -> int:
+        of = {"b_job": "a", "b_stage": "s", "b_generation": 2, "b_newest": MAX, "b_limit": 100}
+        await db.execute(
+            sql.FIND_HISTORY if "b_intervals" in asked else sql.FIND_LAST_HISTORY, of | asked
+        )
+        counts = await db.execute(
+            text(
+                "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)"
+                " FROM pg_stat_xact_user_tables WHERE relname = 'watermark_history'"
+            )
+        )
+        return int(counts.scalar_one())
+
+    def read(**asked: int) -> int:
+        return runner.run(ledger.database.read(lambda db: touched(db, **asked)))
+
+    for from_ms, span_ms in ((0, 59_999), (40_000, 100), (0, 10), (59_000, 10**6)):
+        assert read(b_from_ms=from_ms, b_span_ms=span_ms, b_intervals=200) < 201 * 10
+    assert read() < 1_000
 
 
 @pytest.fixture
