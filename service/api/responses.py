@@ -197,8 +197,12 @@ class EtaBody(Struct, frozen=True):
     expected_at: Instant | None
     between: (
         Annotated[
-            tuple[Instant, Instant],
-            Meta(description="It is there between these in the share `confidence` of all cases"),
+            list[Instant],
+            Meta(
+                min_length=2,
+                max_length=2,
+                description="It is there between these in the share `confidence` of all cases",
+            ),
         ]
         | None
     )
@@ -411,7 +415,7 @@ def eta_body(target: int, found: Estimate | None, output: int) -> EtaBody:
         case CannotSay(because):
             return EtaBody(target, False, None, None, CONFIDENCE, because)
         case Expected(at_ms, (low_ms, high_ms), _, because):
-            between = (iso(low_ms), iso(high_ms))
+            between = [iso(low_ms), iso(high_ms)]
             return EtaBody(target, False, iso(at_ms), between, CONFIDENCE, because)
 
 

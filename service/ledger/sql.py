@@ -432,12 +432,16 @@ class SqlLedger:
         self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
     ) -> bool:
         """See the port."""
-        of = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms}
-        row = (await db.execute(sql.FIND_NEXT_HISTORY, of)).one_or_none()
-        if row is None or (row.job, row.stage) != (job, stage):
-            return False
-        # While an earlier generation went on, this one had not begun.
-        return row.generation < generation or (row.generation == generation and row.version == 1)
+        # Several, as those of the same millisecond come in any order.
+        of = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms, "b_limit": 10}
+        found = await db.execute(sql.FIND_NEXT_HISTORY, of)
+        rows = [row for row in found if (row.job, row.stage) == (job, stage)]
+        return any(
+            # While an earlier generation went on, this one had not begun.
+            row.generation < generation or (row.generation == generation and row.version == 1)
+            for row in rows
+            if row.at_ms == rows[0].at_ms
+        )
 
     @_reading
     async def last_advances(
@@ -461,7 +465,8 @@ class SqlLedger:
                 "b_limit": limit,
             },
         )
-        return history_points(found, job, stage, generation)[::-1]
+        points = history_points(found, job, stage, generation)
+        return sorted(points, key=lambda point: (point.at_ms, point.version))
 
     @_writing
     async def thin_history(

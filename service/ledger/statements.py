@@ -355,6 +355,8 @@ def _until(
     # As one row, so that only the index by stage has this order. For `job = … AND stage = …`, Postgres
     # may choose the index by age, and pass over the advances of all other stages; or sort a whole
     # history, if it expects little in it.
+    # Nor is it in the order of the ids: Postgres would read all rows to sort them, where it expects few.
+    # Of advances in the same millisecond, the index has the newest last, as a rule.
     return rows.where(
         tuple_(history.c.job, history.c.stage, history.c.at_ms) <= tuple_(job, stage, until_ms),
         # Not what readers have yet to see. There is little of that.
@@ -367,12 +369,7 @@ def _until(
                 history.c.version <= bindparam("b_newest", type_=BigInteger),
             ),
         ),
-    ).order_by(
-        history.c.job.desc(),
-        history.c.stage.desc(),
-        history.c.at_ms.desc(),
-        history.c.id.desc(),
-    )
+    ).order_by(history.c.job.desc(), history.c.stage.desc(), history.c.at_ms.desc())
 
 
 def _find_history() -> Executable:
@@ -413,8 +410,8 @@ FIND_NEXT_HISTORY = (
             bindparam("b_at_ms", type_=BigInteger),
         )
     )
-    .order_by(history.c.job, history.c.stage, history.c.at_ms, history.c.id)
-    .limit(1)
+    .order_by(history.c.job, history.c.stage, history.c.at_ms)
+    .limit(bindparam("b_limit"))
 )
 # What was thinned was of the same minute.
 _MINUTE = (history.c.at_ms - history.c.at_ms % 60_000 - 1).label("after_ms")
