@@ -71,7 +71,8 @@ def wait(
         client = client_of(url, key_file, timeout_ms=patience_ms)
         asking = Waiting(client, SystemClock(), job, stage, target_ms, poll_s)
         if watched:
-            with console.status(f"{stage} …") as status:
+            # Unlike the other console, it wraps what is longer than a line.
+            with Console(stderr=True, highlight=False).status(f"{stage} …") as status:
                 waited = asking.wait(timeout_ms, _updates(status), estimates=True)
         else:
             waited = asking.wait(timeout_ms, lambda text: console.print(text, markup=False))

@@ -2,7 +2,7 @@
 
 Nothing is assumed of the pipeline but that it goes on as it did. D is the distance that is left, and *a*
 the time since the last advance. Look at each earlier advance after which the watermark stood still for
-longer than *a*: how long, from *a* after it, did it take to get D ahead? These waits are the sample.
+as long as *a*: how long, from *a* after it, did it take to get D ahead? These waits are the sample.
 Their median is the estimate, and what lies between their outer quantiles is the interval.
 
 For a pipeline that gets faster or slower, waits are also taken relative to the pace before them: to how
@@ -43,6 +43,11 @@ _NEEDED: Final = 9
 
 _TAIL: Final = 0.08
 """What is left out at each end. Less than 10 %, as the sample is chosen to be narrow."""
+
+_USUAL: Final = (0.9, 0.75, 0.5)
+_NEGLIGIBLE: Final = 0.1
+"""Where few pauses were as long as the present one, it counts as one of these quantiles of the pauses,
+unless the difference matters: unless it is more than this part of the wait."""
 
 _PACES: Final = (0, 1, 4)
 """What waits are relative to: how long so many times the distance had taken before. 0: to nothing."""
@@ -164,10 +169,10 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> expected = estimate(trace, now_ms=293, target=1_860)
     >>> expected.at_ms, expected.between_ms, expected.cases
     (310, (310, 310), 14)
-    >>> estimate(trace, now_ms=301, target=1_860).because
-    'it has stood still for 11 ms, which it did less than 9 times in the last 301 ms'
+    >>> estimate(trace, now_ms=320, target=1_860).because
+    'it has stood still for 30 ms, which it did fewer than 9 times in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'too little is known: in the last 293 ms it advanced by 7.3 s less than 9 times'
+    'too little is known: in the last 293 ms it advanced by 7.3 s fewer than 9 times'
     """
     if target == MAX:
         return CannotSay("nothing tells when a stage will be final")
@@ -180,20 +185,14 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
         return CannotSay(
             f"too little is known: in the last {duration_text(known_ms)} it advanced by"
-            f" {duration_text(distance)} less than {_NEEDED} times"
+            f" {duration_text(distance)} fewer than {_NEEDED} times"
         )
-    as_long = completed & (np.diff(trace.at_ms) > stood_ms)
-    samples = [
-        sample
-        for pace in _PACES
-        if (sample := _sample(trace, as_long, distance, now_ms, stood_ms, pace)) is not None
-    ]
-    if not samples:
+    best = _narrowest(trace, completed, distance, now_ms, stood_ms)
+    if best is None:
         return CannotSay(
-            f"it has stood still for {duration_text(stood_ms)}, which it did less than {_NEEDED}"
+            f"it has stood still for {duration_text(stood_ms)}, which it did fewer than {_NEEDED}"
             f" times in the last {duration_text(known_ms)}"
         )
-    best = min(samples, key=lambda sample: sample.width)
     return Expected(
         at_ms=_instant(now_ms + best.middle_ms),
         between_ms=(_instant(now_ms + best.low_ms), _instant(now_ms + best.high_ms)),
@@ -225,6 +224,25 @@ class _Sample:
     @property
     def width(self) -> float:
         return (self.high_ms - self.low_ms) / max(self.middle_ms, 1.0)
+
+
+def _narrowest(
+    trace: Trace, completed: NDArray[np.bool_], distance: float, now_ms: int, stood_ms: float
+) -> _Sample | None:
+    """Return the best sample; None: the watermark stood still for so long too few times."""
+    pauses = np.diff(trace.at_ms)
+    usual = np.quantile(pauses[completed], _USUAL)
+    for pause_ms in (stood_ms, *usual[usual < stood_ms].tolist()):
+        as_long = completed & (pauses >= pause_ms)
+        samples = [
+            sample
+            for pace in _PACES
+            if (sample := _sample(trace, as_long, distance, now_ms, pause_ms, pace)) is not None
+        ]
+        if samples:
+            best = min(samples, key=lambda sample: sample.width)
+            return best if stood_ms - pause_ms <= _NEGLIGIBLE * best.middle_ms else None
+    return None
 
 
 def _sample(

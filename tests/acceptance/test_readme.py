@@ -64,12 +64,15 @@ def test_the_commands_that_ask(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "mobile is at 2026-01-01T00:40:00.000Z\nall of it has arrived\n" in done.stdout
-    assert "mobile will get to 2026-01-01T00:45:00.000Z" in done.stdout
-    history, eta = map(json.loads, done.stdout.replace("}{", "}\n{").splitlines()[-2:])
+    assert "mobile is at 2026-01-01T01:00:00.000Z\nall of it has arrived\n" in done.stdout
+    assert "mobile will get to 2026-01-01T01:04:00.000Z" in done.stdout
+    eta, end = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"at":1767229440000'))
+    # On a busy machine it may seem to stand still.
+    assert not eta["reached"]
+    assert eta.keys() == json.loads(block("json", '"confidence"')).keys()
+    history, _ = json.JSONDecoder().raw_decode(done.stdout, end)
     assert len(history["points"]) <= 5
-    assert history["points"][-1]["output_watermark"] == 1_767_228_000_000
-    assert (eta["at"], eta["reached"]) == (1_767_228_300_000, False)
+    assert history["points"][-1]["output_watermark"] == 1_767_229_200_000
 
 
 def operators() -> list[str]:

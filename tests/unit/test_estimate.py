@@ -57,6 +57,13 @@ def test_a_stall_that_is_longer_than_any_is_not_explained_away() -> None:
     assert found.because.startswith("it has stood still for 1 min,")
 
 
+def test_a_pause_that_is_a_little_longer_than_most_is_none_to_speak_of() -> None:
+    known = trace(*EVERY_SECOND)
+    near, far = (estimate(known, 99_000 + 1_200, 990_000 + d) for d in (10_000, 100_000))
+    assert isinstance(near, CannotSay)
+    assert isinstance(far, Expected)
+
+
 def test_what_only_changed_the_input_is_no_advance() -> None:
     known = [Observation(MIN, at, output, 2 * n) for n, (at, output) in enumerate(EVERY_SECOND, 1)]
     between = [Observation(MIN, o.at_ms + 500, o.output, o.version + 1) for o in known]
