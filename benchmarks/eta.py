@@ -118,13 +118,14 @@ def main() -> None:
     )
     parser.add_argument("--worlds", type=int, default=20, help="seeds of each pipeline")
     parser.add_argument("--questions", type=int, default=60, help="for each of them")
+    parser.add_argument("--first-seed", type=int, default=0, help="others make other worlds")
     options = parser.parse_args()
     print("| pipeline | asked | answered | in it | width | " + " | ".join(
         f"{name}: in it, width" for name, _ in METHODS[1:]) + " |")  # fmt: skip
     print("|---|---|---|---|---|" + "---|" * (len(METHODS) - 1))
     seconds, total = 0.0, 0
     for name in PIPELINES:
-        asked = questions(name, options.worlds, options.questions)
+        asked = questions(name, options.worlds, options.questions, first_seed=options.first_seed)
         began = time.process_time()
         ours = score(estimated, asked)
         seconds, total = seconds + time.process_time() - began, total + len(asked)

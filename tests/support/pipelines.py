@@ -229,10 +229,10 @@ class Question:
     reached_ms: float
 
 
-def questions(name: str, worlds: int, each: int) -> list[Question]:
+def questions(name: str, worlds: int, each: int, *, first_seed: int = 0) -> list[Question]:
     """Ask at any time, for any distance from one step to a twentieth of the run."""
     asked: list[Question] = []
-    for seed in range(worlds):
+    for seed in range(first_seed, first_seed + worlds):
         random = np.random.default_rng(seed)
         run = PIPELINES[name](random)
         first, last = run.at_ms[0], run.at_ms[-1]
