@@ -22,6 +22,7 @@ from service.aggregator import Aggregator, Limits, Retention
 from service.api import (
     docs,
     explanations,
+    history,
     keys,
     leases,
     operations,
@@ -159,7 +160,9 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             watching.cancel()
             await aggregator.close()
 
-    modules = (reports, watermarks, explanations, leases, runs, pipelines, keys, operations)
+    modules = (
+        reports, watermarks, history, explanations, leases, runs, pipelines, keys, operations,
+    )  # fmt: skip
     resources = [module.endpoints for module in modules]
     app = FastAPI(
         title="tidegauge",

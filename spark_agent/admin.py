@@ -7,13 +7,22 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from spark_agent.client import AggregatorError, Client, Forbidden, Refused, Unauthenticated
+from spark_agent.client import (
+    AggregatorError,
+    Client,
+    Forbidden,
+    Refused,
+    Unauthenticated,
+    UnknownJob,
+    UnknownStage,
+)
 from spark_agent.durations import duration_ms
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 
@@ -22,12 +31,13 @@ _PIPE_WIDTH: Final = 2_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
 Url = Annotated[str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")]
 # There is no option for the key itself: everybody on the machine could see it in the list of processes.
 KeyFile = Annotated[
     str | None,
     typer.Option(
-        help=f"A file with an admin key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
+        help=f"A file with the key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
         f" {_ADMIN_FILE_VARIABLE} or {_ADMIN_KEY_VARIABLE}.",
         show_default=False,
     ),
@@ -51,7 +61,7 @@ def create(
     expires_in: Annotated[
         str | None, typer.Option(help="Such as '90 days'; never if left out.", show_default=False)
     ] = None,
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
@@ -60,7 +70,7 @@ def create(
     Examples: `tidegauge keys create workers --role report --jobs 'scores-*' > workers.key`,
     `tidegauge keys create ci --role admin --expires-in '90 days'`
     """
-    with _explained("keys create", url):
+    with explained("keys create", url):
         expires_in_ms = None if expires_in is None else duration_ms(expires_in, name="--expires-in")
         made = client_of(url, key_file).create_key(name, role, jobs, expires_in_ms)
     if json_:
@@ -75,19 +85,17 @@ def create(
 
 
 @keys.command("list")
-def list_keys(
-    *, url: Url = "http://127.0.0.1:8000", key_file: KeyFile = None, json_: AsJson = False
-) -> None:
+def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False) -> None:
     """List the keys, without their secrets.
 
     Examples: `tidegauge keys list`, `tidegauge keys list --json`
     """
-    with _explained("keys list", url):
+    with explained("keys list", url):
         found = client_of(url, key_file).keys()
     if json_:
         typer.echo(json.dumps(found))
         return
-    _print(
+    print_table(
         ("name", "role", "jobs", "expires", "last used", "created by"),
         [
             (
@@ -104,12 +112,12 @@ def list_keys(
 
 
 @keys.command("revoke")
-def revoke(name: Name, *, url: Url = "http://127.0.0.1:8000", key_file: KeyFile = None) -> None:
+def revoke(name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None) -> None:
     """Revoke a key. Every replica refuses it within two seconds.
 
     Example: `tidegauge keys revoke workers`
     """
-    with _explained("keys revoke", url):
+    with explained("keys revoke", url):
         client_of(url, key_file).revoke_key(name)
     typer.echo(f"key {name} is revoked")
 
@@ -120,7 +128,7 @@ def audit(
         str | None, typer.Option(help="Only changes of this job.", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many.")] = 20,
-    url: Url = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
@@ -128,12 +136,12 @@ def audit(
 
     Examples: `tidegauge audit`, `tidegauge audit --job scores --limit 5 --json`
     """
-    with _explained("audit", url):
+    with explained("audit", url):
         found = client_of(url, key_file).audit(limit=limit, job=job)
     if json_:
         typer.echo(json.dumps(found))
         return
-    _print(
+    print_table(
         ("at", "by", "from", "action", "of", "detail"),
         [
             (
@@ -149,19 +157,20 @@ def audit(
     )
 
 
-def client_of(url: str, key_file: str | None) -> Client:
+def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Client:
     """Make a client with the caller's key, or with the operator's where the service is configured."""
+    make = partial(Client, timeout_ms=timeout_ms, patience_ms=timeout_ms)
     agents = os.environ.get(KEY_VARIABLE) or os.environ.get(FILE_VARIABLE)
     if key_file is None and not agents:
         key_file = os.environ.get(_ADMIN_FILE_VARIABLE)
         key = None if key_file else os.environ.get(_ADMIN_KEY_VARIABLE)
-        return Client(url, key=key or None, key_file=key_file or None)
-    return Client(url, key_file=key_file)
+        return make(url, key=key or None, key_file=key_file or None)
+    return make(url, key_file=key_file)
 
 
 @contextmanager
-def _explained(command: str, url: str) -> Generator[None]:
-    """Print what goes wrong in a line that says what to do."""
+def explained(command: str, url: str, key: str = "an admin key") -> Generator[None]:
+    """Print what goes wrong in a line that says what to do. `key` is what the command needs."""
     try:
         yield
     except (ValueError, Forbidden) as error:
@@ -169,7 +178,15 @@ def _explained(command: str, url: str) -> Generator[None]:
     except Unauthenticated as error:
         detail = error.problem.get("detail", error)
         raise exit_with(
-            command, f"{detail}. Name a file with an admin key: --key-file or {FILE_VARIABLE}"
+            command, f"{detail}. Name a file with {key}: --key-file or {FILE_VARIABLE}"
+        ) from None
+    except UnknownJob as error:
+        raise exit_with(
+            command, f"{error.problem.get('detail', error)} at {url}: see `tidegauge show`"
+        ) from None
+    except UnknownStage as error:
+        raise exit_with(
+            command, f"{error.problem.get('detail', error)}: see `tidegauge show JOB`"
         ) from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None
@@ -186,12 +203,15 @@ def exit_with(command: str, message: str) -> typer.Exit:
     return typer.Exit(_EXIT_CANNOT_RUN)
 
 
-def _print(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    # Cells are cut to the width of a terminal. A pipe has none.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(width=width)
+def output() -> Console:
+    """Return where results are printed. Lines are cut to the width of a terminal; a pipe has none."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Print a table."""
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         # As plain text: brackets in a pattern of jobs are no markup.
         table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
-    console.print(table)
+    output().print(table)

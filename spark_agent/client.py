@@ -83,6 +83,12 @@ class UnknownJob(Refused):
     slug = "unknown-job"
 
 
+class UnknownStage(Refused):
+    """The job has no stage of this name."""
+
+    slug = "unknown-stage"
+
+
 class PreconditionRequired(Refused):
     """The job is declared with other stages, and the request does not allow replacing them."""
 
@@ -137,6 +143,7 @@ _REFUSALS: Final = {
         Unauthenticated,
         Forbidden,
         UnknownJob,
+        UnknownStage,
         PreconditionRequired,
         LeaseConflict,
         LeaseLost,
@@ -362,6 +369,58 @@ class Client:
         ranges = self._call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
 
+    def jobs(self) -> Json:
+        """Return every job that the key may read, in the service's JSON."""
+        return self._call("GET", "/v1/jobs")[0]
+
+    def snapshot(self, job: str) -> Json:
+        """Return the watermarks of all stages of a job, in the service's JSON."""
+        return self._call("GET", f"{_job(job)}/watermarks")[0]
+
+    def show(
+        self, job: str, stage: str, *, at_least_ms: int | None = None, wait_s: int = 0
+    ) -> Json:
+        """Return the watermarks of a stage, in the service's JSON.
+
+        With `at_least_ms`, once its output watermark has reached that, or after `wait_s` seconds.
+        """
+        path, headers = f"{_stage(job, stage)}/watermark", {}
+        if at_least_ms is not None:
+            path, headers = f"{path}?at_least={at_least_ms}", {"Prefer": f"wait={wait_s}"}
+        return self._call("GET", path, headers=headers)[0]
+
+    def ranges(self, job: str, stage: str, *, limit: int) -> Json:
+        """Return the ranges of a stage that hold it back most, in the service's JSON."""
+        return self._call("GET", f"{_stage(job, stage)}/ranges?limit={limit}&order=promise")[0]
+
+    def history(
+        self,
+        job: str,
+        stage: str,
+        *,
+        from_ms: int | None = None,
+        until_ms: int | None = None,
+        points: int | None = None,
+    ) -> Json:
+        """Return where a stage's watermarks were, by wall time, in the service's JSON.
+
+        None: the service's defaults.
+        """
+        asked = _query({"from": from_ms, "to": until_ms, "points": points})
+        return self._call("GET", f"{_stage(job, stage)}/history{asked}")[0]
+
+    def eta(self, job: str, stage: str, at_ms: int) -> Json:
+        """Return when a stage's output watermark will get to a time, in the service's JSON."""
+        return self._call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0]
+
+    def explain(self, job: str, stage: str, *, limit: int) -> Json:
+        """Return why a stage's watermark is where it is, in the service's JSON."""
+        return self._call("GET", f"{_stage(job, stage)}/explain?limit={limit}")[0]
+
+    def throttle(self, job: str) -> Json:
+        """Return what a job's sources are asked to wait for, in the service's JSON."""
+        return self._call("GET", f"{_job(job)}/throttle")[0]
+
     def create_key(
         self, name: str, role: str, jobs: str = "*", expires_in_ms: int | None = None
     ) -> Json:
@@ -381,9 +440,8 @@ class Client:
 
     def audit(self, *, limit: int, job: str | None = None, before: int | None = None) -> list[Json]:
         """Return who changed what, the newest first."""
-        wanted = {"limit": limit, "job": job, "before": before}
-        query = urlencode({name: value for name, value in wanted.items() if value is not None})
-        return self._call("GET", f"/v1/audit?{query}")[0]["records"]
+        asked = _query({"limit": limit, "job": job, "before": before})
+        return self._call("GET", f"/v1/audit{asked}")[0]["records"]
 
     def ready(self) -> bool:
         """Return whether the service and its stores answer, without retrying."""
@@ -496,6 +554,11 @@ def _job(job: str) -> str:
 def _stage(job: str, stage: str) -> str:
     """Return the address of a stage. Raises `ValueError` likewise."""
     return f"{_job(job)}/stages/{_name('stage', stage)}"
+
+
+def _query(wanted: Mapping[str, object]) -> str:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _name(what: str, name: str) -> str:

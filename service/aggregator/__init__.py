@@ -5,6 +5,7 @@ from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.explain import Explanation, HoldingRange
 from service.aggregator.feeds import Change, Changes
+from service.aggregator.history import PastWatermark
 from service.aggregator.keys import Keys
 from service.aggregator.states import StageState
 from service.aggregator.throttling import version_of
@@ -17,6 +18,7 @@ __all__ = [
     "HoldingRange",
     "Keys",
     "Limits",
+    "PastWatermark",
     "Precondition",
     "Retention",
     "StageState",

@@ -16,6 +16,7 @@ from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.explain import Explainer
+from service.aggregator.history import History
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.aggregator.reader import Reader
@@ -86,6 +87,7 @@ class Aggregator:
         self.throttling = Throttling(self._live, clock, shutdown)
         self.explainer = Explainer(self._live, self.throttling)
         self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
+        self.history = History(self.reader, ledger, clock)
         self._background = Background(
             live,
             self._live,

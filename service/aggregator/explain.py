@@ -10,6 +10,7 @@ import numpy as np
 from service.aggregator.throttling import Throttling
 from service.errors import UnknownStageError
 from service.frontier.columns import Int64s, weights
+from service.frontier.durations import duration_text
 from service.frontier.explain import Holder, Reason, Step, least_hold, path, reason
 from service.frontier.throttle import Advice
 from service.frontier.timestamps import MAX, MIN, iso
@@ -168,7 +169,11 @@ def _phrase(
 ) -> str:
     view = holding.view
     at = "no time" if view.promise == MIN else time_text(view.promise)
-    still = f", unchanged for {_span(now_ms - view.raised_at_ms)}" if view.raised_at_ms else ""
+    still = (
+        f", unchanged for {duration_text(max(0, now_ms - view.raised_at_ms))}"
+        if view.raised_at_ms
+        else ""
+    )
     oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
     hold_ms = view.note.holds.get(holding.component or "", MIN)
     asked = advice.get(view.name)
@@ -198,10 +203,3 @@ def time_text(at_ms: int) -> str:
     ('1970-01-01T00:00:00Z', 'the end of time')
     """
     return "the end of time" if at_ms == MAX else iso(at_ms).replace(".000Z", "Z")
-
-
-def _span(ms: int) -> str:
-    seconds = max(0, ms) // 1_000
-    if seconds < 120:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds < 7_200 else f"{seconds // 3_600} h"

@@ -51,6 +51,10 @@ class SoftState:
     """By percentage; None: some range has not said what it has in flight."""
 
 
+_Key = tuple[str, tuple[int, int, int], frozenset[str]]
+"""A job, its layout, and stages of it."""
+
+
 @dataclass(slots=True)
 class _Known:
     reports: int
@@ -66,13 +70,14 @@ class SoftStates:
     def __init__(self, live: LiveJobs, clock: Clock) -> None:
         self._live = live
         self._clock = clock
-        self._known: dict[tuple[str, frozenset[str]], _Known] = {}
-        self._locks: dict[tuple[str, frozenset[str]], asyncio.Lock] = {}
+        self._known: dict[_Key, _Known] = {}
+        self._locks: dict[_Key, asyncio.Lock] = {}
 
     async def read(self, job: JobView, stages: Iterable[str]) -> Mapping[str, SoftState]:
         """Return the values of these stages; of none, while the live store is unavailable."""
         wanted = frozenset(stages)
-        key = (job.name, wanted)
+        layout = (job.incarnation, job.generation, job.layout_version)
+        key = (job.name, layout, wanted)
         found = self._still_good(key)
         if found is None:
             lock = self._locks.setdefault(key, asyncio.Lock())
@@ -83,7 +88,7 @@ class SoftStates:
                 self._locks.pop(key, None)
         return found.states
 
-    def _still_good(self, key: tuple[str, frozenset[str]]) -> _Known | None:
+    def _still_good(self, key: _Key) -> _Known | None:
         known = self._known.get(key)
         if known is None:
             return None
@@ -93,8 +98,8 @@ class SoftStates:
         unchanged = known.reports == self._live.reports_of(key[0])
         return known if unchanged and age_ms < _FRESH_MS else None
 
-    async def _compute(self, key: tuple[str, frozenset[str]], pipeline: Pipeline) -> _Known:
-        job, wanted = key
+    async def _compute(self, key: _Key, pipeline: Pipeline) -> _Known:
+        job, _, wanted = key
         reports, began_ms = self._live.reports_of(job), self._clock.steady_ms()
         above = pipeline.ancestors(wanted)
         states: dict[str, SoftState] = {}

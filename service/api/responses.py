@@ -8,15 +8,22 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.aggregator import Explanation, HoldingRange, StageState, version_of
+from service.aggregator import (
+    Explanation,
+    HoldingRange,
+    PastWatermark,
+    StageState,
+    version_of,
+)
 from service.api.range_names import written
 from service.api.requests import Run
+from service.frontier.estimate import CONFIDENCE, CannotSay, Estimate, Expected
 from service.frontier.explain import Reason, Step
 from service.frontier.graph import Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
 from service.frontier.throttle import Advice, ThrottleView
-from service.frontier.timestamps import data_lag_ms, iso, to_wire
+from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
 from service.model.audit import Action, AuditRecord
 from service.model.jobs import Specification, StageView
 from service.model.keys import Key, Role
@@ -28,6 +35,7 @@ Watermark = Annotated[
     int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
 ]
 Count = Annotated[int, Meta(ge=0)]
+Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class JobBody(Struct, frozen=True, omit_defaults=True):
@@ -230,6 +238,42 @@ class SnapshotBody(Struct, frozen=True):
     watermarks: dict[str, WatermarkBody]
 
 
+class PastWatermarkBody(Struct, frozen=True):
+    """The watermarks of a stage, from some instant of the wall clock on."""
+
+    at: Annotated[int, Meta(description="Milliseconds since the Unix epoch, UTC")]
+    input_watermark: Watermark
+    output_watermark: Watermark
+    status: Status
+
+
+class HistoryBody(Struct, frozen=True):
+    """Where a stage's watermarks were, by wall time: what held at `from`, then what changed."""
+
+    points: list[PastWatermarkBody]
+
+
+class EtaBody(Struct, frozen=True):
+    """When the output watermark gets to a time: an estimate, or why there is none."""
+
+    at: Annotated[int, Meta(description="The time that was asked for")]
+    reached: bool
+    expected_at: Instant | None
+    between: (
+        Annotated[
+            list[Instant],
+            Meta(
+                min_length=2,
+                max_length=2,
+                description="It is there between these in the share `confidence` of all cases",
+            ),
+        ]
+        | None
+    )
+    confidence: Annotated[float, Meta(ge=0, le=1)]
+    because: str
+
+
 class RangeBody(Struct, frozen=True):
     """One range: its promise, its holds and its lease."""
 
@@ -358,7 +402,8 @@ class AuditBody(Struct, frozen=True):
 
 RESPONSES = (
     JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
-    CommittedBody, SnapshotBody, RangesBody, ProblemBody, HealthBody, ThrottleBody, ExplanationBody,
+    CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
+    ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody,
 )  # fmt: skip
 
@@ -488,6 +533,28 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
         if soft is not None and soft.percentiles
         else UNSET,
     )
+
+
+def past_watermark_body(past: PastWatermark) -> PastWatermarkBody:
+    """Return a point of a history."""
+    watermark = past.watermark
+    return PastWatermarkBody(
+        past.at_ms, to_wire(watermark.input), to_wire(watermark.output), watermark.status
+    )
+
+
+def eta_body(target: int, found: Estimate | None, output: int) -> EtaBody:
+    """Return an estimate; None: the output watermark, which is given, is there."""
+    match found:
+        case None:
+            where = "at the end of time" if output == MAX else f"at {iso(output)}"
+            because = f"the output watermark is {where}"
+            return EtaBody(target, True, None, None, CONFIDENCE, because)
+        case CannotSay(because):
+            return EtaBody(target, False, None, None, CONFIDENCE, because)
+        case Expected(at_ms, (low_ms, high_ms), _, because):
+            between = [iso(low_ms), iso(high_ms)]
+            return EtaBody(target, False, iso(at_ms), between, CONFIDENCE, because)
 
 
 def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:

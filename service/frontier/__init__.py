@@ -9,6 +9,7 @@ in this order:
 3. `promises`: the promise that a report contains.
 4. `agreement`: the minimum of many promises.
 5. `graph`: how the watermark of one stage becomes the input of the next.
+6. `estimate`: when a watermark will be somewhere, judged by where it was.
 
 Why it is safe: an accepted promise stays true for ever, so the minimum over promises, joined
 (maximum) over time, is a lower bound on every event still to come, in whatever order and by

@@ -12,6 +12,7 @@ from typing import Protocol
 from service.frontier.graph import StageWatermark
 from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
+from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
@@ -174,6 +175,43 @@ class Ledger(Protocol):
 
     async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
         """Save promises, except those of an older incarnation, generation, layout or stamp."""
+        ...
+
+    async def history(
+        self,
+        job: str,
+        stage: str,
+        *,
+        generation: int,
+        newest: int,
+        from_ms: int,
+        until_ms: int,
+        intervals: int,
+    ) -> Sequence[HistoryPoint]:
+        """Return some of the history of a stage's watermarks, by wall time.
+
+        First the last advance up to `from_ms`, then the last one in each of as many equal intervals from
+        there up to `until_ms`, included. Intervals without one are left out; so are advances of other
+        generations, and those whose version is above `newest`. It takes time for each interval, not
+        for each advance.
+        """
+        ...
+
+    async def began_after(self, job: str, stage: str, *, generation: int, at_ms: int) -> bool:
+        """Whether this generation's first advance of a stage was after this time.
+
+        False if that is not known any more, as history was thinned or deleted.
+        """
+        ...
+
+    async def last_advances(
+        self, job: str, stage: str, *, generation: int, newest: int, limit: int
+    ) -> Sequence[HistoryPoint]:
+        """Return at most `limit` of a stage's advances: those of this generation that are dated last.
+
+        The oldest comes first. The interval of each is what its minute has before it: as history is
+        thinned, others may have been there. Advances whose version is above `newest` are left out.
+        """
         ...
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:

@@ -14,6 +14,7 @@ from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout
 from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.history import HistoryPoint
 from service.model.jobs import InstalledStage, StageProgress, StageView
 
 
@@ -100,6 +101,20 @@ def view_of(row: Row[Any]) -> StageView:
         revision=row.revision,
         updated_at_ms=row.updated_at_ms,
     )
+
+
+def history_points(
+    rows: Iterable[Row[Any]], job: str, stage: str, generation: int
+) -> list[HistoryPoint]:
+    """Return those rows of `FIND_HISTORY` or `FIND_LAST_HISTORY` that are of this generation."""
+    return [
+        HistoryPoint(
+            row.after_ms, row.at_ms, StageWatermark(row.input, row.output, row.idle), row.version
+        )
+        for row in rows
+        if (row.job, row.stage, row.generation) == (job, stage, generation)
+        and row.at_ms > row.after_ms
+    ]
 
 
 def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:

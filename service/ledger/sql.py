@@ -33,6 +33,7 @@ from service.ledger.rows import (
     advance_rows,
     chunk_row,
     chunks_of,
+    history_points,
     packed_rows,
     record_row,
     view_of,
@@ -40,6 +41,7 @@ from service.ledger.rows import (
 from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import PromiseChunk
+from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.tasks import run_to_completion
@@ -404,6 +406,75 @@ class SqlLedger:
                 chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
             ]
             await db.execute(self._save_chunks, rows)
+
+    @_reading
+    async def history(
+        self,
+        db: AsyncConnection,
+        job: str,
+        stage: str,
+        *,
+        generation: int,
+        newest: int,
+        from_ms: int,
+        until_ms: int,
+        intervals: int,
+    ) -> Sequence[HistoryPoint]:
+        """See the port."""
+        found = await db.execute(
+            sql.FIND_HISTORY,
+            {
+                "b_job": job,
+                "b_stage": stage,
+                "b_generation": generation,
+                "b_newest": newest,
+                "b_from_ms": from_ms,
+                "b_span_ms": until_ms - from_ms,
+                "b_intervals": intervals,
+            },
+        )
+        return history_points(found, job, stage, generation)
+
+    @_reading
+    async def began_after(
+        self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
+    ) -> bool:
+        """See the port."""
+        # Several, as those of the same millisecond come in any order.
+        of = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms, "b_limit": 10}
+        found = await db.execute(sql.FIND_NEXT_HISTORY, of)
+        rows = [row for row in found if (row.job, row.stage) == (job, stage)]
+        return any(
+            # While an earlier generation went on, this one had not begun.
+            row.generation < generation or (row.generation == generation and row.version == 1)
+            for row in rows
+            if row.at_ms == rows[0].at_ms
+        )
+
+    @_reading
+    async def last_advances(
+        self,
+        db: AsyncConnection,
+        job: str,
+        stage: str,
+        *,
+        generation: int,
+        newest: int,
+        limit: int,
+    ) -> Sequence[HistoryPoint]:
+        """See the port."""
+        found = await db.execute(
+            sql.FIND_LAST_HISTORY,
+            {
+                "b_job": job,
+                "b_stage": stage,
+                "b_generation": generation,
+                "b_newest": newest,
+                "b_limit": limit,
+            },
+        )
+        points = history_points(found, job, stage, generation)
+        return sorted(points, key=lambda point: (point.at_ms, point.version))
 
     @_writing
     async def thin_history(

@@ -44,6 +44,37 @@ def test_the_http_example(tmp_path: Path) -> None:
     assert (last["stage"], last["output_watermark"]) == ("sessions", 1_767_225_580_000)
 
 
+def test_the_commands_that_ask(tmp_path: Path) -> None:
+    """They continue the example before them."""
+    asking = block("sh", "tidegauge wait").replace("tidegauge ", "python -m service ")
+    with Service(tmp_path) as service:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block("sh", "post()") + asking],
+            env={
+                **os.environ,
+                "URL": service.url,
+                "TIDEGAUGE_URL": service.url,
+                "PYTHONPATH": str(ROOT),
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mobile is at 2026-01-01T01:00:00.000Z\nall of it has arrived\n" in done.stdout
+    assert "mobile will get to 2026-01-01T01:04:00.000Z" in done.stdout
+    eta, end = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"at":1767229440000'))
+    # On a busy machine it may seem to stand still.
+    assert not eta["reached"]
+    assert eta.keys() == json.loads(block("json", '"confidence"')).keys()
+    history, _ = json.JSONDecoder().raw_decode(done.stdout, end)
+    assert len(history["points"]) <= 5
+    assert history["points"][-1]["output_watermark"] == 1_767_229_200_000
+
+
 def operators() -> list[str]:
     """The table of operators as the README must have it, from the code's."""
     rows: dict[str, list[str]] = {}

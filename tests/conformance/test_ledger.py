@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,12 +16,14 @@ from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.history import HistoryPoint
 from service.model.jobs import StageView, StoredJob
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 FINER = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":4}}}'
 LAYOUT = NewLayout("j", SPEC, ("s", "k"))
 Reopen = Callable[[], Ledger]
+Past = Callable[..., Sequence[HistoryPoint]]
 T = TypeVar("T")
 
 
@@ -377,6 +379,114 @@ def test_history_has_a_row_per_advance_and_is_thinned_by_age(
     # 4 rows of minute 10 are too old, of minute 11 the last one stays, those of minute 12 all do.
     assert thin(ledger, runner, fine=12 * minute, keep=11 * minute) == 4 + 3
     assert thin(ledger, runner, fine=12 * minute) == 0
+
+
+def outputs(points: Sequence[HistoryPoint]) -> list[tuple[int, int]]:
+    return [(point.at_ms, point.watermark.output) for point in points]
+
+
+@pytest.fixture
+def past(ledger: Ledger, runner: asyncio.Runner) -> Past:
+    """The history of the stage `s` of the job `j`, of which all is visible unless told otherwise."""
+
+    def read(from_ms: int, until_ms: int, intervals: int, **others: int) -> Sequence[HistoryPoint]:
+        return runner.run(
+            ledger.history(
+                "j",
+                "s",
+                from_ms=from_ms,
+                until_ms=until_ms,
+                intervals=intervals,
+                **{"generation": 1, "newest": MAX} | others,
+            )
+        )
+
+    return read
+
+
+def test_history_has_what_held_at_first_then_the_last_of_each_interval(
+    ledger: Ledger, runner: asyncio.Runner, past: Past
+) -> None:
+    for at_ms in (5, 10, 11, 14, 15, 16, 20, 20, 31, 40, 41):
+        advanced = record({"s": StageWatermark(at_ms, 100 + at_ms, at_ms == 31)})
+        runner.run(ledger.record([advanced], at_ms))
+        # Another stage and another job, on both sides in the order of the index.
+        runner.run(ledger.record([record({"k": StageWatermark(at_ms, at_ms)})], at_ms))
+    runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
+    runner.run(ledger.record([record(output(7), job="i", incarnation=2)], 12))
+    found = past(10, 40, 6)
+    # An interval's end belongs to it: (10, 15], (15, 20], then none in (20, 30], (30, 35], (35, 40].
+    assert outputs(found) == [(10, 110), (15, 115), (20, 120), (31, 131), (40, 140)]
+    assert [point.after_ms for point in found] == [MIN, 10, 15, 30, 35]
+    assert found[3].watermark == StageWatermark(31, 131, idle=True)
+    # As many versions as advances: two more have been left out of the first interval.
+    assert [point.version for point in found][:2] == [2, 5]
+    assert outputs(past(4, 4, 0)) == []
+    assert outputs(past(4, 9, 1)) == [(5, 105)]
+    assert outputs(past(99, 99, 0)) == [(41, 141)]
+    assert outputs(past(99, 199, 3)) == [(41, 141)]
+    assert outputs(past(MIN // 2**20, MAX // 2**20, 1)) == [(41, 141)]
+
+
+def test_history_shows_nothing_newer_than_what_readers_have(
+    ledger: Ledger, runner: asyncio.Runner, past: Past
+) -> None:
+    for at_ms in (1, 2, 3):
+        runner.run(ledger.record([record(output(at_ms))], at_ms))
+    assert outputs(past(0, 9, 1, newest=2)) == [(2, 2)]
+    assert outputs(last(ledger, runner, newest=2)) == [(1, 1), (2, 2)]
+
+
+def test_history_is_of_one_generation(ledger: Ledger, runner: asyncio.Runner, past: Past) -> None:
+    runner.run(ledger.record([record(output(70))], 10))
+    runner.run(ledger.record([record(output(71))], 20))
+    runner.run(ledger.reset("j", 25))
+    assert outputs(past(15, 40, 5, generation=2)) == []
+    assert outputs(last(ledger, runner, generation=2)) == []
+    runner.run(ledger.record([record(output(3), generation=2)], 30))
+    assert outputs(past(15, 40, 5, generation=2)) == [(30, 3)]
+    assert outputs(last(ledger, runner, generation=2)) == [(30, 3)]
+    # Of the one before, to a reader who has not seen the reset.
+    assert outputs(past(15, 29, 2)) == [(10, 70), (20, 71)]
+    runner.run(ledger.delete("j", 50))
+    assert outputs(past(15, 40, 5, generation=2)) == []
+
+
+def test_whether_there_was_anything_before(ledger: Ledger, runner: asyncio.Runner) -> None:
+    def began_after(at_ms: int, generation: int = 1) -> bool:
+        return runner.run(ledger.began_after("j", "s", generation=generation, at_ms=at_ms))
+
+    assert not began_after(0)
+    runner.run(ledger.record([record({"k": StageWatermark(1, 1)})], 7))
+    for at_ms in (10, 11):
+        runner.run(ledger.record([record(output(at_ms))], at_ms))
+    assert [began_after(at_ms) for at_ms in (9, 10, 11)] == [True, False, False]
+    runner.run(ledger.reset("j", 12))
+    runner.run(ledger.record([record(output(1), generation=2)], 13))
+    assert [began_after(at_ms, 2) for at_ms in (10, 12, 13)] == [True, True, False]
+    # Of what is left, nobody knows whether it was the first.
+    thin(ledger, runner, fine=60_000)
+    runner.run(ledger.record([record(output(2), generation=2)], 60_001))
+    thin(ledger, runner, keep=60_000)
+    assert not began_after(12, 2)
+
+
+def test_the_last_advances_begin_with_the_oldest(ledger: Ledger, runner: asyncio.Runner) -> None:
+    for at_ms in (59_999, 60_000, 60_001, 60_001):
+        runner.run(ledger.record([record(output(at_ms))], at_ms))
+        runner.run(ledger.record([record({"k": StageWatermark(at_ms, at_ms)})], at_ms))
+    runner.run(ledger.record([record(output(99_999))], 60_001))
+    found = last(ledger, runner, limit=3)
+    assert outputs(found) == [(60_000, 60_000), (60_001, 60_001), (60_001, 99_999)]
+    assert [point.after_ms for point in found] == [59_999] * 3
+    assert len(last(ledger, runner, limit=99)) == 4
+
+
+def last(
+    ledger: Ledger, runner: asyncio.Runner, *, generation: int = 1, **others: int
+) -> Sequence[HistoryPoint]:
+    limits = {"newest": MAX, "limit": 9} | others
+    return runner.run(ledger.last_advances("j", "s", generation=generation, **limits))
 
 
 def thin(ledger: Ledger, runner: asyncio.Runner, *, fine: int = 0, keep: int = 0) -> int:

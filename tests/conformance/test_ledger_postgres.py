@@ -12,12 +12,15 @@ from typing import TypeVar
 import psycopg
 import pytest
 import uvloop
-from sqlalchemy import event
+from psycopg.sql import SQL
+from sqlalchemy import Executable, event, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
-from service.frontier.timestamps import MIN
+from service.frontier.timestamps import MAX, MIN
 from service.ledger import database
+from service.ledger import statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import PromiseChunk
@@ -72,6 +75,51 @@ def two(url: str, runner: asyncio.Runner) -> Iterator[Sequence[SqlLedger]]:
 @pytest.fixture
 def ledger(two: Sequence[SqlLedger]) -> SqlLedger:
     return two[0]
+
+
+@pytest.mark.parametrize("job", ["a", "z"])
+@pytest.mark.parametrize("analysed", ["never", "before", "after"])
+def test_history_costs_by_what_is_asked_for_whatever_postgres_knows_of_the_table(
+    ledger: SqlLedger, url: str, runner: asyncio.Runner, analysed: str, job: str
+) -> None:
+    """Of 60,000 rows of three stages and two generations, a few for each interval are touched."""
+    add = SQL(
+        "INSERT INTO watermark_history (job, stage, generation, version, input, output, idle, at_ms)"
+        " SELECT {job}, (array['r', 's', 't'])[1 + n % 3], 1 + (n > 30000)::int, n % 30000 + 1, 0, n,"
+        " false, n FROM generate_series(0, 59999) AS rows(n)"
+    )
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as db:
+        if analysed == "before":
+            # So it takes the job, before or after all that it knows, for one without rows.
+            db.execute(add.format(job="m"))
+            db.execute("ANALYZE watermark_history")
+        db.execute(add.format(job=job))
+        if analysed == "after":
+            db.execute("ANALYZE watermark_history")
+
+    async def rows_read(db: AsyncConnection) -> int:
+        counts = await db.execute(
+            text(
+                "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)"
+                " FROM pg_stat_xact_user_tables WHERE relname = 'watermark_history'"
+            )
+        )
+        return int(counts.scalar_one())
+
+    async def work(db: AsyncConnection, statement: Executable, **asked: int) -> int:
+        of = {"b_job": job, "b_stage": "s", "b_generation": 2, "b_newest": MAX}
+        before = await rows_read(db)
+        await db.execute(statement, of | asked)
+        return await rows_read(db) - before
+
+    def touched(statement: Executable, **asked: int) -> int:
+        return runner.run(ledger.database.read(lambda db: work(db, statement, **asked)))
+
+    for from_ms, span_ms in ((0, 59_999), (40_000, 100), (0, 10), (59_000, 10**6)):
+        asked = {"b_from_ms": from_ms, "b_span_ms": span_ms, "b_intervals": 200}
+        assert touched(sql.FIND_HISTORY, **asked) <= 201 * 6
+    assert touched(sql.FIND_LAST_HISTORY, b_limit=100) <= 2 * 100
+    assert touched(sql.FIND_NEXT_HISTORY, b_at_ms=5, b_limit=10) <= 2 * 10
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ ROUTES = [
     ("GET", "/v1/jobs/{0}/watermarks", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/watermark", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/ranges", ""),
+    ("GET", "/v1/jobs/{0}/stages/{1}/history", ""),
+    ("GET", "/v1/jobs/{0}/stages/{1}/eta", ""),
     ("GET", "/healthz", ""),
     ("GET", "/readyz", ""),
     ("GET", "/metrics", ""),
@@ -56,7 +58,7 @@ KINDS = ["pipeline", "run", "claim", "tokens", "report", "commit", "anything"]
 SPEC = {"s": {"shards": ["0", "1"]}, "k": {"inputs": ["s"], "ranges": 1}}
 QUERIES = [
     "", "?at_least={0}", "?limit={0}", "?order={0}", "?limit={0}&order=promise", "?{0}",
-    "?a=%ff", "?&&=",
+    "?a=%ff", "?&&=", "?at={0}", "?from={0}", "?to={0}&points={0}",
 ]  # fmt: skip
 HEADER_NAMES = [
     "If-Match", "If-None-Match", "Prefer", "Last-Event-ID", "Content-Type", "Content-Length",

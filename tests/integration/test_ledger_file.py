@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import Select
+from sqlalchemy.dialects import sqlite
 
 from service.errors import StoreRefusedError, UnavailableError
+from service.ledger import statements
 from service.ledger.port import NewLayout
 from service.ledger.sql import SqlLedger
 from tests.support.api import Api, eventually, ok, problem
@@ -143,3 +148,20 @@ async def test_a_full_disk(tmp_path: Path):
                 lambda: client.get("/readyz"), lambda answer: answer.status_code == 200
             )
             ok(await client.get("/v1/jobs/job"))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [statements.FIND_HISTORY, statements.FIND_LAST_HISTORY, statements.FIND_NEXT_HISTORY],
+)
+async def test_history_is_found_by_all_columns_of_its_index(statement: Select, tmp_path: Path):
+    """By the first ones alone, a whole job or stage would be passed over."""
+    ledger = ledger_at(tmp_path / "a.db")
+    await ledger.open(exclusive=True)
+    await ledger.close()
+    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+    asked = {name: 1 if value is None else value for name, value in compiled.params.items()}
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {compiled}", asked)]
+    [search] = [s for s in steps if "watermark_history" in s and "PRIMARY KEY" not in s]
+    assert "USING INDEX watermark_history_by_stage ((job,stage,at_ms)" in search

@@ -104,6 +104,16 @@ class InProcess:
         self.stores.lose()
         await self.start()
 
+    def forget_history(self) -> None:
+        """Delete the history of watermarks, as happens after a month."""
+        statement = "DELETE FROM watermark_history"
+        if self.stores.ledger_url is not None:
+            self.stores.execute(statement)
+            return
+        with _connect(self._ledger) as ledger:
+            ledger.execute(statement)
+        ledger.close()
+
     def api(self, job: str = "job") -> Api:
         return Api(self.client, job)
 

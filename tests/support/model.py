@@ -133,34 +133,39 @@ class Model:
             if stage.kind == "passthrough":
                 stage.output = largest(stage.output, stage.input)
             else:
-                pairs = [(r.waits_for_nothing, r.promise) for r in stage.ranges.values()]
+                # An idle key range holds nothing, so its promise is all that there is to say.
+                source = stage.kind == "source"
+                pairs = [(source and r.idle, r.promise) for r in stage.ranges.values()]
                 stage.output = largest(stage.output, self._meet(pairs))
             stage.status = self._status(stage, upstreams)
 
     @staticmethod
     def _meet(parts: list[tuple[bool, Time]]) -> Time:
-        """The minimum over the parts that are not idle; null where nothing may move."""
+        """The minimum over the parts that are not idle; over all of them, if none of those is active."""
         active = [time for idle, time in parts if not idle]
-        if not active:
-            return None
-        if len(active) < len(parts) and all(time == MAX for time in active):
-            return None
+        if all(time == MAX for time in active):
+            return smallest(time for _, time in parts)
         return smallest(active)
 
     @staticmethod
     def _status(stage: Stage, upstreams: list[Stage]) -> str:
         if stage.output == MAX:
             return "final"
-        if stage.kind == "keyed":
-            resting = False
-        elif stage.kind == "source":
-            resting = any(r.idle and not r.final for r in stage.ranges.values()) and all(
-                r.idle or r.final for r in stage.ranges.values()
-            )
+        quiet_above = any(u.status == "idle" for u in upstreams) and all(
+            u.status == "idle" or u.output == MAX for u in upstreams
+        )
+        ranges = stage.ranges.values()
+        quiet_here = any(r.waits_for_nothing for r in ranges) and all(
+            r.idle or r.final for r in ranges
+        )
+        if stage.kind == "source":
+            resting = quiet_here
+        elif stage.kind == "passthrough":
+            resting = quiet_above
         else:
-            resting = any(u.status == "idle" for u in upstreams) and all(
-                u.status == "idle" or u.output == MAX for u in upstreams
-            )
+            least = smallest(r.promise for r in ranges)
+            caught_up = largest(least, stage.input) == least
+            resting = quiet_above and quiet_here and caught_up
         if resting:
             return "idle"
         return "unknown" if stage.output is None else "active"

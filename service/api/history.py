@@ -1,0 +1,93 @@
+"""A stage's watermarks over time: where they were, and when they will be somewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import Request
+
+from service.api.endpoints import Call, Endpoints, query
+from service.api.exchange import integer
+from service.api.responses import EtaBody, HistoryBody, eta_body, past_watermark_body
+from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+from service.model.keys import Role
+
+endpoints = Endpoints("watermarks")
+
+DEFAULT_POINTS, MAX_POINTS = 500, 10_000
+_DEFAULT_SPAN_MS: Final = 3_600_000
+
+_INSTANT = {"type": "integer", "minimum": EARLIEST, "maximum": LATEST}
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/stages/{stage}/history",
+    role=Role.READ,
+    gives=HistoryBody,
+    errors=(UnknownJobError, UnknownStageError, UnavailableError),
+    parameters=(
+        query(
+            "from", "From when, in ms of the wall clock; an hour before `to` by default", _INSTANT
+        ),
+        query("to", "Until when, included; now by default", _INSTANT),
+        query(
+            "points",
+            "How many at most: the last change of each of so many intervals",
+            {"type": "integer", "minimum": 1, "maximum": MAX_POINTS, "default": DEFAULT_POINTS},
+        ),
+    ),
+)
+async def get_history(call: Call[None]) -> HistoryBody:
+    """Show where a stage's watermarks were by wall time, in the job's present generation.
+
+    The first point is what held at `from`, unless the history no longer goes back so far. The others are
+    changes after it.
+    """
+    points = integer(call.request, "points", 1, MAX_POINTS, DEFAULT_POINTS) or DEFAULT_POINTS
+    until_ms = _instant(call.request, "to", call.aggregator.now_ms())
+    from_ms = _instant(call.request, "from", max(until_ms - _DEFAULT_SPAN_MS, EARLIEST))
+    if from_ms > until_ms:
+        raise InvalidRequestError(
+            f"from is {from_ms}, which is after to, {until_ms}: it must not be later"
+        )
+    found = await call.aggregator.history.points(
+        call.job, call.stage, from_ms=from_ms, until_ms=until_ms, points=points
+    )
+    return HistoryBody(list(map(past_watermark_body, found)))
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/stages/{stage}/eta",
+    role=Role.READ,
+    gives=EtaBody,
+    errors=(UnknownJobError, UnknownStageError, UnavailableError),
+    parameters=(
+        {
+            **query(
+                "at",
+                "The event time that the output watermark is to reach, in ms",
+                {"type": "integer", "minimum": EARLIEST, "maximum": MAX},
+            ),
+            "required": True,
+        },
+    ),
+)
+async def get_eta(call: Call[None]) -> EtaBody:
+    """Estimate when a stage's output watermark will get to a time, from its history.
+
+    There is no estimate, but a reason, if the watermark stands still for longer than it used to, or if
+    too little is known.
+    """
+    target = integer(call.request, "at", EARLIEST, MAX, None)
+    if target is None:
+        raise InvalidRequestError("at is missing: the event time that is to be reached, in ms")
+    if not is_timestamp(target):
+        raise InvalidRequestError(f"at is {target}: it must be {EARLIEST} to {LATEST}, or {MAX}")
+    state, found = await call.aggregator.history.estimate(call.job, call.stage, target)
+    return eta_body(target, found, state.view.watermark.output)
+
+
+def _instant(request: Request, name: str, default_ms: int) -> int:
+    value = integer(request, name, EARLIEST, LATEST, None)
+    return default_ms if value is None else value

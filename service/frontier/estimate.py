@@ -1,0 +1,289 @@
+"""When a watermark will get to a time: judged by how long it took to advance so far before.
+
+Nothing is assumed of the pipeline but that it goes on as it did. D is the distance that is left, and *a*
+the time since the last advance. Look at each earlier advance after which the watermark stood still for
+as long as *a*: how long, from *a* after it, did it take to get D ahead? These waits are the sample.
+Their median is the estimate, and what lies between their outer quantiles is the interval.
+
+For a pipeline that gets faster or slower, waits are also taken relative to the pace before them: to how
+long the last D (or the last 4 D) had taken at that moment. Whichever of the three samples is the
+narrowest is used. `benchmarks/eta.py` shows how often the truth lies in the interval.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.frontier.durations import duration_text
+from service.frontier.timestamps import LATEST, MAX, MIN
+
+CONFIDENCE: Final = 0.8
+"""The share of cases in which the truth should lie in the interval."""
+
+ENOUGH: Final = 50
+"""With so many cases, older history is not worth looking at."""
+
+NEWEST: Final = 1_000
+"""How many of the newest advances to look at, before longer windows of which only some are read."""
+
+WINDOWS_MS: Final = tuple(10 * 60_000 * 6**n for n in range(6))
+"""How much history to look at: 10 minutes, then six times as much each time, up to 54 days."""
+
+INTERVALS: Final = 500
+"""Into how many intervals the history in a window is divided."""
+
+_NEEDED: Final = 9
+"""Cases without which nothing is said: of 9, the extremes are an interval of 80 %."""
+
+_TAIL: Final = 0.08
+"""What is left out at each end. Less than 10 %, as the sample is chosen to be narrow."""
+
+_USUAL: Final = (0.9, 0.75, 0.5)
+_NEGLIGIBLE: Final = 0.1
+"""Where few pauses were as long as the present one, it counts as one of these quantiles of the pauses,
+unless the difference matters: unless it is more than this part of the wait."""
+
+_PACES: Final = (0, 1, 4)
+"""What waits are relative to: how long so many times the distance had taken before. 0: to nothing."""
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The last advance in an interval of wall time."""
+
+    after_ms: int
+    """Where the interval begins. `MIN`: at the beginning of time."""
+    at_ms: int
+    output: int
+    """The stage's output watermark from then on."""
+    version: int
+    """Rises by one with each advance, also with those that were left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """When the output watermark is expected to be there."""
+
+    at_ms: int
+    between_ms: tuple[int, int]
+    """It is there at such a time in `CONFIDENCE` of all cases."""
+    cases: int
+    """How many stretches of history, one after the other, it is judged by."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class CannotSay:
+    """Nothing can be said, and why."""
+
+    because: str
+
+
+Estimate = Expected | CannotSay
+
+
+def settled(found: Estimate) -> bool:
+    """Whether an estimate needs no older history."""
+    return isinstance(found, Expected) and found.cases >= ENOUGH
+
+
+def better(found: Estimate, older: Estimate) -> Estimate:
+    """Choose between an estimate and the one from the next longer window: by the number of cases.
+
+    >>> few, more = Expected(9, (8, 10), 10, "…"), Expected(7, (6, 8), 12, "…")
+    >>> better(few, more) is more, better(more, few) is more
+    (True, True)
+    >>> better(few, CannotSay("…")) is few, better(CannotSay("…"), CannotSay("now")).because
+    (True, 'now')
+    """
+    if isinstance(found, Expected) and not (
+        isinstance(older, Expected) and older.cases > found.cases
+    ):
+        return found
+    return older
+
+
+class Trace:
+    """An output watermark over wall time: when it reached each of its values.
+
+    >>> trace = Trace([Observation(MIN, 0, 100, 1), Observation(0, 10, 200, 2)])
+    >>> trace.reached_ms(np.array([100.0, 101.0, 200.0])).tolist()
+    [0.0, 10.0, 10.0]
+
+    Of two advances of which the first was left out, that one is taken to be half way between:
+
+    >>> trace = Trace([Observation(MIN, 0, 100, 1), Observation(0, 10, 200, 3)])
+    >>> trace.reached_ms(np.array([150.0, 151.0])).tolist()
+    [5.0, 10.0]
+    """
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        at_ms: list[int] = []
+        output: list[int] = []
+        since_ms: list[int] = []
+        steps: list[int] = []
+        before: Observation | None = None
+        for each in observations:
+            rises = before is None or each.output > before.output
+            if rises and MIN < each.output < MAX:
+                at_ms.append(each.at_ms)
+                output.append(each.output)
+                # The first advance that was left out may be as early as that.
+                since_ms.append(each.at_ms if before is None else max(before.at_ms, each.after_ms))
+                steps.append(1 if before is None else max(each.version - before.version, 1))
+            before = each
+        self.at_ms: _Floats = np.array(at_ms, dtype=np.float64)
+        self.output: _Floats = np.array(output, dtype=np.float64)
+        self._since_ms: _Floats = np.array(since_ms, dtype=np.float64)
+        self._steps: _Floats = np.array(steps, dtype=np.float64)
+
+    def __len__(self) -> int:
+        return len(self.at_ms)
+
+    def reached_ms(self, outputs: _Floats) -> _Floats:
+        """Return when it reached these, none of which may be above its last output."""
+        index = np.searchsorted(self.output, outputs)
+        before, after = self.output[np.maximum(index - 1, 0)], self.output[index]
+        steps, since_ms = self._steps[index], self._since_ms[index]
+        part = np.ones_like(outputs)
+        np.divide(outputs - before, after - before, out=part, where=after > before)
+        # A watermark advances in steps: it is there with the first step that is as far.
+        part = np.minimum(np.ceil(part * steps - 1e-9) / steps, 1.0)
+        return since_ms + part * (self.at_ms[index] - since_ms)
+
+
+def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
+    """Estimate when the output watermark, whose history this is, will get to `target`.
+
+    `target` is above the last output of the trace.
+
+    >>> trace = Trace([Observation(MIN, n * 10, n * 60, n) for n in range(30)])
+    >>> expected = estimate(trace, now_ms=293, target=1_860)
+    >>> expected.at_ms, expected.between_ms, expected.cases
+    (310, (310, 310), 14)
+    >>> estimate(trace, now_ms=320, target=1_860).because
+    'it has stood still for 30 ms, which it did fewer than 9 times in the last 320 ms'
+    >>> estimate(trace, now_ms=293, target=9_000).because
+    'too little is known: in the last 293 ms it advanced by 7.3 s fewer than 9 times'
+    """
+    if target == MAX:
+        return CannotSay("nothing tells when a stage will be final")
+    if not len(trace):
+        return CannotSay("it has no output watermark yet")
+    distance = target - trace.output[-1]
+    stood_ms = max(now_ms - trace.at_ms[-1], 0.0)
+    known_ms = now_ms - trace.at_ms[0]
+    completed = trace.output[:-1] + distance <= trace.output[-1]
+    if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
+        return CannotSay(
+            f"too little is known: in the last {duration_text(known_ms)} it advanced by"
+            f" {duration_text(distance)} fewer than {_NEEDED} times"
+        )
+    best = _narrowest(trace, completed, distance, now_ms, stood_ms)
+    if best is None:
+        return CannotSay(
+            f"it has stood still for {duration_text(stood_ms)}, which it did fewer than {_NEEDED}"
+            f" times in the last {duration_text(known_ms)}"
+        )
+    return Expected(
+        at_ms=_instant(now_ms + best.middle_ms),
+        between_ms=(_instant(now_ms + best.low_ms), _instant(now_ms + best.high_ms)),
+        cases=best.cases,
+        because=(
+            f"in the last {duration_text(known_ms)} it advanced by {duration_text(distance)}"
+            f" {best.cases} times over; judged by how long that took{_RELATIVE[best.pace]}"
+        ),
+    )
+
+
+_RELATIVE: Final = {
+    0: "",
+    1: ", relative to the stretch before",
+    4: ", relative to the four such stretches before",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """The quantiles of a sample of waits."""
+
+    low_ms: float
+    middle_ms: float
+    high_ms: float
+    cases: int
+    pace: int
+
+    @property
+    def width(self) -> float:
+        return (self.high_ms - self.low_ms) / max(self.middle_ms, 1.0)
+
+
+def _narrowest(
+    trace: Trace, completed: NDArray[np.bool_], distance: float, now_ms: int, stood_ms: float
+) -> _Sample | None:
+    """Return the best sample; None: the watermark stood still for so long too few times."""
+    pauses = np.diff(trace.at_ms)
+    usual = np.quantile(pauses[completed], _USUAL)
+    for pause_ms in (stood_ms, *usual[usual < stood_ms].tolist()):
+        as_long = completed & (pauses >= pause_ms)
+        samples = [
+            sample
+            for pace in _PACES
+            if (sample := _sample(trace, as_long, distance, now_ms, pause_ms, pace)) is not None
+        ]
+        if samples:
+            best = min(samples, key=lambda sample: sample.width)
+            return best if stood_ms - pause_ms <= _NEGLIGIBLE * best.middle_ms else None
+    return None
+
+
+def _sample(
+    trace: Trace,
+    chosen: NDArray[np.bool_],
+    distance: float,
+    now_ms: int,
+    stood_ms: float,
+    pace: int,
+) -> _Sample | None:
+    """Return the waits after these advances, relative to a pace; None: they are too few."""
+    first = trace.output[0] + pace * distance
+    chosen = chosen & (trace.output[:-1] >= first)
+    output = trace.output[:-1][chosen]
+    cases = _disjoint(output, distance)
+    if cases < _NEEDED or trace.output[-1] < first:
+        return None
+    from_ms = trace.at_ms[:-1][chosen] + stood_ms
+    waits = np.maximum(trace.reached_ms(output + distance) - from_ms, 0.0)
+    scale = 1.0
+    if pace:
+        took = from_ms - trace.reached_ms(output - pace * distance)
+        scale = now_ms - trace.reached_ms(trace.output[-1:] - pace * distance)[0]
+        waits = waits / np.maximum(took, 1.0)
+    # With few cases the quantiles move outwards, to the extremes of nine: as where they are only drawn
+    # from the same distribution as the truth, and no more is known.
+    tail = max((_TAIL * (cases + 1) - 1) / (cases - 1), 0.0)
+    low, middle, high = np.quantile(waits, [tail, 0.5, 1 - tail]) * scale
+    return _Sample(float(low), float(middle), float(high), cases, pace)
+
+
+def _disjoint(outputs: _Floats, distance: float) -> int:
+    """Count how many stretches of this length begin at these outputs and do not overlap."""
+    # A list is searched in a fifth of the time that an array takes for a single value.
+    starts: list[float] = outputs.tolist()
+    count, index = 0, 0
+    while index < len(starts):
+        count += 1
+        index = bisect_left(starts, starts[index] + distance)
+    return count
+
+
+def _instant(at_ms: float) -> int:
+    return int(min(at_ms, LATEST))

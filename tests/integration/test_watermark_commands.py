@@ -1,0 +1,166 @@
+"""`tidegauge show`, `history`, `eta` and `wait` against a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_agent.client import Client, RangeReport, Rank
+from tests.support.server import ROOT, Service
+from tests.unit.agent.test_inspection import run
+
+SPEC = {"taps": {"shards": ["north"]}, "hourly": {"inputs": ["taps"], "ranges": 2}}
+NEW_YEAR = 1_767_225_600_000
+MINUTE = 60_000
+
+
+class Water:
+    """A job with a source whose only shard is reported for here."""
+
+    def __init__(self, service: Service, job: str) -> None:
+        self.service = service
+        self.job = job
+        self.client = Client(service.url, patience_ms=30_000)
+        self.client.declare(job, SPEC)
+
+    def report(self, *watermarks_ms: int) -> None:
+        number = self.client.open_run(self.job, ["taps"], holder="me")
+        lease = self.client.claim(
+            self.job, "taps", None, holder="me", ttl_ms=600_000, rank=Rank(number, 0, 0)
+        )
+        for watermark_ms in watermarks_ms:
+            self.client.report(self.job, "taps", lease.token, {"north": RangeReport(watermark_ms)})
+
+
+@pytest.fixture
+def water(server: Service, request: pytest.FixtureRequest) -> Water:
+    return Water(server, re.sub(r"\W+", "-", request.node.name)[:100])
+
+
+def test_show_lists_jobs_stages_and_what_holds_a_stage(water: Water) -> None:
+    water.report(NEW_YEAR)
+    url = ("--url", water.service.url)
+    assert water.job in run("show", *url).stdout
+    jobs = json.loads(run("show", "--json", *url).stdout)["jobs"]
+    assert {
+        "job": water.job,
+        "generation": 1,
+        "layout_version": 1,
+        "stages": ["taps", "hourly"],
+    } in [{**each, "stages": list(each["stages"])} for each in jobs]
+    of_job = run("show", water.job, *url).stdout
+    [taps] = [line.split() for line in of_job.splitlines() if line.startswith("taps")]
+    assert taps[:7] == ["taps", "active", "none", "yet", "2026-01-01T00:00:00.000Z", "1/1", "1/1"]
+    of_stage = run("show", water.job, "hourly", *url).stdout
+    rows = [" ".join(line.split()) for line in of_stage.splitlines()]
+    assert "00000000-80000000 unknown none yet nobody never" in rows
+    found = json.loads(run("show", water.job, "hourly", "--json", *url).stdout)
+    assert found["watermark"]["input_watermark"] == NEW_YEAR
+    assert len(found["held_by"]) == 2
+
+
+def test_history_is_a_table_or_the_answer(water: Water) -> None:
+    water.report(NEW_YEAR, NEW_YEAR + MINUTE)
+    asked = ("history", water.job, "taps", "--points", "10000", "--url", water.service.url)
+    [head, *rows] = run(*asked).stdout.splitlines()
+    assert head.split() == ["at", "input", "watermark", "output", "watermark", "status"]
+    assert rows[0].split()[1:] == ["none", "yet", "none", "yet", "unknown"]
+    assert rows[-1].split()[1:] == ["none", "yet", "2026-01-01T00:01:00.000Z", "active"]
+    points = json.loads(run(*asked, "--json", "--from", "2026-01-01").stdout)["points"]
+    assert (points[0]["at"], points[0]["output_watermark"]) == (NEW_YEAR, None)
+    assert points[-1]["output_watermark"] == NEW_YEAR + MINUTE
+
+
+def test_eta_says_when_or_why_not(water: Water) -> None:
+    water.report(NEW_YEAR)
+    asked = ("eta", water.job, "taps", "--url", water.service.url)
+    reached = run(*asked, "2026-01-01T00:00:00Z")
+    assert reached.stdout == (
+        "taps has reached 2026-01-01T00:00:00.000Z:"
+        " the output watermark is at 2026-01-01T00:00:00.000Z\n"
+    )
+    later = run(*asked, "2026-01-01T01:00:00+00:00")
+    assert later.stdout.startswith(
+        "taps will get to 2026-01-01T01:00:00.000Z, nobody can say when:"
+    )
+    assert json.loads(run(*asked, str(NEW_YEAR), "--json").stdout)["reached"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("show", "nosuch"), "there is no job 'nosuch' at http"),
+        (("history", "JOB", "nosuch"), "has no stage 'nosuch': see `tidegauge show JOB`"),
+        (("eta", "JOB", "taps", "soon"), "T 'soon' is no time: write it like 2026-01-01T00:00:00Z"),
+        (("eta", "JOB", "taps", str(2**63 - 2)), "at is 9223372036854775806"),
+        (("wait", "JOB", "taps", "--until", "5", "--timeout", "soon"), "--timeout 'soon'"),
+        (("wait", "JOB", "taps", "--until", "x"), "--until 'x' is no time"),
+        (("history", "JOB", "taps", "--from", "2026-01-02", "--to", "2026-01-01"), "after to"),
+        (("wait", "nosuch", "taps", "--until", "5"), "there is no job 'nosuch'"),
+        (("show", "../x"), "job '../x' is not a valid name"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_a_line(
+    water: Water, arguments: tuple[str, ...], says: str
+) -> None:
+    done = run(*(water.job if a == "JOB" else a for a in arguments), "--url", water.service.url)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_key_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+    secret = "operator-0123456789abcdef0123456789abcdef"
+    with Service(tmp_path, environment={"TIDEGAUGE_ADMIN_KEY": secret}) as service:
+        done = run("show", "--url", service.url)
+        assert done.exit_code == 2
+        assert "Name a file with a key that may read: --key-file" in done.stderr
+        (tmp_path / "key").write_text(secret)
+        done = run("show", "--url", service.url, "--key-file", str(tmp_path / "key"))
+        assert done.exit_code == 0
+
+
+def test_waiting_ends_at_once_where_there_is_nothing_to_wait_for(water: Water) -> None:
+    water.report(NEW_YEAR)
+    asked = ("wait", water.job, "taps", "--url", water.service.url, "--until")
+    done = run(*asked, "2026-01-01T00:00:00Z", "--timeout", "0s")
+    assert (done.exit_code, done.stdout) == (0, "taps is at 2026-01-01T00:00:00.000Z\n")
+    late = run(*asked, str(NEW_YEAR + 1), "--timeout", "0s", "--json")
+    assert late.exit_code == 3
+    outcome = json.loads(late.stdout)
+    assert (outcome["reached"], outcome["output_watermark"]) == (False, NEW_YEAR)
+    assert f"see `tidegauge explain {water.job} taps`" in late.stderr
+
+
+@pytest.fixture
+def waiter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`tidegauge wait`, as a process beside a service that is restarted under it."""
+    with Service(tmp_path) as service:
+        water = Water(service, "water")
+        water.report(NEW_YEAR)
+        code = "import typer; from spark_agent.waiting import wait; typer.run(wait)"
+        arguments = ("water", "taps", "--until", str(NEW_YEAR + MINUTE), "--url", service.url)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        service.restart()
+        water.report(NEW_YEAR + MINUTE)
+        yield process
+        process.kill()
+        process.communicate()
+
+
+def test_waiting_survives_a_restart(waiter: subprocess.Popen[str]) -> None:
+    out, err = waiter.communicate(timeout=120)
+    assert (waiter.returncode, out) == (0, "taps is at 2026-01-01T00:01:00.000Z\n"), err
