@@ -33,9 +33,11 @@ _FRESH_MS = 100
 """How long values are shown if nothing was reported here meanwhile: other replicas take reports, too."""
 
 _REST = 20
-"""Values that take long to compute are computed again after so many times as long."""
+"""Values of more ranges are computed again after so many times as long as it took."""
 
-_CHEAP_MS = 3
+_MANY = 20_000
+"""Up to so many ranges, values are computed after each report."""
+
 _LONGEST_MS = 1_000
 
 _PROCESSING = "processing"
@@ -62,6 +64,8 @@ class _Known:
     """How many reports this process had taken for the job when these were computed."""
     at_ms: int
     took_ms: int
+    ranges: int
+    """Of these stages and all above them."""
     states: dict[str, SoftState] = field(default_factory=dict[str, SoftState])
 
 
@@ -124,7 +128,7 @@ class SoftStates:
         if known is None:
             return None
         age_ms = self._clock.steady_ms() - known.at_ms
-        if known.took_ms > _CHEAP_MS:
+        if known.ranges > _MANY:
             return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
         unchanged = known.reports == self._live.reports_of(key[0])
         return known if unchanged and age_ms < _FRESH_MS else None
@@ -142,7 +146,10 @@ class SoftStates:
             # The layout may have changed since the reader looked. What is soft may be missing.
             pass
         ended_ms = self._clock.steady_ms()
-        known = self._known[key] = _Known(reports, ended_ms, ended_ms - began_ms, states)
+        layouts = [pipeline.stages[name].layout for name in above]
+        ranges = sum(len(layout) for layout in layouts if layout is not None)
+        known = _Known(reports, ended_ms, ended_ms - began_ms, ranges, states)
+        self._known[key] = known
         self._drop_old(ended_ms)
         return known
 
