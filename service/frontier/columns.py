@@ -49,6 +49,10 @@ def lowest(values: Int64s, count: int) -> Int64s:
     """
     chosen = np.arange(len(values))
     if count < len(values):
+        # Often very many have the least value, and then no others are looked for.
+        least = np.flatnonzero(values == values.min())
+        if len(least) >= count:
+            return least[:count]
         bound = np.partition(values, count)[count]
         below, equal = np.flatnonzero(values < bound), np.flatnonzero(values == bound)
         chosen = np.concatenate((below, equal[: count - len(below)]))
