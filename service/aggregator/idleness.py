@@ -84,14 +84,15 @@ def decide(
             after_ms=policy.after_ms,
         )
         was_idle = index in seen.idle_by_policy
-        reported_at_ms = int(seen.reported_at_ms[index])
+        facts = seen.facts.get(index)
+        quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:
             follows = now.wall_ms - policy.slack_ms
             if quiet and promise < follows:
                 idle = bool(seen.idle[index])
-                decisions.append(Settled(index, fence, reported_at_ms, idle, follows))
+                decisions.append(Settled(index, fence, quiet_since_ms, idle, follows))
         elif quiet and not seen.idle[index]:
-            decisions.append(Settled(index, fence, reported_at_ms, True, MIN))
+            decisions.append(Settled(index, fence, quiet_since_ms, True, MIN))
         elif was_idle and not quiet:
-            decisions.append(Settled(index, fence, reported_at_ms, False, MIN))
+            decisions.append(Settled(index, fence, quiet_since_ms, False, MIN))
     return decisions

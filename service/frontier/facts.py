@@ -9,7 +9,7 @@ facts are soft: they are lost with the live store, and nothing is promised by th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Facts:
     """What a range has said so far."""
 
     reported_at_ms: int
-    """When its last report was applied, on the service's wall clock."""
+    """When its last report was applied, on the service's wall clock; 0: none was."""
     interval_ms: int | None
     """Between its last two reports; None: there was only one."""
     oldest_work_ms: int | None
@@ -78,12 +78,25 @@ def merge_facts(
     oldest = reported.oldest_work_ms
     return Facts(
         reported_at_ms=wall_ms,
-        interval_ms=None if earlier is None else wall_ms - earlier.reported_at_ms,
+        interval_ms=wall_ms - earlier.reported_at_ms
+        if earlier and earlier.reported_at_ms
+        else None,
         oldest_work_ms=None if oldest is None else min(oldest, wall_ms),
         pending=earlier.pending if earlier and reported.pending is None else reported.pending,
         backlog=reported.backlog,
         quiet_since_ms=earlier.quiet_since_ms if earlier and reported.is_quiet else now_ms,
     )
+
+
+def note_activity(earlier: Facts | None, *, now_ms: int) -> Facts:
+    """Note that records have come, in a report that waits for its commit: the range is not quiet.
+
+    >>> note_activity(None, now_ms=7).quiet_since_ms
+    7
+    """
+    if earlier is None:
+        return Facts(0, None, None, None, 0, now_ms)
+    return replace(earlier, quiet_since_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)

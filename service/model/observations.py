@@ -54,7 +54,8 @@ class Settled:
     index: int
     fence: int
     """Of the lease on it; 0: there was none."""
-    reported_at_ms: int
+    quiet_since_ms: int | None
+    """As its facts have it; None: it has none. Whatever has brought records since has changed it."""
     idle: bool
     promise: int
     """`MIN`: as it is."""

@@ -28,7 +28,7 @@ from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
 from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
-from service.model.observations import StageObservation
+from service.model.observations import Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeNote, Report, Reported, StageCommit
 
 SHARDS = ShardLayout.of(["a", "b"])
@@ -688,3 +688,46 @@ def test_far_apart_ranges_are_as_near_ones(live: LiveStore, runner: asyncio.Runn
     worker.report(token, {names[0]: 10_000}, stage="k", observed=10_000)
     assert worker.agreement("k") == Agreement(101)
     assert list(runner.run(live.promises("j", "k")))[1:] == [100 + i for i in range(1, 20_000)]
+
+
+def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worker) -> None:
+    token = worker.claim(["a"]).token
+    quiet, busy = {"a": ReportedFacts(records=0)}, {"a": ReportedFacts(records=1)}
+    worker.report(token, {"a": 5}, facts=quiet)
+
+    def settle() -> bool:
+        seen = worker.observe()
+        facts = seen.facts[0]
+        worker.report(token, {"a": 5}, facts=quiet)
+        decision = Settled(0, int(seen.owners[0]), facts.quiet_since_ms, True, MIN)
+        worker.run(worker.live.settle("j", "s", [decision]))
+        return bool(worker.observe().idle[0])
+
+    assert settle(), "a quiet report changes nothing"
+    worker.report(token, {"a": 5}, facts=busy)
+    assert not worker.observe().idle[0]
+    seen = worker.observe()
+    stale = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms - 1, True, MIN)
+    worker.run(worker.live.settle("j", "s", [stale]))
+    assert not worker.observe().idle[0], "records came after it was observed"
+    stranger = Settled(0, 12_345, seen.facts[0].quiet_since_ms, True, MIN)
+    worker.run(worker.live.settle("j", "s", [stranger]))
+    assert not worker.observe().idle[0], "it is under another lease"
+
+
+def test_records_that_wait_for_a_commit_end_the_quiet(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    token = worker.claim(["a"], ttl_ms=60_000).token
+    worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=0)})
+    before = worker.observe().facts[0]
+    advance(2)
+    worker.report(token, {"a": 6}, epoch=1, facts={"a": ReportedFacts(records=3)})
+    after = worker.observe()
+    assert after.facts[0].quiet_since_ms >= before.quiet_since_ms
+    assert after.facts[0].reported_at_ms == before.reported_at_ms, "it is not applied yet"
+    stale = Settled(0, int(after.owners[0]), before.quiet_since_ms - 1, True, MIN)
+    worker.run(worker.live.settle("j", "s", [stale]))
+    assert not worker.observe().idle[0]
+    worker.commit(1, s=None)
+    assert worker.observe().counts.records == 3

@@ -497,7 +497,7 @@ def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
     worker.report(token, {"a": 5}, facts={"a": ReportedFacts(records=1)})
     seen = worker.observe("s")
     if case["was_idle_by_policy"]:
-        settled = Settled(0, int(seen.owners[0]), int(seen.reported_at_ms[0]), True, MIN)
+        settled = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
         worker.run(worker.live.settle("j", "s", [settled]))
     for epoch in (None, 1):
         records = 0 if case["reported_quiet"] else 1

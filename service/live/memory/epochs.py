@@ -15,6 +15,7 @@ from service.frontier.epochs import (
     lacks_cap,
     promise_at_commit,
 )
+from service.frontier.facts import note_activity
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
 from service.live.memory.leases import check_run
@@ -50,6 +51,7 @@ def wait(
     epoch: int,
     fence: int,
     indices: Column,
+    now_ms: int,
 ) -> list[int]:
     """Let a report wait for its epoch; return the indices of the ranges that are behind already."""
     waiting = state.waiting.setdefault(epoch, {})
@@ -61,6 +63,8 @@ def wait(
         new = Waiting(promise, report.capped_at_commit, is_idle, fence, said)
         earlier = waiting.get(index)
         waiting[index] = new if earlier is None else join_attempts(earlier, new)
+        if said is not None and not said.is_quiet:
+            table.facts[index] = note_activity(table.facts.get(index), now_ms=now_ms)
         if is_behind(table.promise(index), promise):
             behind.append(index)
     return behind

@@ -35,7 +35,7 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         idle = table.staying_idle(indices, report.idle, report.facts)
         behind = table.apply(indices, column(report), idle, wall_ms=wall_ms)
     else:
-        behind = wait(state, table, report, report.epoch, lease.fence, indices)
+        behind = wait(state, table, report, report.epoch, lease.fence, indices, now_ms)
     return Reported(
         accepted=len(indices),
         behind=[table.name(index) for index in behind],

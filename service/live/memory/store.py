@@ -326,10 +326,11 @@ class MemoryLiveStore:
         state, table = found.table(stage)
         for each in decisions:
             index = each.index
+            facts = table.facts.get(index)
             if (
                 index >= len(table)
                 or table.owned_by(index) != each.fence
-                or table.reported_at_ms[index] != each.reported_at_ms
+                or (None if facts is None else facts.quiet_since_ms) != each.quiet_since_ms
             ):
                 continue
             table.apply([index], [each.promise], [each.idle], wall_ms=self._clock.wall_ms())

@@ -228,7 +228,7 @@ async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled
     async def apply(job_layout: JobLayout) -> bool:
         count = len(stage_layout(job_layout, stage))
         args = [
-            [d.index, float(d.fence), float(d.reported_at_ms), d.idle, float(d.promise)]
+            [d.index, float(d.fence), _quiet_since(d), d.idle, float(d.promise)]
             for d in decisions
             if d.index < count
         ]
@@ -236,6 +236,10 @@ async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled
         return bool(ahead)
 
     return await steps.with_layout(job, apply)
+
+
+def _quiet_since(decision: Settled) -> float:
+    return -1.0 if decision.quiet_since_ms is None else float(decision.quiet_since_ms)
 
 
 async def raise_marks(steps: Steps, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:

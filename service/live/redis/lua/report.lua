@@ -116,6 +116,7 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
       local said = facts and facts[offset + k] or false
+      if said then note_activity(st, index, said) end
       entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, said}
     end
   end

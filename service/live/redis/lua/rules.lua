@@ -90,7 +90,7 @@ local function is_quiet(reported) return reported[2] == 0 and reported[4] == 0 e
 local function merge_facts(earlier, reported, now, wall)
   return {
     wall,
-    earlier and wall - earlier[1] or -1,
+    earlier and earlier[1] ~= 0 and wall - earlier[1] or -1,
     math.min(reported[1], wall),
     reported[4],
     earlier and is_quiet(reported) and earlier[5] or now,

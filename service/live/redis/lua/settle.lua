@@ -1,15 +1,15 @@
--- Decisions about quiet ranges: {{index, fence, reported at, idle, promise}, …}. Each counts only if its range
+-- Decisions about quiet ranges: {{index, fence, quiet since (-1: no facts), idle, promise}, …}. Each counts only if its range
 -- is as it was observed. Returns whether the stage's agreement is ahead of what is published.
 
 local refused = check_state()
 if refused then return refused end
 local st = load(stage(1))
 for _, decision in ipairs(cmsgpack.unpack(ARGV[3])) do
-  local index, fence, reported_at, idle, promise = unpack(decision)
+  local index, fence, quiet_since, idle, promise = unpack(decision)
   local at = 8 * index
   local lease = fence ~= 0 and lease_at(fence)
   local same = call('GETRANGE', st.keys.owners, at, at + 7) == struct.pack('<d', fence)
-    and call('GETRANGE', st.keys.moments, at, at + 7) == struct.pack('<d', reported_at)
+    and read_quiet_since(st, index) == quiet_since
     and (fence == 0 or (lease and not lease.reason))
   if same then
     local block = math.floor(index / BLOCK)

@@ -164,6 +164,23 @@ local function keep_facts(st, index, reported)
   if said[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(said[3])) end
 end
 
+-- Since when a range has been quiet; -1: it has no facts.
+local function read_quiet_since(st, index)
+  local raw = call('HGET', st.keys.facts, index)
+  return raw and select(5, struct.unpack(FACTS, raw)) or -1
+end
+
+-- Notes that records have come, in a report that waits for its commit: the range is not quiet.
+local function note_activity(st, index, reported)
+  local _, records, _, backlog = struct.unpack(REPORTED_FACTS, reported)
+  if is_quiet({false, records, false, backlog}) then return end
+  local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, 0, 0)
+  local values = {struct.unpack(FACTS, raw)}
+  values[5] = NOW
+  local pending = string.sub(raw, values[7])
+  call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(values, 1, 6)) .. pending)
+end
+
 -- Whether any range of the stage has facts.
 local function has_facts(st)
   if st.has_facts == nil then st.has_facts = call('EXISTS', st.keys.facts) == 1 end
