@@ -121,9 +121,8 @@ def path(
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import KeyLayout, ShardLayout
-    >>> flow = Pipeline(
-    ...     {"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1)), "u":
-    Stage(("k",))} ... )
+    >>> keyed = Stage(("s",), KeyLayout.tile(1))
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "k": keyed, "u": Stage(("k",))})
     >>> at = {"s": StageWatermark(output=9), "k": StageWatermark(9, 5), "u": StageWatermark(5, 5)}
     >>> [str(step) for _, step in path(flow, "u", at, {"s": 9, "k": 5})]
     ['input', 'ranges']
