@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from service.app import create_app
 from service.model.keys import Role
 from service.settings import Settings
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
@@ -290,6 +291,13 @@ def test_every_make_target_it_names_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_table_of_routes_has_all_of_them() -> None:
+    """By what comes after the last name in the path: the table leaves out what comes before."""
+    table = README[README.index("| `PUT`, `GET`, `DELETE /v1/jobs/{job}`") :].split("\n\n")[0]
+    for path in create_app(Settings(_env_file=None)).openapi()["paths"]:
+        assert path.rpartition("}")[2] in table, path
 
 
 def test_every_setting_it_names_is_there() -> None:
