@@ -9,7 +9,7 @@ import numpy as np
 
 from service.aggregator.throttling import Throttling
 from service.errors import UnknownStageError
-from service.frontier.columns import Int64s, weights
+from service.frontier.columns import Int64s, lowest, weights
 from service.frontier.durations import duration_text
 from service.frontier.explain import Holder, Reason, Step, least_hold, path, reason
 from service.frontier.throttle import Advice
@@ -61,8 +61,8 @@ class Explainer:
         now, observed = await self._live.observe(job, pipeline.ancestors((stage,)))
         now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
-        lowest = {name: int(seen.promises.min()) for name, seen in observed.items()}
-        way = path(pipeline, stage, watermarks, lowest)
+        least = {name: int(seen.promises.min()) for name, seen in observed.items()}
+        way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         if step is Step.FINAL or root not in observed:
             return Explanation(
@@ -70,7 +70,7 @@ class Explainer:
             )
         is_source = pipeline.stages[root].is_source
         held = _held(observed[root], is_source=is_source)
-        chosen = held.indices[np.argsort(held.since_ms, kind="stable")[:limit]].tolist()
+        chosen = held.indices[lowest(held.since_ms, limit)].tolist()
         views = await self._live.range_views(job, root, chosen)
         advice = (await self._throttling.read(job)).shards.get(root, {})
         output = watermarks[root].output

@@ -35,7 +35,7 @@ class Reader:
         self._live = live
         self._last_seen = last_seen
         self._clock = clock
-        self._soft = SoftStates(live, clock)
+        self._soft = SoftStates(live, clock, shared=store.shared)
         self._feeds = Feeds(store, self.snapshot, throttling.read, shutdown)
         self._released = False
 

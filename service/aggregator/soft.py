@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from service.clock import Clock
@@ -32,9 +33,11 @@ _FRESH_MS = 100
 """How long values are shown if nothing was reported here meanwhile: other replicas take reports, too."""
 
 _REST = 20
-"""Values that take long to compute are computed again after so many times as long."""
+"""Values of more ranges are computed again after so many times as long as it took."""
 
-_CHEAP_MS = 3
+_MANY = 20_000
+"""Up to so many ranges, values are computed after each report."""
+
 _LONGEST_MS = 1_000
 
 _PROCESSING = "processing"
@@ -61,39 +64,71 @@ class _Known:
     """How many reports this process had taken for the job when these were computed."""
     at_ms: int
     took_ms: int
+    ranges: int
+    """Of these stages and all above them."""
     states: dict[str, SoftState] = field(default_factory=dict[str, SoftState])
 
 
 class SoftStates:
-    """Computes the soft values of stages, for all readers that ask at the same time at once."""
+    """Computes the soft values of stages, for all readers that ask at the same time at once.
 
-    def __init__(self, live: LiveJobs, clock: Clock) -> None:
+    While other replicas share the live store, each reader gets values that were joined there after it
+    asked: else one that turns from replica to replica could see them go back.
+    """
+
+    def __init__(self, live: LiveJobs, clock: Clock, *, shared: bool) -> None:
         self._live = live
         self._clock = clock
+        self._shared = shared
         self._known: dict[_Key, _Known] = {}
-        self._locks: dict[_Key, asyncio.Lock] = {}
+        self._next: dict[_Key, asyncio.Task[_Known]] = {}
+        """The rounds that have not begun, which readers may still join."""
+        self._running: dict[_Key, asyncio.Task[_Known]] = {}
 
     async def read(self, job: JobView, stages: Iterable[str]) -> Mapping[str, SoftState]:
         """Return the values of these stages; of none, while the live store is unavailable."""
-        wanted = frozenset(stages)
         layout = (job.incarnation, job.generation, job.layout_version)
-        key = (job.name, layout, wanted)
-        found = self._still_good(key)
+        key = (job.name, layout, frozenset(stages))
+        found = None if self._shared else self._still_good(key)
         if found is None:
-            lock = self._locks.setdefault(key, asyncio.Lock())
-            async with lock:
-                # Whoever held the lock before may have computed what this reader needs.
-                found = self._still_good(key) or await self._compute(key, job.pipeline)
-            if not lock.locked():
-                self._locks.pop(key, None)
+            joined = self._next.get(key)
+            if joined is None:
+                joined = self._next[key] = asyncio.create_task(self._round(key, job.pipeline))
+                # If all its readers have gone, nobody asks for its exception.
+                joined.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # Shielded: a reader that gives up must not cancel what others wait for.
+            found = await asyncio.shield(joined)
         return found.states
+
+    async def _round(self, key: _Key, pipeline: Pipeline) -> _Known:
+        before = self._running.get(key)
+        if before is not None:
+            await asyncio.wait((before,))
+        # From here on, whoever asks begins the next round.
+        self._running[key] = self._next.pop(key)
+        try:
+            found = self._still_good(key)
+            if found is None:
+                return await self._compute(key, pipeline)
+            await self._join(key[0], found.states)
+            return found
+        finally:
+            del self._running[key]
+
+    async def _join(self, job: str, states: dict[str, SoftState]) -> None:
+        """Join values with what was shown before, here or by other replicas."""
+        with suppress(UnavailableError, UnknownStageError):
+            marks = {name: _marks(state) for name, state in states.items()}
+            joined = await self._live.raise_marks(job, marks)
+            for name, state in states.items():
+                states[name] = _joined(state, joined.get(name, {}))
 
     def _still_good(self, key: _Key) -> _Known | None:
         known = self._known.get(key)
         if known is None:
             return None
         age_ms = self._clock.steady_ms() - known.at_ms
-        if known.took_ms > _CHEAP_MS:
+        if known.ranges > _MANY:
             return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
         unchanged = known.reports == self._live.reports_of(key[0])
         return known if unchanged and age_ms < _FRESH_MS else None
@@ -105,16 +140,16 @@ class SoftStates:
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
-            found = _derive(pipeline, above, observed, wanted, now.wall_ms)
-            joined = await self._live.raise_marks(
-                job, {name: _marks(state) for name, state in found.items()}
-            )
-            states = {name: _joined(found[name], joined.get(name, {})) for name in found}
+            states = _derive(pipeline, above, observed, wanted, now.wall_ms)
+            await self._join(job, states)
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the reader looked. What is soft may be missing.
             pass
         ended_ms = self._clock.steady_ms()
-        known = self._known[key] = _Known(reports, ended_ms, ended_ms - began_ms, states)
+        layouts = [pipeline.stages[name].layout for name in above]
+        ranges = sum(len(layout) for layout in layouts if layout is not None)
+        known = _Known(reports, ended_ms, ended_ms - began_ms, ranges, states)
+        self._known[key] = known
         self._drop_old(ended_ms)
         return known
 

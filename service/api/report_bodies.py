@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -140,16 +139,17 @@ async def _read_source_columns(
     for k in range(rows):
         _check_shard(f"columns, entry {k}", columns.watermark is not None, idle[k], final[k])
     watermarks = _times_column("watermark", columns.watermark, MIN, rows)
-    promises = np.minimum(watermarks, _least_holds(columns, rows))
+    holds = _hold_columns(columns, rows)
+    promises = np.minimum.reduce([watermarks, *holds.values()])
     promises[np.array(final, dtype=np.bool_)] = MAX
     return Report(
         read.token,
         None,
         promises,
         idle=columns.idle,
-        notes=_notes(columns, rows),
         epoch=read.epoch,
         facts=await _column_facts(columns, rows, silent),
+        hold_columns=holds,
     )
 
 
@@ -175,35 +175,45 @@ def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) ->
 async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
     read = decode(_keyed, body, InvalidReportError)
     _check_form(read.ranges, read.columns)
-    observed = _observed(read)
     if read.columns is not None:
-        columns, rows = read.columns, _rows(read.columns)
-        promises = observed if rows is None else np.minimum(_least_holds(columns, rows), observed)
-        report = Report(
-            read.token,
-            None,
-            promises,
-            idle=columns.idle,
-            notes=None if rows is None else _notes(columns, rows),
-            facts=None if rows is None else await _column_facts(columns, rows, silent),
-        )
-    else:
-        ranges: dict[str, KeyRangeWorkReport] = read.ranges or {}
-        _check_size(ranges)
-        holds = [key_range.holds for key_range in ranges.values()]
-        report = Report(
-            read.token,
-            list(ranges),
-            _keyed_promises(ranges, observed, holds),
-            idle=[key_range.idle for key_range in ranges.values()],
-            notes=[RangeNote(each) for each in holds],
-            facts=await _read_facts(ranges, silent),
-        )
-    return replace(
-        report,
+        return await _read_keyed_columns(read, read.columns, silent)
+    ranges: dict[str, KeyRangeWorkReport] = read.ranges or {}
+    _check_size(ranges)
+    observed = _observed(read)
+    holds = [key_range.holds for key_range in ranges.values()]
+    return Report(
+        read.token,
+        list(ranges),
+        _keyed_promises(ranges, observed, holds),
+        idle=[key_range.idle for key_range in ranges.values()],
+        notes=[RangeNote(each) for each in holds],
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
+        facts=await _read_facts(ranges, silent),
+    )
+
+
+async def _read_keyed_columns(
+    read: KeyedReport, columns: WorkColumns, silent: ReportedFacts | None
+) -> Report:
+    rows, observed = _rows(columns), _observed(read)
+    holds = {} if rows is None else _hold_columns(columns, rows)
+    promises: Column | int = observed
+    for column in holds.values():
+        promises = np.minimum(promises, column)
+    if rows is not None and isinstance(promises, int):
+        promises = np.full(rows, observed, dtype=np.int64)
+    return Report(
+        read.token,
+        None,
+        promises,
+        idle=columns.idle,
+        epoch=read.epoch,
+        observed_input=None if read.input_watermark is UNSET else observed,
+        capped_at_commit=read.input_watermark is UNSET,
+        facts=None if rows is None else await _column_facts(columns, rows, silent),
+        hold_columns=holds,
     )
 
 
@@ -269,12 +279,13 @@ def _rows(columns: WorkColumns) -> int | None:
     return rows
 
 
-def _least_holds(columns: WorkColumns, rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the least hold of each range; MAX: it has none."""
-    least = np.full(rows, MAX, dtype=np.int64)
-    for name, column in columns.holds.items():
-        least = np.minimum(least, _times_column(f"holds.{name}", column, MAX, rows))
-    return least
+def _hold_columns(
+    columns: WorkColumns, rows: int
+) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    return {
+        name: _times_column(f"holds.{name}", column, MAX, rows)
+        for name, column in columns.holds.items()
+    }
 
 
 def _times_column(
@@ -302,17 +313,6 @@ def _check_times_column(name: str, column: Sequence[int | None], times: Column) 
     if not _are_times(times):
         named = {str(k): time for k, time in enumerate(column) if time is not None}
         _check_times(f"columns.{name}", named)
-
-
-def _notes(columns: WorkColumns, rows: int) -> list[RangeNote] | None:
-    if not columns.holds:
-        return None
-    kept: list[dict[str, int]] = [{} for _ in range(rows)]
-    for name, column in columns.holds.items():
-        for holds, time in zip(kept, column, strict=True):
-            if time is not None:
-                holds[name] = time
-    return [RangeNote(holds) for holds in kept]
 
 
 # ---- what ranges say of their work

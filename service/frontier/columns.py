@@ -39,3 +39,21 @@ def weights(promises: Int64s, idle: Bools) -> Int64s:
     True
     """
     return np.where(idle, MAX, promises)
+
+
+def lowest(values: Int64s, count: int) -> Int64s:
+    """Return the indices of the least values, the least first, equal ones in their order.
+
+    >>> lowest(np.array([5, 3, 9, 3]), 3).tolist()
+    [1, 3, 0]
+    """
+    chosen = np.arange(len(values))
+    if count < len(values):
+        # Often very many have the least value, and then no others are looked for.
+        least = np.flatnonzero(values == values.min())
+        if len(least) >= count:
+            return least[:count]
+        bound = np.partition(values, count)[count]
+        below, equal = np.flatnonzero(values < bound), np.flatnonzero(values == bound)
+        chosen = np.concatenate((below, equal[: count - len(below)]))
+    return chosen[np.argsort(values[chosen], kind="stable")]

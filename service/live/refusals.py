@@ -50,20 +50,20 @@ def lost_lease(reason: LostReason) -> LeaseLostError:
     return LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
 
 
-def spoken_for_all(report: Report, names: Sequence[str]) -> Report:
-    """Return a packed report with the names of its lease's ranges.
+def spoken_for_all(report: Report, count: int) -> Report:
+    """Return a packed report with a promise for each of the `count` ranges of its lease.
 
     Raises `InvalidReportError` if it has not one entry for each.
     """
-    promises, count = report.promises, len(names)
+    promises = report.promises
     if isinstance(promises, int):
-        promises = np.full(count, promises, dtype=np.int64)
+        return replace(report, promises=np.full(count, promises, dtype=np.int64))
     if len(promises) != count:
         raise InvalidReportError(
-            f"the columns have {len(promises)} entries, and the lease is on {count} ranges: send one for"
-            " each, in the order of `granted`; if the layout has changed since, claim again"
+            f"the columns have {len(promises)} entries, and the lease is on {count} ranges: send one"
+            " for each, in the order of `granted`; if the layout has changed since, claim again"
         )
-    return replace(report, ranges=names, promises=promises)
+    return report
 
 
 def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> LeaseLostError:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.frontier.facts import Facts, ReportedFacts
+from service.frontier.timestamps import MAX
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 
@@ -36,6 +37,19 @@ class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 NOTHING_NOTED = RangeNote()
 
+HoldColumns = Mapping[str, npt.NDArray[np.int64]]
+"""By component, the hold of each range of a packed report; `MAX`: it has none."""
+
+
+def holds_at(columns: HoldColumns, row: int) -> dict[str, int]:
+    """Return the holds of one range.
+
+    >>> holds_at({"state": np.array([5, MAX])}, 0), holds_at({"state": np.array([5, MAX])}, 1)
+    ({'state': 5}, {})
+    """
+    found = ((name, int(column[row])) for name, column in columns.items())
+    return {name: hold for name, hold in found if hold != MAX}
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -58,6 +72,8 @@ class Report:
     capped_at_commit: bool = False
     facts: Sequence[ReportedFacts | None] | None = None
     """None: none of them has any."""
+    hold_columns: HoldColumns | None = None
+    """Of a packed report, in place of notes."""
 
 
 def column(report: Report) -> Column:

@@ -89,6 +89,26 @@ async def test_columns_of_a_keyed_stage(job: Api) -> None:
     assert await job.output("k") == 100, "no hold, so all that was observed"
 
 
+async def test_the_holds_shown_are_those_of_the_last_report(job: Api) -> None:
+    s, k = await job.token("s"), await job.claim("k")
+    await job.report("s", s, {"a": 100, "b": 100, "c": 100})
+    first, second = k["granted"][:2]
+
+    async def shown() -> list[Any]:
+        return [row["holds"] for row in (await job.ranges("k"))[:2]]
+
+    await job.report("k", k["token"], {first: {"holds": {"old": 9}}}, input_watermark=100)
+    columns = {"holds": {"state": [50, 60, None, None]}}
+    ok(await post(job, "k", k["token"], columns, input_watermark=100))
+    assert await shown() == [{"state": 50}, {"state": 60}]
+    await job.report("k", k["token"], {first: {"holds": {}}}, input_watermark=100)
+    assert await shown() == [{}, {"state": 60}]
+    await job.report("k", k["token"], {second: {"holds": {"out": 7}}}, input_watermark=100)
+    assert await shown() == [{}, {"out": 7}]
+    ok(await post(job, "k", k["token"], {"holds": {"other": [1, None, 1, 1]}}, input_watermark=100))
+    assert await shown() == [{"other": 1}, {}]
+
+
 async def test_columns_in_an_epoch(job: Api) -> None:
     lease = await job.claim("s")
     ok(await post(job, "s", lease["token"], {"watermark": [1, 2, 3]}, epoch=4))

@@ -17,6 +17,7 @@ from tests.support.binaries import wait_until
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.server import Service
+from tests.support.sketches import pending
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +61,23 @@ async def both(
         httpx.AsyncClient(base_url=replicas[1].url, timeout=60) as other,
     ):
         yield Api(one, name), Api(other, name)
+
+
+async def test_soft_values_do_not_go_back_for_a_reader_that_turns_to_the_other(
+    both: tuple[Api, Api],
+):
+    one, other = both
+    await one.define({"s": {"shards": ["0"], "percentiles": [50]}})
+    token = await one.token("s")
+    shown: list[tuple[int, int]] = []
+    for step in range(1, 60):
+        sent = {"watermark": step, "pending": pending([10 * step])}
+        await one.report("s", token, {"0": sent})
+        for api in (one, other):
+            body = await api.watermark("s")
+            shown.append((body["processing_watermark"], body["percentiles"]["50"]))
+    assert [values for values, _ in shown] == sorted(values for values, _ in shown)
+    assert [p for _, p in shown] == [10 * step for step in range(1, 60) for _ in range(2)]
 
 
 async def test_what_is_said_to_one_is_known_to_the_other(both: tuple[Api, Api]):

@@ -22,10 +22,20 @@ from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.tournament import Int64s, Tournament
 from service.model.checkpoints import CHUNK
-from service.model.reports import NOTHING_NOTED, Column, RangeNote, RangeView
+from service.model.reports import (
+    NOTHING_NOTED,
+    Column,
+    HoldColumns,
+    RangeNote,
+    RangeView,
+    holds_at,
+)
 
 BULK = 64
 """From this many ranges on, array operations are cheaper than a loop."""
+
+MAX_HOLD_COLUMNS = 16
+"""Components of a stage whose holds are kept as columns."""
 
 NOBODY = 0
 """In `owner`: no lease is on the range."""
@@ -61,6 +71,7 @@ class RangeTable:
         "counts",
         "facts",
         "final",
+        "hold_columns",
         "idle",
         "idle_by_policy",
         "layout",
@@ -100,6 +111,10 @@ class RangeTable:
         self.notes: dict[int, RangeNote] = {}
         """The latest notes of the ranges that have any. Only for display: promises already include
         their holds."""
+        self.hold_columns: dict[str, Int64s] = {}
+        """Likewise, for the ranges whose last report was packed: columns over all ranges, by
+        component.
+        """
         self._changed: dict[int, int] = {}
         """Chunks with a promise that changed since the last checkpoint, with the stamp of the change."""
         self._stamp = 0
@@ -341,6 +356,8 @@ class RangeTable:
 
     def note(self, indices: Column, notes: Sequence[RangeNote | None] | None) -> None:
         """Keep the notes of these ranges."""
+        for kept in self.hold_columns.values():
+            kept[indices] = MAX
         if notes is None and not self.notes:
             return
         numbers = as_list(indices)
@@ -352,6 +369,30 @@ class RangeTable:
                 self.notes[index] = note
             else:
                 self.notes.pop(index, None)
+
+    def note_columns(self, indices: Int64s, columns: HoldColumns) -> None:
+        """Keep the holds of ranges whose report was packed."""
+        if len(self.hold_columns.keys() | columns.keys()) > MAX_HOLD_COLUMNS:
+            # Each costs eight bytes for each range of the stage: so many names are kept one by one.
+            rows = range(len(indices))
+            self.note(indices, [RangeNote(holds_at(columns, row)) for row in rows])
+            return
+        if self.notes:
+            for index in indices.tolist():
+                self.notes.pop(index, None)
+        for name in self.hold_columns.keys() - columns.keys():
+            self.hold_columns[name][indices] = MAX
+        for name, column in columns.items():
+            kept = self.hold_columns.get(name)
+            if kept is None:
+                kept = self.hold_columns[name] = np.full(len(self), MAX, dtype=np.int64)
+            kept[indices] = column
+
+    def _note_of(self, index: int) -> RangeNote:
+        note = self.notes.get(index, NOTHING_NOTED)
+        if note or not self.hold_columns:
+            return note
+        return RangeNote(holds_at(self.hold_columns, index))
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""
@@ -368,6 +409,9 @@ class RangeTable:
             table.reported_at_ms[new] = self.reported_at_ms[old]
             table.raised_at_ms[new] = self.raised_at_ms[old]
             table.leased_since_ms[new] = self.leased_since_ms[old]
+            for name, kept in self.hold_columns.items():
+                table.hold_columns[name] = np.full(len(layout), MAX, dtype=np.int64)
+                table.hold_columns[name][new] = kept[old]
             noted = bool(self.notes or self.facts or self.idle_by_policy)
             moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if noted else {}
             table.notes = {moved[o]: note for o, note in self.notes.items() if o in moved}
@@ -410,7 +454,7 @@ class RangeTable:
             name=self.name(index),
             promise=self._promise_view[index],
             idle=bool(self._idle_view[index]),
-            note=self.notes.get(index, NOTHING_NOTED),
+            note=self._note_of(index),
             holder=holder,
             fence=owner if owner != NOBODY else None,
             expires_in_ms=expires_in_ms,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from service.frontier.graph import is_ahead
 from service.frontier.ranges import RangeNames
 from service.live import refusals
@@ -24,7 +26,10 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     check_observed(stage, state, report.observed_input)
     report, indices, rejected = _covered(report, lease, table)
     lease.deadline_ms = now_ms + lease.ttl_ms
-    table.note(indices, report.notes)
+    if report.hold_columns is None:
+        table.note(indices, report.notes)
+    else:
+        table.note_columns(np.asarray(indices, dtype=np.int64), report.hold_columns)
     if report.epoch is None:
         table.keep_facts(indices, report.facts, now_ms=now_ms, wall_ms=wall_ms)
         idle = table.staying_idle(indices, report.idle, report.facts)
@@ -49,11 +54,11 @@ def _covered(
     """
     names = report.ranges
     if names is None:
-        names = RangeNames(table.layout, lease.members)
-        report = refusals.spoken_for_all(report, names)
-        if len(table.owned(lease.fence, lease.members)) == len(lease.members):
-            return report, lease.members, []
-        names = list(names)
+        members = lease.members
+        report = refusals.spoken_for_all(report, len(members))
+        if bool((table.owner[members] == lease.fence).all()):
+            return report, members, []
+        names = list(RangeNames(table.layout, members))
     else:
         lookup = table.covered(lease.fence, names, lease.last_lookup)
         if lookup is not None:
@@ -82,5 +87,8 @@ def _partly(
         idle=None if report.idle is None else [report.idle[k] for k in kept],
         notes=None if report.notes is None else [report.notes[k] for k in kept],
         facts=None if report.facts is None else [report.facts[k] for k in kept],
+        hold_columns=None
+        if report.hold_columns is None
+        else {name: each[kept] for name, each in report.hold_columns.items()},
     )
     return part, [table.index[names[k]] for k in kept], rejected

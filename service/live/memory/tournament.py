@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.frontier.columns import Int64s
+from service.frontier.columns import Int64s, lowest
 
 _BULK = 64
 """From this many changes on, array operations are cheaper than a walk for each change."""
@@ -87,11 +87,4 @@ class Tournament:
 
     def lowest(self, count: int) -> list[int]:
         """Return the indices of the least weights, the least first, equal ones in their order."""
-        weights = self._nodes[self._leaves : self._leaves + self._count]
-        chosen = np.arange(self._count)
-        if count < self._count:
-            bound = np.partition(weights, count)[count]
-            below, equal = np.flatnonzero(weights < bound), np.flatnonzero(weights == bound)
-            chosen = np.concatenate((below, equal[: count - len(below)]))
-        order = np.argsort(weights[chosen], kind="stable")
-        return chosen[order].tolist()
+        return lowest(self._nodes[self._leaves : self._leaves + self._count], count).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,7 +26,14 @@ from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
 from service.model.jobs import Census, JobView, StageView
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
-from service.model.reports import NOTHING_NOTED, RangeNote, RangeOrder, RangeView
+from service.model.reports import (
+    NOTHING_NOTED,
+    HoldColumns,
+    RangeNote,
+    RangeOrder,
+    RangeView,
+    holds_at,
+)
 
 
 class _ExpiredError(Exception):
@@ -300,12 +308,33 @@ async def _views(
     views: list[RangeView] = []
     for start in range(0, len(indices), _VIEWS_AT_ONCE):
         part = indices[start : start + _VIEWS_AT_ONCE]
-        _, results = await steps.step(job_layout, "ranges", (stage,), [part, waiting])
-        views += [
-            _range_view(job_layout.name(stage, index), result)
-            for index, result in zip(part, schema.read_list(results), strict=True)
-        ]
+        _, results, packed = await steps.step(job_layout, "ranges", (stage,), [part, waiting])
+        holds = {
+            int(fence): _PackedHolds(schema.indices_of(runs), schema.read_holds(text))
+            for fence, runs, text in schema.read_list(packed)
+        }
+        for index, result in zip(part, schema.read_list(results), strict=True):
+            view = _range_view(job_layout.name(stage, index), result)
+            # A note of its own, even an empty one, is newer than the packed report.
+            if view.fence in holds and not result[2]:
+                view = replace(view, note=holds[view.fence].note(index))
+            views.append(view)
     return views
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedHolds:
+    """The holds that a packed report said, for all ranges of its lease."""
+
+    members: Int64s
+    columns: HoldColumns
+
+    def note(self, index: int) -> RangeNote:
+        """Return the note of one range."""
+        row = int(np.searchsorted(self.members, index))
+        if row >= len(self.members) or self.members[row] != index:
+            return NOTHING_NOTED
+        return RangeNote(holds_at(self.columns, row))
 
 
 async def _pipeline_of(job_layout: JobLayout) -> Pipeline:

@@ -23,6 +23,7 @@ from service.live.port import REMEMBERED
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK
 from service.model.jobs import StageView
+from service.model.reports import HoldColumns
 
 Floats = npt.NDArray[np.float64]
 
@@ -175,6 +176,17 @@ def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
         pending is not None,
     )
     return blob(head + (pending or b""))
+
+
+def pack_holds(columns: HoldColumns) -> msgspec.Raw:
+    """Pack the holds of a packed report, as one text for all its ranges."""
+    return blob(msgspec.json.encode({name: column.tolist() for name, column in columns.items()}))
+
+
+def read_holds(packed: str) -> HoldColumns:
+    """Read the holds of a packed report."""
+    found: dict[str, list[int]] = msgspec.json.decode(packed, type=dict[str, list[int]])
+    return {name: np.array(column, dtype=np.int64) for name, column in found.items()}
 
 
 def read_facts(packed: bytes) -> Facts:

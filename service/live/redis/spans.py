@@ -73,7 +73,7 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
 
 def resolve_all(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport:
     """Give a packed report the ranges of its lease. Raises `InvalidReportError`."""
-    return ResolvedReport(stage, refusals.spoken_for_all(report, lookup.names), lookup)
+    return ResolvedReport(stage, refusals.spoken_for_all(report, lookup.count), lookup)
 
 
 def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
@@ -124,6 +124,7 @@ def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
         False if report.idle is None else _picked(report.idle, order),
         False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
         False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
+        False if report.hold_columns is None else schema.pack_holds(report.hold_columns),
     ]
 
 

@@ -1,4 +1,5 @@
--- Returns single ranges: {indices, whether to read what waits for a commit}.
+-- Returns single ranges: {indices, whether to read what waits for a commit}, and for each lease that has
+-- sent a packed report: {fence, its ranges, their holds}.
 
 local refused = check_state()
 if refused then return refused end
@@ -25,7 +26,7 @@ local function greatest_waiting(index)
 end
 
 local indices, waiting = unpack(cmsgpack.unpack(ARGV[3]))
-local leases, results = {}, {}
+local leases, results, packed_holds = {}, {}, {}
 for n, index in ipairs(indices) do
   local weight = call('GETRANGE', st.keys.weights, 8 * index, 8 * index + 7)
   local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
@@ -36,6 +37,10 @@ for n, index in ipairs(indices) do
       local found = lease_at((struct.unpack('<d', owner)))
       leases[owner] = found and not found.reason
         and {text(found.fence), found.holder, math.max(0, found.deadline - NOW)} or false
+      local holds = leases[owner] and call('HGET', LEASES, 'p' .. leases[owner][1])
+      if holds then
+        packed_holds[#packed_holds + 1] = {leases[owner][1], members(found.fence), holds}
+      end
     end
     lease = leases[owner]
   end
@@ -52,4 +57,4 @@ for n, index in ipairs(indices) do
     waiting and greatest_waiting(index),
   }
 end
-return reply('ok', results)
+return reply('ok', results, packed_holds)

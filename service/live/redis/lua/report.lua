@@ -1,4 +1,5 @@
--- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts}, …}.
+-- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds}, …}.
+-- `holds`: those of a packed report, for all ranges of its lease, as one text.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
 -- {first block, blocks, positions}; `promises` has the promises of each span.
 
@@ -70,7 +71,8 @@ local function note_applied(st, span, count, keep, facts, offset)
   st.has_facts = true
 end
 
-local function note(st, span, count, keep, notes, offset)
+-- `masked`: there are holds of a packed report under this lease, which an empty note hides.
+local function note(st, span, count, keep, notes, offset, masked)
   local at = positions(span)
   local start = BLOCK * span[1]
   local any = st.noted
@@ -78,14 +80,14 @@ local function note(st, span, count, keep, notes, offset)
     any = call('EXISTS', st.keys.notes) == 1
     st.noted = any
   end
-  if not notes and not any then return end
+  if not notes and not any and not masked then return end
   local set, gone = {}, {}
   for k = 1, count do
     if not keep or keep[k] then
       local index = start + position(at, k) - 1
       local noted = notes and notes[offset + k]
-      if noted then
-        set[#set + 1], set[#set + 2] = index, noted
+      if noted or masked then
+        set[#set + 1], set[#set + 2] = index, noted or '{}'
       else
         gone[#gone + 1] = index
       end
@@ -153,7 +155,7 @@ end
 
 local function apply_report(st, report)
   load(st)
-  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts = unpack(report)
+  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds = unpack(report)
   local lease = lease_of(token)
   if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
   if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
@@ -188,6 +190,13 @@ local function apply_report(st, report)
   -- Everything is checked: from here on nothing is refused.
   set_deadline(text(lease.fence), lease.ttl)
   local behind, offset = {}, 0
+  local masked = false
+  if holds then
+    call('HSET', LEASES, 'p' .. text(lease.fence), holds)
+  else
+    masked = call('HEXISTS', LEASES, 'p' .. text(lease.fence)) == 1
+    if masked then st.noted = true end
+  end
   if epoch and not waits then
     local waiting = waiting_epochs(st)
     waiting[#waiting + 1] = epoch
@@ -200,7 +209,7 @@ local function apply_report(st, report)
       if keep and not keep[k] then promises[k] = false end
       if idle then idle[k] = idle_flags[offset + k] end
     end
-    note(st, span, count, keep, notes, offset)
+    note(st, span, count, keep, notes, offset, masked)
     if epoch then
       wait(st, epoch, capped, span, promises, idle, lease.fence, facts, offset, behind)
     else
