@@ -45,11 +45,35 @@ NOBODY_JOINED: Mapping[str, Sequence[str]] = {}
 
 
 class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a quiet shard is no longer waited for: it is left out, or its promise follows the clock."""
+    """When a quiet shard of a source is no longer waited for."""
 
-    after_ms: Annotated[int, Meta(ge=1, le=MAX_POLICY_MS)]
-    then: Literal["exclude", "follow_clock"]
-    slack_ms: Annotated[int, Meta(ge=0, le=MAX_POLICY_MS)] | None = None
+    after_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_POLICY_MS,
+            description="For so long it must have brought no record, have no backlog, not be paused, and"
+            " be watched: under a lease throughout, or while its stage's run committed epochs",
+        ),
+    ]
+    then: Annotated[
+        Literal["exclude", "follow_clock"],
+        Meta(
+            description="`exclude`: it is idle, so it is left out of the minimum. `follow_clock`: it"
+            " promises the service's clock minus `slack_ms`"
+        ),
+    ]
+    slack_ms: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=MAX_POLICY_MS,
+                description="With `follow_clock`, and only then: how late a record may arrive",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,30 +88,62 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     ) = None
     passthrough: bool = False
     percentiles: (
-        Annotated[tuple[Annotated[int, Meta(ge=1, le=99)], ...], Meta(max_length=99)] | None
+        Annotated[
+            tuple[Annotated[int, Meta(ge=1, le=99)], ...],
+            Meta(max_length=99, description="Which percentile watermarks readers are shown"),
+        ]
+        | None
     ) = None
     idle: IdleSpec | None = None
-    dynamic: bool = False
+    dynamic: Annotated[
+        bool,
+        Meta(
+            description="A source: further shards join with their first claim, and leave once they are"
+            " final. They are not shown in the specification"
+        ),
+    ] = False
 
 
 class ThrottleGroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Sources whose shards may not run ahead of the slowest of them by more than a drift."""
 
-    stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
-    max_drift_ms: Annotated[int, Meta(ge=0, le=MAX_POLICY_MS)]
+    stages: Annotated[
+        tuple[Name, ...],
+        Meta(
+            min_length=1, max_length=MAX_STAGES, description="Sources; each is in one group at most"
+        ),
+    ]
+    max_drift_ms: Annotated[int, Meta(ge=0, le=MAX_POLICY_MS, description="In event time")]
 
 
 class ThrottleStageSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a stage may be behind the furthest of the sources above it, before these slow down."""
+    """How far a stage may be behind a source above it, before that source is asked to slow down."""
 
-    max_lag_ms: Annotated[int, Meta(ge=1, le=MAX_POLICY_MS)]
+    max_lag_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_POLICY_MS,
+            description="Between the output watermarks of the source and of the stage. Beyond it the"
+            " source is asked to read at `max_lag_ms` ÷ lag of its rate, at least 0.1",
+        ),
+    ]
 
 
 class ThrottleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the sources of a job are slowed down."""
+    """When the sources of a job are asked to pause or to slow down."""
 
-    groups: Annotated[tuple[ThrottleGroupSpec, ...], Meta(max_length=MAX_STAGES)] = ()
-    stages: Annotated[dict[Name, ThrottleStageSpec], Meta(max_length=MAX_STAGES)] | None = None
+    groups: Annotated[
+        tuple[ThrottleGroupSpec, ...],
+        Meta(max_length=MAX_STAGES, description="Alignment: who may run ahead of whom, how far"),
+    ] = ()
+    stages: (
+        Annotated[
+            dict[Name, ThrottleStageSpec],
+            Meta(max_length=MAX_STAGES, description="Back-pressure, by the stage that is behind"),
+        ]
+        | None
+    ) = None
 
 
 class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -90,7 +90,7 @@ class UnknownStage(Refused):
 
 
 class PreconditionRequired(Refused):
-    """The job is declared with other stages, and the request does not allow replacing them."""
+    """The job is declared otherwise, and the request does not allow replacing that."""
 
     slug = "precondition-required"
 
@@ -101,8 +101,8 @@ class DeclaredOtherwise(PreconditionRequired):
     def __init__(self, job: str, refusal: Refused) -> None:
         super().__init__(refusal.status, refusal.problem)
         message = (
-            f"job {job!r} is already declared with other stages: pass Pipeline(…, replace=True) to "
-            f"replace them, or give this pipeline a job name of its own"
+            f"job {job!r} is already declared with other stages, or with another throttle: pass "
+            f"Pipeline(…, replace=True) to replace them, or give this pipeline a job name of its own"
         )
         self.args = (message,)
 
@@ -240,14 +240,24 @@ class Client:
         self._jitter = jitter
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
-    def declare(self, job: str, stages: Mapping[str, Any], *, replace: bool = False) -> Json:
-        """Declare the job's stages; return the answer. With `replace` they replace another layout.
+    def declare(
+        self,
+        job: str,
+        stages: Mapping[str, Any],
+        *,
+        throttle: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> Json:
+        """Declare the job's stages, and when its sources are throttled; return the answer.
 
-        A key that may not declare jobs will do for a job that is already declared like this.
+        With `replace` they replace another specification. A key that may not declare jobs will do for a
+        job that is already declared with these stages; its policies are then those of who declared it.
 
-        Raises `DeclaredOtherwise` if the job has other stages and `replace` is not set, `NotAllowed`.
+        Raises `DeclaredOtherwise` if it is declared otherwise and `replace` is not set, `NotAllowed`.
         """
         path, body = _job(job), {"stages": dict(stages)}
+        if throttle is not None:
+            body["throttle"] = dict(throttle)
         try:
             return self._call("PUT", path, body)[0]
         except Forbidden as refusal:

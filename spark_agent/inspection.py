@@ -201,7 +201,7 @@ def explain(
     stage: Stage,
     *,
     limit: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many ranges to show at most.")
+        int, typer.Option(min=1, max=1_000, help="How many ranges to show at most.")
     ] = _RANGES,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,

@@ -88,9 +88,10 @@ class StageTakenError(ValueError):
 class Pipeline:
     """A job's stages, and the Spark queries of this driver that execute them.
 
-    `spec` is the job's `stages`, in the service's format. `replace` allows it to replace a different
-    layout of the job. `lease_ttl` must be longer than a few batches. `patience` is how long one call
-    to the service may block a task, `poll` how often an idle query polls its watermark.
+    `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`, which is only
+    declared with them: this agent does not obey it. `replace` allows them to replace a different
+    specification of the job. `lease_ttl` must be longer than a few batches. `patience` is how long one
+    call to the service may block a task, `poll` how often an idle query polls its watermark.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
     it, the key is where `TIDEGAUGE_KEY_FILE` or `TIDEGAUGE_KEY` says in their environments.
@@ -106,6 +107,7 @@ class Pipeline:
         spec: Mapping[str, Mapping[str, Any]],
         *,
         spark: SparkSession | None = None,
+        throttle: Mapping[str, Any] | None = None,
         replace: bool = False,
         lease_ttl: Duration = "60 s",
         patience: Duration = "2 s",
@@ -116,8 +118,8 @@ class Pipeline:
     ) -> None:
         """Declare the job. If the aggregator is unavailable, each query retries that when it starts.
 
-        Raises `ValueError` if the specification cannot be read, `DeclaredOtherwise` if the job has
-        other stages and `replace` is not set, `Refused` if the service rejects the specification
+        Raises `ValueError` if the specification cannot be read, `DeclaredOtherwise` if the job is
+        declared otherwise and `replace` is not set, `Refused` if the service rejects the specification
         (`NotAllowed`: it rejects the key),
         and `RuntimeError` for Spark Connect, or if Spark's workers would run a different Python.
         """
@@ -129,6 +131,7 @@ class Pipeline:
         self._job = job
         self._stages = read_spec(spec)
         self._spec = {name: dict(stage) for name, stage in spec.items()}
+        self._throttle = None if throttle is None else dict(throttle)
         self._replace = replace
         self._ttl_ms = duration_ms(lease_ttl, name="lease_ttl")
         self._patience_ms = duration_ms(patience, name="patience")
@@ -605,9 +608,12 @@ class Pipeline:
 
     def _declare(self) -> None:
         try:
-            self._client.declare(self._job, self._spec, replace=self._replace)
+            self._declare_now()
         except Unavailable as error:
             _log.warning("job %s is not declared yet: %s", self._job, error)
+
+    def _declare_now(self) -> None:
+        self._client.declare(self._job, self._spec, throttle=self._throttle, replace=self._replace)
 
     def _try_open_run(self, stages: Sequence[str]) -> int | None:
         """Open a run; None if the service does not answer, in which case the query starts anyway.
@@ -622,7 +628,7 @@ class Pipeline:
             return None
 
     def _open_run(self, stages: Sequence[str]) -> int:
-        self._client.declare(self._job, self._spec, replace=self._replace)
+        self._declare_now()
         return self._client.open_run(self._job, stages, holder=f"driver-{_host()}-{os.getpid()}")
 
     def _stage(self, name: str, role: str) -> StageSpec:

@@ -57,7 +57,11 @@ async def explain(call: Call[None]) -> ExplanationBody:
     },
 )
 async def get_throttle(call: Call[None]) -> Response:
-    """Show what the shards of a job are asked to do; with `Prefer: wait`, once that has changed."""
+    """Show what the shards of a job are asked to do; with `Prefer: wait`, once that has changed.
+
+    It follows from the job's `throttle` and from where its stages are now. The answer to a report has it
+    for the reported shards.
+    """
     known = entity_tags(call.request.headers.get("if-none-match"))
     wait_s = preferred_wait_s(call.request)
     headers: dict[str, str] = {}

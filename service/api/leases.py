@@ -37,7 +37,10 @@ _MAX_CLAIM = 128 * 2**20
     errors=(UnknownJobError, UnknownStageError, StaleRunError, LeaseConflictError),
 )
 async def claim(call: Call[ClaimBody]) -> GrantBody:
-    """Claim ranges. Granted is what is free, run out, the same holder's or outranked."""
+    """Claim ranges. Granted is what is free, run out, the same holder's or outranked.
+
+    A dynamic source takes in shards that it does not have yet: from this answer on it waits for them.
+    """
     body = call.body
     grant = await call.aggregator.claim(
         call.job,

@@ -55,7 +55,12 @@ endpoints = Endpoints("reports")
     hot=True,
 )
 async def report(call: Call[Body]) -> ReportedBody:
-    """Report for ranges under a lease, with effect at once or, with an epoch, at its commit."""
+    """Report for ranges under a lease, with effect at once or, with an epoch, at its commit.
+
+    `ranges` says what it says by name, `columns` for all ranges of the lease in their order: send one of
+    them. The answer has the stage's watermarks as they are now and, if the job has a throttle, what the
+    reported shards are asked to do.
+    """
     aggregator, job, stage = call.aggregator, call.job, call.stage
     found = await aggregator.find_stage(job, stage)
     sent = read_plain(stage, found, call.body) or await read_report(found, call.body)

@@ -73,23 +73,67 @@ class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pending(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What is in flight in a range, as an Apache DataSketches KLL doubles sketch of event times (ms)."""
+    """The event times of the records that are in flight in a range: read, and not yet emitted."""
 
-    count: Number
-    event_times: Annotated[bytes, Meta(max_length=MAX_SKETCH)]
+    count: Annotated[Number, Meta(description="How many records; the sketch must be of so many")]
+    event_times: Annotated[
+        bytes,
+        Meta(
+            max_length=MAX_SKETCH,
+            description="An Apache DataSketches KLL sketch of doubles (`kll_doubles_sketch`) of event"
+            " times in whole ms, serialized",
+        ),
+    ]
+
+
+OldestWork = Annotated[
+    int,
+    Meta(
+        description="Since when, on the wall clock in ms, the range's oldest unfinished work has been"
+        " waiting. Left out or null: nothing waits. The processing watermark is made of these"
+    ),
+]
+Records = Annotated[
+    Number,
+    Meta(
+        description="Records since the range's last report. 0 says that it looked and nothing came;"
+        " a report that leaves it out says nothing of it, and counts as activity"
+    ),
+]
+Late = Annotated[
+    Number, Meta(description="Records since its last report that were behind the watermark")
+]
+Backlog = Annotated[
+    Number,
+    Meta(description="Records that it has not read yet. As long as there are any, it is not quiet"),
+]
+InFlight = Annotated[
+    Pending | UnsetType | None,
+    Meta(
+        description="What is in flight, for the percentile watermarks. Left out: as said last; null:"
+        " nothing"
+    ),
+]
+Idle = Annotated[
+    bool,
+    Meta(
+        description="A shard: no data for now, do not wait for me. A key range: I hold nothing that has"
+        " not been emitted. It lasts until the range reports without it, or its lease ends"
+    ),
+]
+Final = Annotated[
+    bool, Meta(description="Nothing will ever come again: a promise of the end of time")
+]
 
 
 class WorkReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What a range may say of its work, besides its promise."""
 
-    oldest_work: (
-        Annotated[int, Meta(description="Since when (ms, wall clock) its oldest work has waited")]
-        | None
-    ) = None
-    pending: Pending | UnsetType | None = UNSET
-    records: Number | UnsetType = UNSET
-    late: Number = 0
-    backlog: Number = 0
+    oldest_work: OldestWork | None = None
+    pending: InFlight = UNSET
+    records: Records | UnsetType = UNSET
+    late: Late = 0
+    backlog: Backlog = 0
 
 
 class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -97,8 +141,8 @@ class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False)
 
     watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
-    idle: bool = False
-    final: bool = False
+    idle: Idle = False
+    final: Final = False
 
 
 class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -111,31 +155,52 @@ class KeyRangeWorkReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc
     """What a key range reports, with what it says of its work."""
 
     holds: Holds = field(default_factory=dict[str, int])
-    idle: bool = False
+    idle: Idle = False
 
 
 Row = Annotated[tuple[T, ...], Meta(max_length=MAX_RANGES)]
 
 
 class WorkColumns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a packed report says of the lease's ranges: one entry for each, in the order of `granted`."""
+    """A packed report. Each array has one entry for each range of the lease, in the order of `granted`.
 
-    holds: Annotated[dict[HoldName, Row[Time | None]], Meta(max_length=100)] = field(
-        default_factory=dict[str, tuple[int | None, ...]]
-    )
-    idle: Row[bool] | None = None
-    oldest_work: Row[int | None] | None = None
-    pending: Row[Pending | None] | None = None
-    records: Row[Number] | None = None
-    late: Row[Number] | None = None
-    backlog: Row[Number] | None = None
+    It speaks for all of them. What an entry means is described at the member of the same name in
+    `ranges`.
+    """
+
+    holds: Annotated[
+        dict[HoldName, Row[Time | None]],
+        Meta(max_length=100, description="By component; null: it keeps no hold on this range"),
+    ] = field(default_factory=dict[str, tuple[int | None, ...]])
+    idle: Row[Idle] | None = None
+    oldest_work: Row[OldestWork | None] | None = None
+    pending: (
+        Annotated[
+            Row[Pending | None],
+            Meta(description="null: nothing is in flight. Without the column: as said last"),
+        ]
+        | None
+    ) = None
+    records: Row[Records] | None = None
+    late: Row[Late] | None = None
+    backlog: Row[Backlog] | None = None
 
 
 class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The columns of a source's report."""
+    """A source's packed report: one entry for each range of the lease, in the order of `granted`.
 
-    watermark: Row[Time | None] | None = None
-    final: Row[bool] | None = None
+    It speaks for all of them. What an entry means is described at the member of the same name in
+    `ranges`.
+    """
+
+    watermark: (
+        Annotated[
+            Row[Time | None],
+            Meta(description="null promises nothing. It may be left out if all are idle or final"),
+        ]
+        | None
+    ) = None
+    final: Row[Final] | None = None
 
 
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):

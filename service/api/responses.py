@@ -134,13 +134,20 @@ class StageWatermarkBody(Struct, frozen=True):
 
 
 class AdviceBody(Struct, frozen=True):
-    """What a shard is asked to do: pause, run no further than `until`, read at a fraction of its
-    rate.
-    """
+    """What a shard is asked to do. Nothing is enforced: whoever reads the shard does it, or does not."""
 
-    pause: bool
-    until: Watermark
-    rate: float
+    pause: Annotated[
+        bool, Meta(description="Read nothing: its promise is ahead of its group's limit")
+    ]
+    until: Annotated[
+        int | None,
+        Meta(
+            description="The furthest event time (ms) that it may run to; null: there is no limit"
+        ),
+    ]
+    rate: Annotated[
+        float, Meta(description="The fraction of its usual rate at which it should read, 0.1 to 1")
+    ]
     because: str
 
 
@@ -152,19 +159,28 @@ class HeldByBody(Struct, frozen=True):
 
 
 class GroupBody(Struct, frozen=True):
-    """How far the shards of a group of sources may run; null: there is no limit."""
+    """How far the shards of a group of sources may run."""
 
     stages: list[str]
-    limit: Watermark
+    limit: Annotated[
+        int | None,
+        Meta(
+            description="The slowest shard's promise plus `max_drift_ms`; null: there is no limit, since"
+            " no shard has promised, or all that have are idle or final"
+        ),
+    ]
     held_by: HeldByBody | None
 
 
 class ThrottleBody(Struct, frozen=True):
-    """What the shards of a job are asked to do; only those that are asked something are listed."""
+    """What the shards of a job are asked to do."""
 
-    version: Count
+    version: Annotated[int, Meta(ge=0, description="Differs if anything else here does; the ETag")]
     groups: list[GroupBody]
-    shards: dict[str, dict[str, AdviceBody]]
+    shards: Annotated[
+        dict[str, dict[str, AdviceBody]],
+        Meta(description="By stage and shard: only those that are asked to do something"),
+    ]
 
 
 class ReportedBody(Struct, frozen=True, omit_defaults=True):
@@ -176,7 +192,10 @@ class ReportedBody(Struct, frozen=True, omit_defaults=True):
     expires_in_ms: Count
     watermark: StageWatermarkBody
     throttle: (
-        Annotated[dict[str, AdviceBody], Meta(description="What its own shards are asked to do")]
+        Annotated[
+            dict[str, AdviceBody],
+            Meta(description="What the reported shards are asked to do; left out if nothing"),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -202,23 +221,58 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     input_watermark: Watermark
     output_watermark: Watermark
     ranges: RangeCounts
-    updated_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    updated_at: Instant
     processing_watermark: (
         Annotated[
             int | None,
             Meta(
-                description="Milliseconds since the Unix epoch: all work that came in before is done;"
-                " null: some range has never reported"
+                description="Milliseconds since the Unix epoch, on the wall clock: all work that came in"
+                " before is done, here and upstream; null: some range has never reported"
             ),
         ]
         | UnsetType
     ) = UNSET
-    system_lag_ms: Annotated[int, Meta(ge=0)] | UnsetType | None = UNSET
-    data_lag_ms: int | UnsetType | None = UNSET
-    records: Count | UnsetType = UNSET
-    late: Count | UnsetType = UNSET
+    system_lag_ms: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Now minus the processing watermark: for how long the oldest work has waited"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    data_lag_ms: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Now minus the output watermark: how far it is behind, in event time; 0 at"
+                " the end of time, negative for data of the future"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    records: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="That its ranges have reported; from 0 after a loss of the live store",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    late: (
+        Annotated[int, Meta(ge=0, description="Of those, how many were behind the watermark")]
+        | UnsetType
+    ) = UNSET
     percentiles: (
-        Annotated[dict[str, int | None], Meta(description="By percentage, where declared")]
+        Annotated[
+            dict[str, int | None],
+            Meta(
+                description="By percentage, if the stage declares any: the largest time that so many"
+                " percent of what is in flight are not before; null: some range has never said what is"
+            ),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -286,7 +340,10 @@ class RangeBody(Struct, frozen=True):
     holder: str | None
     fence: Count | None
     expires_in_ms: Count | None
-    reported_at: str | None
+    reported_at: Annotated[
+        Instant | None,
+        Meta(description="When its last report was applied: with an epoch, at the commit"),
+    ]
 
 
 class RangesBody(Struct, frozen=True):
@@ -302,7 +359,13 @@ class StepBody(Struct, frozen=True):
     """A stage on the way to what holds a watermark back."""
 
     stage: str
-    reason: Step
+    reason: Annotated[
+        Step,
+        Meta(
+            description="`input`: it waits for the next stage of the path; `ranges`: for its own ranges;"
+            " `final`: for nothing"
+        ),
+    ]
 
 
 class HolderBody(Struct, frozen=True):
@@ -310,8 +373,17 @@ class HolderBody(Struct, frozen=True):
 
     stage: str
     range: str
-    reason: Reason
-    component: str | None
+    reason: Annotated[
+        Reason,
+        Meta(
+            description="The first that fits: `never_reported`; `lease_expired` (nobody has a lease on"
+            " it); `waiting_for_commit` (it has reported more, in an epoch that is not committed);"
+            " `throttled` (it is asked to pause); `stalled` (it keeps reporting, its promise stands"
+            " still, and its oldest work ages); `buffering` (a hold is its promise); `no_input` (it has"
+            " observed less input than is published); `idle`; `behind` (it is simply the lowest)"
+        ),
+    ]
+    component: Annotated[str | None, Meta(description="Whose hold it is, if it is `buffering`")]
     promise: Watermark
     would_be: Annotated[
         int | None,
@@ -320,8 +392,8 @@ class HolderBody(Struct, frozen=True):
     holder: str | None
     fence: Count | None
     expires_in_ms: Count | None
-    reported_at: str | None
-    since: str | None
+    reported_at: Instant | None
+    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
 
 
 class ExplanationBody(Struct, frozen=True):
@@ -331,11 +403,22 @@ class ExplanationBody(Struct, frozen=True):
     stage: str
     output_watermark: Watermark
     status: Status
-    since: str
-    because: str
-    path: list[StepBody]
-    holders: list[HolderBody]
-    holders_total: Count
+    since: Annotated[
+        Instant, Meta(description="Since when its watermarks and status are as they are")
+    ]
+    because: Annotated[str, Meta(description="The answer, in one sentence")]
+    path: Annotated[
+        list[StepBody],
+        Meta(description="From the stage that was asked for to the one where the holders are"),
+    ]
+    holders: Annotated[
+        list[HolderBody],
+        Meta(
+            description="Ranges of the last stage of the path: those that never reported, else those at"
+            " its minimum; the longest-holding first, at most `limit`"
+        ),
+    ]
+    holders_total: Annotated[int, Meta(ge=0, description="How many there are, listed or not")]
 
 
 class ProblemBody(Struct, frozen=True):

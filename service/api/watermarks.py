@@ -68,7 +68,11 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     },
 )
 async def get_watermark(call: Call[None]) -> Response:
-    """Show a stage's watermark; with `Prefer: wait`, once it has changed or reached a time."""
+    """Show a stage's watermark; with `Prefer: wait`, once it has changed or reached a time.
+
+    The lags, the counts, the processing and the percentile watermarks are computed for the reader: they
+    change without a new ETag, and may start over if the live store is lost.
+    """
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     if not request.query_params and "if-none-match" not in request.headers:
         state = await aggregator.reader.stage(job, stage)
@@ -157,7 +161,11 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
     parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
 )
 async def get_events(call: Call[None]) -> Response:
-    """Stream the state of every stage, then each change, as server-sent events."""
+    """Stream the state of every stage, then each change, as server-sent events.
+
+    `event: watermark` has the body of a stage's watermark. For a job with a throttle, `event: throttle`
+    has the body of `GET …/throttle`.
+    """
     await call.aggregator.reader.snapshot(call.job)
     # Taken here, so that a refusal is a problem, and given back when the stream ends.
     waiting = call.waiting()

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.app import create_app
 from service.model.keys import Role
 from service.settings import Settings
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
@@ -73,6 +75,107 @@ def test_the_commands_that_ask(tmp_path: Path) -> None:
     history, _ = json.JSONDecoder().raw_decode(done.stdout, end)
     assert len(history["points"]) <= 5
     assert history["points"][-1]["output_watermark"] == 1_767_229_200_000
+
+
+def answers(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in what an example prints, one after the other."""
+    found: list[dict[str, Any]] = []
+    at = text.find("{")
+    while at >= 0:
+        one, end = json.JSONDecoder().raw_decode(text, at)
+        found.append(one)
+        at = text.find("{", end)
+    return found
+
+
+def run_example(service: Service, *containing: str) -> str:
+    """Run shell examples with what they take from the HTTP example; return what they print."""
+    helpers = block("sh", "post()").partition("\n\n")[0] + "\n" + block("sh", "define()")
+    script = helpers + "".join(block("sh", each) for each in containing)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("tidegauge ", "python -m service ")],
+        env={
+            **os.environ,
+            "URL": service.url,
+            "TIDEGAUGE_URL": service.url,
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        cwd=service.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """For examples with jobs of their own."""
+    with Service(tmp_path_factory.mktemp("readme")) as service:
+        yield service
+
+
+def test_the_example_of_lags(service: Service) -> None:
+    shown = answers(run_example(service, "define parcels"))[-1]
+    # The example counts in whole seconds.
+    assert shown["system_lag_ms"] >= 90_000
+    assert shown["data_lag_ms"] > shown["system_lag_ms"]
+    assert (shown["records"], shown["late"]) == (200, 2)
+
+
+def test_the_example_of_percentiles(service: Service, tmp_path: Path) -> None:
+    script = block("python", "def pending(")
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("http://127.0.0.1:8000", service.url)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == script.rstrip().rpartition("# ")[2]
+
+
+def test_the_example_of_a_packed_report(service: Service) -> None:
+    reported = answers(run_example(service, "define meters"))[-1]
+    assert reported["accepted"] == 3
+    assert reported["watermark"]["output_watermark"] == 1_767_225_600_000, "c is not waited for"
+
+
+def test_the_example_of_quiet_shards(service: Service) -> None:
+    reported = answers(run_example(service, "define orders"))[-1]
+    assert reported["watermark"]["output_watermark"] == 1_767_225_600_000 + 30 * 60_000
+
+
+def test_the_example_of_dynamic_shards(service: Service) -> None:
+    _, both, final, shown = answers(run_example(service, "define uploads"))
+    assert both["watermark"]["output_watermark"] == 1_767_225_590_000
+    assert final["watermark"]["output_watermark"] == shown["output_watermark"] == 1_767_225_600_000
+
+
+def test_the_examples_of_throttling_and_explaining(service: Service) -> None:
+    shown = run_example(service, "define flights", "claim flights sessions")
+    json_part, _, tree = shown.rpartition("sessions: 2025")
+    reported = next(
+        each for each in answers(json_part) if "throttle" in each and "accepted" in each
+    )
+    assert {"throttle": reported["throttle"]} == json.loads(block("json", "ahead of shard"))
+    assert "held by" in json_part, "the table of `tidegauge throttle`"
+    explained = answers(json_part)[-1]
+    assert explained["holders"][0]["reason"] == "buffering"
+    told = block("text", "sessions: 2025")
+    assert without_times("sessions: 2025" + tree) == without_times(told)
+
+
+def without_times(tree: str) -> list[str]:
+    """What a tree says, but for when it was printed and how it was broken into lines."""
+    changing = r"2026-1\d-\S+Z|unchanged for .*|fence \d+|[\d.]+ s left"
+    return [re.sub(changing, "…", line).strip() for line in tree.strip().splitlines()]
 
 
 def operators() -> list[str]:
@@ -188,6 +291,13 @@ def test_every_make_target_it_names_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_table_of_routes_has_all_of_them() -> None:
+    """By what comes after the last name in the path: the table leaves out what comes before."""
+    table = README[README.index("| `PUT`, `GET`, `DELETE /v1/jobs/{job}`") :].split("\n\n")[0]
+    for path in create_app(Settings(_env_file=None)).openapi()["paths"]:  # pyright: ignore[reportCallIssue]
+        assert path.rpartition("}")[2] in table, path
 
 
 def test_every_setting_it_names_is_there() -> None:

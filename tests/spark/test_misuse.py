@@ -289,6 +289,16 @@ def test_a_job_that_is_declared_otherwise(spark: SparkSession, service: Service)
         pass
 
 
+def test_a_job_that_is_declared_with_a_throttle(spark: SparkSession, service: Service) -> None:
+    throttle = {"groups": [{"stages": [SOURCE], "max_drift_ms": 60_000}]}
+    with Pipeline(service.url, JOB, SPEC, spark=spark, throttle=throttle):
+        pass
+    with Pipeline(service.url, JOB, SPEC, spark=spark, throttle=throttle):
+        pass
+    with pytest.raises(DeclaredOtherwise, match="another throttle"):
+        Pipeline(service.url, JOB, SPEC, spark=spark)
+
+
 def test_an_aggregator_that_hangs_holds_no_batch_for_long(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -134,6 +134,18 @@ def test_a_commit_gives_the_input_only_where_there_is_one() -> None:
     }
 
 
+def test_a_throttle_is_declared_with_the_stages_also_where_it_replaces_another() -> None:
+    answers = (problem(428, "precondition-required"), Answer(200, {}, {"ETag": '"1-4"'}), Answer())
+    stages, throttle = {"s": {"shards": ["0"]}}, {"groups": [{"stages": ["s"], "max_drift_ms": 5}]}
+    with Answers(*answers) as server:
+        client(server, FakeClock()).declare("j", stages, throttle=throttle, replace=True)
+    body = {"stages": stages, "throttle": throttle}
+    assert [asked.body for asked in server.asked] == [body, None, body]
+    with Answers(Answer()) as server:
+        client(server, FakeClock()).declare("j", stages)
+    assert server.asked[0].body == {"stages": stages}
+
+
 def test_replacing_a_pipeline_names_the_one_that_is_replaced() -> None:
     answers = (problem(428, "precondition-required"), Answer(200, {}, {"ETag": '"1-4"'}), Answer())
     with Answers(*answers) as server:
