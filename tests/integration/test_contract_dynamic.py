@@ -1,0 +1,198 @@
+"""Shards that come, fall silent and go: dynamic sources, and idleness by policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, eventually, ok, problem
+from tests.support.inprocess import InProcess
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("stores", ["memory,sqlite", "redis,postgres"], indirect=True),
+]
+
+LONG = 600_000
+DYNAMIC = {"d": {"shards": ["x"], "dynamic": True}}
+
+
+async def counts(api: Api, stage: str) -> Any:
+    return (await api.watermark(stage))["ranges"]
+
+
+async def test_a_shard_joins_with_its_first_claim_and_holds_the_stage(api: Api) -> None:
+    await api.define(DYNAMIC)
+    x = await api.token("d", ["x"], holder="one")
+    await api.report("d", x, {"x": 10})
+    lease = await api.claim("d", ["y", "z"], holder="other")
+    assert (sorted(lease["granted"]), lease["denied"]) == (["y", "z"], [])
+    await api.report("d", x, {"x": 50})
+    assert await api.output("d") == 10, "the answer to the claim is out: it waits for both"
+    await api.report("d", lease["token"], {"y": 20, "z": 30})
+    assert await api.output("d") == 20
+    assert ok(await api.put(DYNAMIC))["stages"] == DYNAMIC, "the same PUT again is unchanged"
+    assert (await counts(api, "d"))["total"] == 3
+
+
+async def test_a_shard_leaves_once_it_is_final(api: Api) -> None:
+    await api.define(DYNAMIC)
+    lease = await api.claim("d", ["x", "y"])
+    await api.report("d", lease["token"], {"x": 10, "y": {"final": True}})
+    assert await api.output("d") == 10
+
+    async def total() -> int:
+        return (await counts(api, "d"))["total"]
+
+    await eventually(total, lambda found: found == 1, what="y has left")
+    await api.report("d", lease["token"], {"x": 15})
+    assert await api.output("d") == 15
+    await api.report("d", lease["token"], {"x": {"final": True}})
+    assert (await api.watermark("d"))["status"] == "final", "who is declared stays"
+
+
+async def test_a_fenced_run_lets_no_shard_join(api: Api) -> None:
+    await api.define(DYNAMIC)
+    old = await api.run("d")
+    new = await api.run("d")
+    response = await api.post_claim("d", ["ghost"], run=old)
+    problem(response, 409, "stale-run")
+    assert (await counts(api, "d"))["total"] == 1
+    await api.claim("d", ["real"], run=new)
+    assert (await counts(api, "d"))["total"] == 2
+
+
+async def test_a_source_that_is_not_dynamic_gets_no_shards(api: Api) -> None:
+    await api.define({"s": {"shards": ["x"]}})
+    lease = await api.claim("s", ["x", "y"])
+    assert lease["denied"] == [{"range": "y", "reason": "unknown"}]
+    problem(await api.post_claim("s", ["y"]), 409, "lease-conflict")
+
+
+async def test_a_source_that_is_no_longer_dynamic_loses_who_joined(api: Api) -> None:
+    await api.define(DYNAMIC)
+    await api.claim("d", ["y"])
+    await api.change({"d": {"shards": ["x"]}})
+    assert (await counts(api, "d"))["total"] == 1
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"shards": ["a"], "idle": {"after_ms": 0, "then": "exclude"}},
+        {"shards": ["a"], "idle": {"after_ms": 10, "then": "follow_clock"}},
+        {"shards": ["a"], "idle": {"after_ms": 10, "then": "exclude", "slack_ms": 5}},
+        {"shards": ["a"], "percentiles": [33, 33]},
+        {"shards": ["a"], "percentiles": [100]},
+        {"inputs": ["s"], "ranges": 1, "dynamic": True},
+        {"inputs": ["s"], "ranges": 1, "idle": {"after_ms": 10, "then": "exclude"}},
+        {"inputs": ["s"], "passthrough": True, "percentiles": [50]},
+    ],
+)
+async def test_what_is_no_policy(api: Api, stage: dict[str, Any]) -> None:
+    response = await api.put({"s": {"shards": ["0"]}, "t": stage})
+    assert problem(response, 422, "invalid-pipeline")
+
+
+# ---- idleness by policy
+
+QUIET = {"s": {"shards": ["a", "b"], "idle": {"after_ms": 1_000, "then": "exclude"}}}
+
+
+async def outputs(api: Api, expected: int) -> None:
+    async def output() -> int | None:
+        return await api.output("s")
+
+    await eventually(output, lambda found: found == expected, what=f"an output of {expected}")
+
+
+@pytest.fixture
+async def quiet(api: Api, gauge: InProcess) -> tuple[Api, str]:
+    gauge.skip_on_redis()
+    await api.define(QUIET)
+    token = await api.token("s", ttl_ms=LONG)
+    await api.report("s", token, said(a=100, b=50))
+    return api, token
+
+
+def said(records: int = 1, **watermarks: int) -> dict[str, Any]:
+    return {name: {"watermark": at, "records": records} for name, at in watermarks.items()}
+
+
+async def settled(api: Api, gauge: InProcess) -> None:
+    """Wait until the policies have been applied twice: a job that has one, too, has become idle."""
+    other = Api(api.client, "sentinel")
+    flow = {"s": {"shards": ["a", "b"], "idle": {"after_ms": 1, "then": "exclude"}}}
+    for _ in range(2):
+        await other.delete()
+        await other.define(flow)
+        token = await other.token("s", ttl_ms=LONG)
+        await other.report("s", token, {"a": {"watermark": 1, "records": 0}})
+        gauge.advance(5)
+
+        async def idle() -> int:
+            return (await counts(other, "s"))["idle"]
+
+        await eventually(idle, lambda found: found > 0, what="the policies are applied")
+
+
+async def test_a_quiet_shard_that_is_watched_is_left_out(
+    quiet: tuple[Api, str], gauge: InProcess
+) -> None:
+    api, token = quiet
+    gauge.advance(1_000)
+    await api.report("s", token, said(a=200))
+    await outputs(api, 200)
+    assert (await counts(api, "s"))["idle"] == 1
+    await api.report("s", token, said(0, b=50))
+    assert (await counts(api, "s"))["idle"] == 1, "a report without records changes nothing"
+    await api.report("s", token, said(1, b=60))
+    assert (await counts(api, "s"))["idle"] == 0
+    await api.report("s", token, said(a=300))
+    assert await api.output("s") == 200, "it holds the stage until it has caught up"
+
+
+async def test_its_clock_is_followed(api: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    policy = {"after_ms": 1_000, "then": "follow_clock", "slack_ms": 5_000}
+    await api.define({"s": {"shards": ["a"], "idle": policy}})
+    token = await api.token("s", ttl_ms=LONG)
+    await api.report("s", token, said(a=100))
+    gauge.advance(2_000)
+    await outputs(api, gauge.clock.wall_ms() - 5_000)
+    assert (await api.watermark("s"))["status"] == "active"
+
+
+@pytest.mark.parametrize("why", ["backlog", "silent", "recent", "unsaid"])
+async def test_who_is_waited_for(quiet: tuple[Api, str], gauge: InProcess, why: str) -> None:
+    api, token = quiet
+    if why == "backlog":
+        await api.report("s", token, {"b": {"watermark": 50, "records": 0, "backlog": 7}})
+    if why == "silent":
+        await api.release(token)
+        token = await api.token("s", ["a"], ttl_ms=LONG)
+    gauge.advance(1_000)
+    if why == "recent":
+        await api.report("s", token, said(b=50))
+    if why == "unsaid":
+        await api.report("s", token, {"b": 50})
+    await api.report("s", token, said(a=200))
+    await settled(api, gauge)
+    assert await api.output("s") == 50
+
+
+async def test_commits_without_a_report_show_that_a_shard_is_quiet(
+    api: Api, gauge: InProcess
+) -> None:
+    gauge.skip_on_redis()
+    await api.define(QUIET)
+    first = await api.token("s")
+    await api.report("s", first, said(a=100, b=50))
+    run = await api.run("s")
+    token = await api.token("s", ["a"], run=run, ttl_ms=LONG)
+    for epoch in range(4):
+        await api.report("s", token, said(a=200 + epoch), epoch=epoch)
+        await api.commit(epoch, {"s": {}}, run=run)
+        gauge.advance(400)
+    await outputs(api, 203)
