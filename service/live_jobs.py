@@ -137,9 +137,11 @@ class LiveJobs:
         """See the port."""
         return await self._run(job, partial(self._live.promises, job, stage))
 
-    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+    async def raise_marks(
+        self, job: str, generation: int, marks: Mapping[str, Marks]
+    ) -> Mapping[str, Marks]:
         """See the port."""
-        return await self._run(job, partial(self._live.raise_marks, job, marks))
+        return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
 
     # ---- expired leases and advances
 

@@ -90,7 +90,10 @@ class SoftStates:
         layout = (job.incarnation, job.generation, job.layout_version)
         key = (job.name, layout, frozenset(stages))
         found = None if self._shared else self._still_good(key)
-        if found is None:
+        if found is not None:
+            # Another reader may have been shown more, of other stages along with these.
+            await self._join(key, found.states)
+        else:
             joined = self._next.get(key)
             if joined is None:
                 joined = self._next[key] = asyncio.create_task(self._round(key, job.pipeline))
@@ -110,16 +113,17 @@ class SoftStates:
             found = self._still_good(key)
             if found is None:
                 return await self._compute(key, pipeline)
-            await self._join(key[0], found.states)
+            await self._join(key, found.states)
             return found
         finally:
             del self._running[key]
 
-    async def _join(self, job: str, states: dict[str, SoftState]) -> None:
+    async def _join(self, key: _Key, states: dict[str, SoftState]) -> None:
         """Join values with what was shown before, here or by other replicas."""
         with suppress(UnavailableError, UnknownStageError):
             marks = {name: _marks(state) for name, state in states.items()}
-            joined = await self._live.raise_marks(job, marks)
+            job, (_, generation, _), _ = key
+            joined = await self._live.raise_marks(job, generation, marks)
             for name, state in states.items():
                 states[name] = _joined(state, joined.get(name, {}))
 
@@ -141,7 +145,7 @@ class SoftStates:
         try:
             now, observed = await self._live.observe(job, above)
             states = _derive(pipeline, above, observed, wanted, now.wall_ms)
-            await self._join(job, states)
+            await self._join(key, states)
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the reader looked. What is soft may be missing.
             pass

@@ -181,6 +181,8 @@ async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
     _check_size(ranges)
     observed = _observed(read)
     holds = [key_range.holds for key_range in ranges.values()]
+    for name, key_range in ranges.items():
+        _check_idle(f"ranges.{name}", key_range.holds if key_range.idle else {})
     return Report(
         read.token,
         list(ranges),
@@ -198,6 +200,7 @@ async def _read_keyed_columns(
     read: KeyedReport, columns: WorkColumns, silent: ReportedFacts | None
 ) -> Report:
     rows, observed = _rows(columns), _observed(read)
+    _check_idle_columns(columns)
     holds = {} if rows is None else _hold_columns(columns, rows)
     promises: Column | int = observed
     for column in holds.values():
@@ -215,6 +218,23 @@ async def _read_keyed_columns(
         facts=None if rows is None else await _column_facts(columns, rows, silent),
         hold_columns=holds,
     )
+
+
+def _check_idle(where: str, holds: Mapping[str, int]) -> None:
+    """Refuse a key range that is idle and keeps a hold: downstream stages would go on past the hold."""
+    for component, time in holds.items():
+        raise InvalidReportError(
+            f"{where} is idle, and keeps a hold {component!r} at {time}: an idle key range holds nothing"
+            " that it has not emitted; leave out the hold, or idle"
+        )
+
+
+def _check_idle_columns(columns: WorkColumns) -> None:
+    for k in (k for k, idle in enumerate(columns.idle or ()) if idle):
+        for component, times in columns.holds.items():
+            time = times[k]
+            if time is not None:
+                _check_idle(f"columns, entry {k}", {component: time})
 
 
 def _observed(read: PlainKeyedReport | KeyedReport) -> int:

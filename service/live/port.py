@@ -237,10 +237,13 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+    async def raise_marks(
+        self, job: str, generation: int, marks: Mapping[str, Marks]
+    ) -> Mapping[str, Marks]:
         """Join soft values of stages with those that were shown before; return all of these stages.
 
-        They only rise within an incarnation, for all replicas together.
+        They only rise within an incarnation and a generation, for all replicas together. Those of another
+        generation change nothing.
         """
         ...
 

@@ -222,3 +222,30 @@ async def test_what_is_no_work_applies_nothing(job: Api, case: str) -> None:
     sent = {"a": {"watermark": 5} | BAD[case], "b": 7}
     problem(await job.post_report("s", token, sent), 422, "invalid-report")
     assert await job.promises("s") == {"a": None, "b": None}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"ranges": {KEYS: {"idle": True, "holds": {"state": 7}}}},
+        {"columns": {"idle": [True], "holds": {"state": [7]}}},
+    ],
+    ids=["ranges", "columns"],
+)
+async def test_a_key_range_that_keeps_a_hold_is_not_idle(api: Api, said: dict[str, Any]) -> None:
+    shards = {"a": {"shards": ["a"]}, "b": {"shards": ["b"]}}
+    await api.define(
+        shards
+        | {"k": {"inputs": ["a"], "ranges": 1}, "join": {"inputs": ["k", "b"], "passthrough": True}}
+    )
+    await api.report("a", await api.token("a"), {"a": {"watermark": 5, "idle": True}})
+    await api.report("b", await api.token("b"), {"b": 1_000})
+    token = await api.token("k")
+    await api.report("k", token, {KEYS: {}}, input_watermark=5)
+    path = f"{api.root}/stages/k/reports"
+    body = {"token": token, "input_watermark": 5} | said
+    found = problem(await api.client.post(path, json=body), 422, "invalid-report")
+    assert "'state' at 7" in found["detail"]
+    assert (await api.watermark("join"))["output_watermark"] == 5, "what is held is not late there"
+    await api.report("k", token, {KEYS: {"idle": True}}, input_watermark=5)
+    assert (await api.watermark("join"))["output_watermark"] == 1_000

@@ -409,7 +409,8 @@ class Tidegauge(RuleBasedStateMachine):
         if stage.kind == "keyed":
             waiting = [] if epoch is None else stage.waiting.get(epoch, {}).get(key, [])
             idle = any(word.idle for word in waiting) if waiting else data.draw(st.booleans())
-            return Word(handed.token, observed=observed, holds=holds, idle=idle)
+            # A key range that is idle keeps no hold.
+            return Word(handed.token, observed=observed, holds={} if idle else holds, idle=idle)
         how = data.draw(st.integers(0, 15), f"kind of {key}")
         # What one epoch says of one shard is all idle or all not: the contract leaves a mix open.
         waiting = [] if epoch is None else stage.waiting.get(epoch, {}).get(key, [])

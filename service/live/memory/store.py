@@ -338,10 +338,14 @@ class MemoryLiveStore:
                 table.idle_by_policy.add(index)
         return is_ahead(table.agreement, state.view.watermark)
 
-    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+    async def raise_marks(
+        self, job: str, generation: int, marks: Mapping[str, Marks]
+    ) -> Mapping[str, Marks]:
         """See the port."""
         found = self._job(job)
         joined: dict[str, Marks] = {}
+        if found.generation != generation:
+            return joined
         for name, stage_marks in marks.items():
             kept = found.stage(name).marks
             for mark, value in stage_marks.items():

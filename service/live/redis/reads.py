@@ -242,10 +242,14 @@ def _quiet_since(decision: Settled) -> float:
     return -1.0 if decision.quiet_since_ms is None else float(decision.quiet_since_ms)
 
 
-async def raise_marks(steps: Steps, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+async def raise_marks(
+    steps: Steps, job: str, generation: int, marks: Mapping[str, Marks]
+) -> Mapping[str, Marks]:
     """See the port."""
 
     async def join(job_layout: JobLayout) -> Mapping[str, Marks]:
+        if job_layout.generation != generation:
+            return {}
         stages = [name for name in marks if name in job_layout.pipeline.stages]
         args = [[[n, float(v)] for n, v in marks[name].items()] for name in stages]
         _, joined = await steps.step(job_layout, "raise_marks", stages, args)

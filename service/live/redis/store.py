@@ -202,9 +202,11 @@ class RedisLiveStore:
         """See the port."""
         return await reads.settle(self._steps, job, stage, decisions)
 
-    async def raise_marks(self, job: str, marks: Mapping[str, Marks]) -> Mapping[str, Marks]:
+    async def raise_marks(
+        self, job: str, generation: int, marks: Mapping[str, Marks]
+    ) -> Mapping[str, Marks]:
         """See the port."""
-        return await reads.raise_marks(self._steps, job, marks)
+        return await reads.raise_marks(self._steps, job, generation, marks)
 
     async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
         """See the port."""
