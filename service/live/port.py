@@ -242,8 +242,8 @@ class LiveStore(Protocol):
     ) -> Mapping[str, Marks]:
         """Join soft values of stages with those that were shown before; return all of these stages.
 
-        They only rise within an incarnation and a generation, for all replicas together. Those of another
-        generation change nothing.
+        They only rise within an incarnation and a generation, for all replicas together. Those of
+        another generation change nothing.
         """
         ...
 
