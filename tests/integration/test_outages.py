@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import httpx
 import pytest
 
 from service.clock import SystemClock
@@ -179,15 +180,20 @@ async def test_without_redis_writes_wait_and_reads_go_on_where_that_is_safe(
     await goes_on(job)
 
 
+async def readiness(gauge: InProcess, postgres: PostgresServer) -> httpx.Response:
+    # Each time, since a session may have missed the signal of the last reload.
+    postgres.execute("SELECT pg_reload_conf()")
+    return await gauge.client.get("/readyz")
+
+
 async def test_a_postgres_that_takes_no_writes_is_not_ready(
     job: Api, gauge: InProcess, own_postgres: PostgresServer
 ):
     ok(await gauge.client.get("/readyz"))
     own_postgres.execute("ALTER SYSTEM SET default_transaction_read_only = on")
     try:
-        own_postgres.execute("SELECT pg_reload_conf()")
         refused = await eventually(
-            lambda: gauge.client.get("/readyz"), lambda response: response.status_code == 503
+            lambda: readiness(gauge, own_postgres), lambda response: response.status_code == 503
         )
         problem(refused, 503, "unavailable")
         assert await outputs(job) == (10, 10)
