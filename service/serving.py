@@ -163,11 +163,11 @@ _ACCEPTED_AT_ONCE = 4
 def _listen(settings: Settings) -> list[socket.socket]:
     """Bind the port before anything else, so that a taken one is reported in a line, not a traceback.
 
-    Return the listener under several descriptors. libuv accepts one connection for each of them in an
-    iteration of the event loop, and the kernel keeps new clients in order. With one descriptor, whoever
-    came after a burst of a thousand clients would wait for as many iterations, each with its requests. With
-    many, one iteration may have to read from all of them: sixteen let a client that sends pipelined
-    requests on one connection after the other keep others waiting for 200 ms.
+    Return the listener under several descriptors. libuv accepts one connection for each of them in
+    an iteration of the event loop, and the kernel keeps new clients in order. With one descriptor,
+    whoever came after a burst of a thousand clients would wait for as many iterations, each with
+    its requests. With many, one iteration may have to read from all of them: sixteen let a client
+    that sends pipelined requests on one connection after the other keep others waiting for 200 ms.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import httpx
+import msgspec
 import pytest
 
 from service.clock import SystemClock
