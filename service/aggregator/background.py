@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from service.aggregator.dynamic_shards import DynamicShards
@@ -33,9 +32,6 @@ _THINNING_REST = 9
 
 _IDLE_INTERVAL_S = 0.1
 """How often the policies for idleness are applied."""
-
-_FIND_POLICIES_EVERY = 5
-"""After so many rounds, the jobs with such policies are looked for again."""
 
 _RECONCILE_INTERVAL_S = 1.0
 """How often the live store is compared with the ledger."""
@@ -136,18 +132,12 @@ class Background:
             await self._store.mark_saved(chunks)
 
     async def _apply_idle_policies(self) -> None:
-        rounds = 0
         while await self._shutdown.sleep(_IDLE_INTERVAL_S):
-            with suppress(UnavailableError):
-                if not rounds % _FIND_POLICIES_EVERY:
-                    await self._idle_policies.find()
-                rounds += 1
-                await self._idle_policies.apply()
+            await self._idle_policies.apply()
 
     async def _let_final_shards_leave(self) -> None:
         while await self._shutdown.sleep(_RECONCILE_INTERVAL_S):
-            with suppress(UnavailableError):
-                await self._dynamic_shards.apply()
+            await self._dynamic_shards.apply()
 
     async def _follow_keys(self) -> None:
         await self._keys.run(self._shutdown)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from service.clock import Clock
 from service.errors import (
@@ -17,6 +19,7 @@ from service.errors import (
 )
 from service.frontier.graph import Pipeline
 from service.frontier.ranges import inherit
+from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
@@ -160,15 +163,34 @@ class Definitions:
 
         Raises `LimitReachedError`, `UnknownJobError`.
         """
-        await self._change_shards(job, stage, lambda joined: joined | set(shards))
+
+        async def joining(_stored: StoredJob, joined: set[str]) -> set[str]:
+            return joined | set(shards)
+
+        await self._change_shards(job, stage, joining)
 
     @run_to_completion
-    async def leave(self, job: str, stage: str, shards: Collection[str]) -> None:
-        """Let shards that are final leave a dynamic source. Raises `UnknownJobError`."""
-        await self._change_shards(job, stage, lambda joined: joined - set(shards))
+    async def leave(self, job: str, stage: str) -> None:
+        """Let the shards that are final leave a dynamic source. Raises `UnknownJobError`."""
+
+        async def staying(stored: StoredJob, joined: set[str]) -> set[str]:
+            # Which shards are final is read for the layout and the generation that the change then
+            # depends on: with an index of another one, a shard that is not final would be let go, and
+            # the watermark would run ahead of it.
+            await self._live.install(stored.installed)
+            promises = await self._live.promises(job, stage)
+            layout = stored.installed.pipeline.stages[stage].layout
+            if layout is None or len(layout) != len(promises):
+                raise PreconditionFailedError(f"job {job!r} was changed by another request")
+            return joined - {layout.name(k) for k in np.flatnonzero(promises == MAX).tolist()}
+
+        await self._change_shards(job, stage, staying)
 
     async def _change_shards(
-        self, job: str, stage: str, change: Callable[[set[str]], set[str]]
+        self,
+        job: str,
+        stage: str,
+        change: Callable[[StoredJob, set[str]], Awaitable[set[str]]],
     ) -> None:
         for _ in range(_MAX_RACES):
             async with self._layout_changes:
@@ -178,17 +200,17 @@ class Definitions:
                 if source is None or not source.dynamic:
                     return
                 before = set((spec.joined or {}).get(stage, ()))
-                after = change(before) - set(source.shards or ())
-                if after == before:
-                    # Perhaps another replica has done it, and is about to install it.
-                    await self._install(stored)
-                    return
-                self._check_room(len(after) - len(before), new_jobs=0)
-                joined = {**(spec.joined or {}), stage: tuple(after)}
-                pipeline = spec.pipeline(joined)
-                self._check_job(job, pipeline.range_count)
-                # Another replica may have changed the job since: then again.
+                # Another replica may change the job meanwhile: then again.
                 with suppress(PreconditionFailedError):
+                    after = await change(stored, before) - set(source.shards or ())
+                    if after == before:
+                        # Perhaps another replica has done it, and is about to install it.
+                        await self._install(stored)
+                        return
+                    self._check_room(len(after) - len(before), new_jobs=0)
+                    joined = {**(spec.joined or {}), stage: tuple(after)}
+                    pipeline = spec.pipeline(joined)
+                    self._check_job(job, pipeline.range_count)
                     await self._replace(stored, encode_spec(spec, joined), pipeline, None)
                     return
         raise UnavailableError(f"the layout of job {job!r} keeps changing: retry")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
-
 from service.aggregator.definitions import Definitions
 from service.errors import ProblemError
 from service.frontier.timestamps import MAX
@@ -22,32 +20,27 @@ class DynamicShards:
         self._store = store
         self._live = live
         self._definitions = definitions
-        self._staying: dict[tuple[str, str], frozenset[str]] = {}
-        """Final shards that were told to leave and are declared, so they stay."""
+        self._final: dict[tuple[str, str], int] = {}
+        """How many final shards each source had at the last look: those that are declared stay."""
 
     async def apply(self) -> None:
-        """Look for final shards now. Raises `UnavailableError`."""
-        staying: dict[tuple[str, str], frozenset[str]] = {}
-        for job in await self._store.jobs():
-            for name, stage in job.pipeline.stages.items():
+        """Look for final shards now."""
+        final: dict[tuple[str, str], int] = {}
+        for job, pipeline in self._store.known().items():
+            for name, stage in pipeline.stages.items():
                 if stage.policy.is_dynamic:
                     try:
-                        staying[job.name, name] = await self._apply(job.name, name)
+                        final[job, name] = await self._apply(job, name)
                     except ProblemError as error:
                         # The job may be gone, or its stores away: the next time is soon.
-                        log.debug("no shard of %s/%s leaves now: %s", job.name, name, error.detail)
-        self._staying = staying
+                        log.debug("no shard of %s/%s leaves now: %s", job, name, error.detail)
+        self._final = final
 
-    async def _apply(self, job: str, stage: str) -> frozenset[str]:
+    async def _apply(self, job: str, stage: str) -> int:
         _, observed = await self._live.observe(job, (stage,))
-        final = np.flatnonzero(observed[stage].promises == MAX).tolist()
-        if not final:
-            return frozenset()
-        layout = (await self._live.pipeline(job)).stages[stage].layout
-        if layout is None or final[-1] >= len(layout):
-            return frozenset()
-        names = frozenset(layout.name(index) for index in final)
-        known = self._staying.get((job, stage), frozenset[str]())
-        if names - known:
-            await self._definitions.leave(job, stage, names)
-        return names
+        seen = observed.get(stage)
+        count = 0 if seen is None else int((seen.promises == MAX).sum())
+        if count and count != self._final.get((job, stage)):
+            # Which they are is looked up again there: the layout may have changed since.
+            await self._definitions.leave(job, stage)
+        return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from service.aggregator.throttling import Throttling
 from service.errors import ProblemError
@@ -28,37 +28,29 @@ class IdlePolicies:
         self._live = live
         self._throttling = throttling
         self._publisher = publisher
-        self._jobs: dict[str, list[str]] = {}
-
-    async def find(self) -> None:
-        """Look which jobs have stages with a policy. Raises `UnavailableError`."""
-        self._jobs = {
-            job.name: stages
-            for job in await self._store.jobs()
-            if (stages := [n for n, s in job.pipeline.stages.items() if s.policy.idle])
-        }
 
     async def apply(self) -> None:
         """Apply the policies now."""
-        for job, stages in list(self._jobs.items()):
+        for job, pipeline in self._store.known().items():
+            policies = {n: s.policy.idle for n, s in pipeline.stages.items() if s.policy.idle}
+            if not policies:
+                continue
             try:
-                await self._apply(job, stages)
+                await self._apply(job, policies)
             except ProblemError as error:
                 # The job may be gone, or its stores away: the next time is soon.
                 log.debug("cannot apply the policies of job %s now: %s", job, error.detail)
 
-    async def _apply(self, job: str, stages: Collection[str]) -> None:
-        pipeline = await self._live.pipeline(job)
+    async def _apply(self, job: str, policies: Mapping[str, IdlePolicy]) -> None:
         asked = await self._throttling.read(job)
-        for name in stages:
-            stage = pipeline.stages.get(name)
-            if stage is None or stage.policy.idle is None or stage.layout is None:
-                continue
+        for name, policy in policies.items():
             now, observed = await self._live.observe(job, (name,))
-            advice = asked.shards.get(name, {})
-            index = stage.layout.index
+            seen = observed.get(name)
+            if seen is None:
+                continue
+            advice, index = asked.shards.get(name, {}), seen.layout.index
             paused = {index[shard] for shard, one in advice.items() if one.pause and shard in index}
-            decisions = decide(stage.policy.idle, observed[name], now, paused)
+            decisions = decide(policy, seen, now, paused)
             if decisions and await self._live.settle(job, name, decisions):
                 self._publisher.touch(job, (name,))
 
@@ -75,24 +67,23 @@ def decide(
         promise = promises[index]
         if promise == MAX:
             continue
+        facts = seen.facts.get(index)
         quiet = is_quiet(
-            seen.facts.get(index),
+            facts,
             leased_since_ms=int(seen.leased_since_ms[index]) if fence else None,
             commits=seen.commits,
             is_paused=index in paused,
             now_ms=now.lease_ms,
             after_ms=policy.after_ms,
         )
-        was_idle = index in seen.idle_by_policy
-        facts = seen.facts.get(index)
         quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:
             follows = now.wall_ms - policy.slack_ms
-            if quiet and promise < follows:
-                idle = bool(seen.idle[index])
-                decisions.append(Settled(index, fence, quiet_since_ms, idle, follows))
+            # One that is idle by its worker's word is left out anyway.
+            if quiet and promise < follows and not seen.idle[index]:
+                decisions.append(Settled(index, fence, quiet_since_ms, False, follows))
         elif quiet and not seen.idle[index]:
             decisions.append(Settled(index, fence, quiet_since_ms, True, MIN))
-        elif was_idle and not quiet:
+        elif not quiet and index in seen.idle_by_policy:
             decisions.append(Settled(index, fence, quiet_since_ms, False, MIN))
     return decisions

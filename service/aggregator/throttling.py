@@ -10,9 +10,7 @@ import msgspec
 
 from service.clock import Clock
 from service.errors import UnavailableError
-from service.frontier.graph import Pipeline
 from service.frontier.policies import ThrottleGroup
-from service.frontier.ranges import Layout
 from service.frontier.throttle import (
     NO_ADVICE,
     Advice,
@@ -78,8 +76,10 @@ class Throttling:
             return NO_ADVICE
         view, _ = await self._live.snapshot(job)
         pipeline = view.pipeline
-        sources = [name for name, stage in pipeline.stages.items() if stage.is_source]
-        _, observed = await self._live.observe(job, sources)
+        grouped = [name for group in pipeline.throttle.groups for name in group.stages]
+        observed: Mapping[str, StageObservation] = {}
+        if grouped:
+            _, observed = await self._live.observe(job, grouped)
         return decide(view, observed)
 
 
@@ -96,7 +96,7 @@ def decide(view: JobView, observed: Mapping[str, StageObservation]) -> ThrottleV
     shards: dict[str, dict[str, Advice]] = {}
     rates = _rates(view)
     for group in pipeline.throttle.groups:
-        at = [shard for name in group.stages for shard in _shards(pipeline, name, observed)]
+        at = [shard for name in group.stages for shard in _shards(name, observed.get(name))]
         found = _limit(group, at)
         groups.append(found)
         for shard in at:
@@ -126,18 +126,11 @@ def _limit(group: ThrottleGroup, at: list[ShardAt]) -> GroupLimit:
     return GroupLimit(group.stages, limit_of(held_by.promise, group.max_drift_ms), held_by)
 
 
-def _shards(
-    pipeline: Pipeline, name: str, observed: Mapping[str, StageObservation]
-) -> list[ShardAt]:
-    layout: Layout | None = pipeline.stages[name].layout
-    seen = observed.get(name)
-    if layout is None or seen is None or len(layout) != len(seen.promises):
+def _shards(stage: str, seen: StageObservation | None) -> list[ShardAt]:
+    if seen is None:
         return []
-    promises, idle = seen.promises.tolist(), seen.idle.tolist()
-    return [
-        ShardAt(name, shard, promises[index], idle[index])
-        for index, shard in enumerate(layout.names)
-    ]
+    rows = zip(seen.layout.names, seen.promises.tolist(), seen.idle.tolist(), strict=True)
+    return [ShardAt(stage, shard, promise, idle) for shard, promise, idle in rows]
 
 
 def _ahead(shard: ShardAt, held_by: ShardAt, group: ThrottleGroup) -> str:

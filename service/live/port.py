@@ -109,6 +109,10 @@ class LiveStore(Protocol):
         """Return how much this process knows to be in the store."""
         ...
 
+    def known(self) -> Mapping[str, Pipeline]:
+        """Return the pipelines that this process knows, as `size` does: without asking a server."""
+        ...
+
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """Return a job's pipeline. It may be out of date, unless it lacks `stage`.
 

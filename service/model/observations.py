@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
 from service.frontier.idleness import Commits
+from service.frontier.ranges import Layout
 
 Marks = Mapping[str, int]
 """Soft values of a stage, by name, that only rise within an incarnation."""
@@ -19,6 +20,8 @@ class StageObservation:
     before the next `await`, and do not write to them.
     """
 
+    layout: Layout
+    """The ranges that the columns are of: an index means nothing in any other layout."""
     promises: Int64s
     idle: Bools
     reported_at_ms: Int64s

@@ -111,6 +111,10 @@ class MemoryLiveStore:
         jobs = self._jobs.values()
         return StoreSize(len(jobs), sum(job.pipeline.range_count for job in jobs))
 
+    def known(self) -> Mapping[str, Pipeline]:
+        """See the port."""
+        return {name: job.pipeline for name, job in self._jobs.items()}
+
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - here it is never out of date
         """See the port."""
         return self._job(job).pipeline
@@ -304,6 +308,7 @@ class MemoryLiveStore:
         found = self._job(job)
         return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
             name: StageObservation(
+                table.layout,
                 table.promises,
                 table.idle_ranges,
                 table.reported_at_ms,

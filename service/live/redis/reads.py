@@ -14,6 +14,7 @@ from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
+from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
 from service.live import refusals
 from service.live.batching import Batcher
@@ -182,13 +183,15 @@ async def observe(
         found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
         (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
         return Instant(int(now), int(now)), {
-            name: _observation(*parts[6 * k : 6 * k + 6]) for k, name in enumerate(found)
+            name: _observation(stage_layout(job_layout, name), *parts[6 * k : 6 * k + 6])
+            for k, name in enumerate(found)
         }
 
     return await steps.with_layout(job, read)
 
 
 def _observation(
+    layout: Layout,
     raw_weights: bytes,
     raw_moments: bytes,
     raw_owners: bytes,
@@ -205,6 +208,7 @@ def _observation(
     counted = [int(said.pop(name, 0)) for name in (b"#records", b"#late")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}
     return StageObservation(
+        layout,
         schema.promises_of(weights, promises),
         is_idle,
         reported_at,

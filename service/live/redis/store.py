@@ -99,12 +99,18 @@ class RedisLiveStore:
         """See the port."""
         return await reads.jobs(self._steps)
 
-    def size(self) -> StoreSize:
+    def known(self) -> Mapping[str, Pipeline]:
         """See the port. The reconciler looks at every job each second, so its layout is known here."""
-        layouts = [
-            cache.layout for cache in self._steps.caches.values() if cache.layout is not None
-        ]
-        return StoreSize(len(layouts), sum(layout.pipeline.range_count for layout in layouts))
+        return {
+            name: cache.layout.pipeline
+            for name, cache in self._steps.caches.items()
+            if cache.layout is not None
+        }
+
+    def size(self) -> StoreSize:
+        """See the port."""
+        known = self.known().values()
+        return StoreSize(len(known), sum(pipeline.range_count for pipeline in known))
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """See the port."""

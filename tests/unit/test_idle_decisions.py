@@ -1,0 +1,49 @@
+"""What a policy for idleness decides from one observation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from service.aggregator.idleness import decide
+from service.frontier.facts import Counts, Facts
+from service.frontier.policies import IdlePolicy
+from service.frontier.ranges import ShardLayout
+from service.frontier.timestamps import MIN
+from service.model.observations import Instant, Settled, StageObservation
+
+NOW = Instant(wall_ms=50_000, lease_ms=2_000)
+EXCLUDE, FOLLOW = IdlePolicy(1_000), IdlePolicy(1_000, slack_ms=5_000)
+QUIET = StageObservation(
+    layout=ShardLayout.of(["a"]),
+    promises=np.array([7]),
+    idle=np.array([False]),
+    reported_at_ms=np.array([49_900]),
+    raised_at_ms=np.array([48_000]),
+    facts={0: Facts(49_900, 100, None, None, backlog=0, quiet_since_ms=500)},
+    counts=Counts(),
+    owners=np.array([3]),
+    leased_since_ms=np.array([100]),
+    idle_by_policy=set(),
+    commits=None,
+)
+WORD = replace(QUIET, idle=np.array([True]))
+"""Its worker has said that it is idle."""
+
+
+def test_a_quiet_shard_is_left_out_or_follows_the_clock() -> None:
+    assert decide(EXCLUDE, QUIET, NOW, ()) == [Settled(0, 3, 500, True, MIN)]
+    assert decide(FOLLOW, QUIET, NOW, ()) == [Settled(0, 3, 500, False, 45_000)]
+
+
+def test_a_paused_shard_is_waited_for() -> None:
+    assert decide(EXCLUDE, QUIET, NOW, {0}) == []
+    idle = replace(WORD, idle_by_policy={0})
+    assert decide(EXCLUDE, idle, NOW, {0}) == [Settled(0, 3, 500, False, MIN)]
+
+
+def test_idle_by_its_workers_word_is_left_as_it_is() -> None:
+    """Else it would be idle by policy, and a report that ends its own word would not end that."""
+    for policy in (EXCLUDE, FOLLOW):
+        assert decide(policy, WORD, NOW, ()) == []
