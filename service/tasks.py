@@ -12,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ASK_AGAIN_S = 0.1
+
 
 def run_to_completion(
     work: Callable[P, CoroutineType[Any, Any, R]],
@@ -37,6 +39,19 @@ def run_to_completion(
             raise
 
     return run
+
+
+async def end_task(task: asyncio.Task[object]) -> None:
+    """Cancel this task, and return once it has ended. Whatever it raises is dropped.
+
+    A library may catch a cancellation and go on as if nothing had been asked of it: redis-py does while
+    it connects to a cluster. Then it is asked again.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_ASK_AGAIN_S)
+    if not task.cancelled():
+        task.exception()
 
 
 class Wakeups:

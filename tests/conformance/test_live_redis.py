@@ -304,3 +304,20 @@ def test_replicas_that_install_one_layout_at_once(redis_server: RedisServer) -> 
 
     with asyncio.Runner() as runner:
         runner.run(scenario())
+
+
+def test_a_store_closes_at_any_moment_of_its_connecting_to_a_cluster(
+    redis_cluster: RedisCluster,
+) -> None:
+    """While it connects, redis-py may drop a cancellation, and the service would not stop."""
+
+    async def scenario() -> None:
+        for moment in range(100):
+            store = RedisLiveStore(redis_cluster.url, FakeClock())
+            await store.open()
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                await store.close()
+
+    asyncio.run(scenario())

@@ -37,6 +37,7 @@ from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.tasks import end_task
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,7 @@ class RedisLiveStore:
     async def close(self) -> None:
         """See the port."""
         if self._listening is not None:
-            self._listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listening
+            await end_task(self._listening)
         await self._client.close()
 
     async def ping(self) -> None:
