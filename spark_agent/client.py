@@ -215,6 +215,16 @@ class StageWatermark:
         return cls(body["input_watermark"], body["output_watermark"], body["status"], etag)
 
 
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """What a job's sources are asked to wait for, in the service's JSON."""
+
+    groups: Sequence[Json]
+    shards: Mapping[str, Mapping[str, Json]]
+    """By stage and shard: only those that are asked to do something."""
+    etag: str | None = None
+
+
 class Client:
     """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
 
@@ -430,6 +440,12 @@ class Client:
     def throttle(self, job: str) -> Json:
         """Return what a job's sources are asked to wait for, in the service's JSON."""
         return self._call("GET", f"{_job(job)}/throttle")[0]
+
+    def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
+        """Return what a job's sources are asked to wait for; None if that is as at `etag`."""
+        headers = {"If-None-Match": etag} if etag else {}
+        body, new_etag = self._call("GET", f"{_job(job)}/throttle", headers=headers)
+        return Throttle(body["groups"], body["shards"], new_etag) if body else None
 
     def create_key(
         self, name: str, role: str, jobs: str = "*", expires_in_ms: int | None = None

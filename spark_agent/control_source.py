@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from spark_agent.arrow import Batch, control_row
 from spark_agent.client import MAX_MS
 from spark_agent.clock import Clock, SystemClock
-from spark_agent.link import LinkClient, LinkError, Offset
+from spark_agent.link import Hold, LinkClient, LinkError, Offset
 
 FORMAT: Final = "tidegauge-control"
 
@@ -97,13 +97,20 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         now_ms = self._clock.steady_ms()
         if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
             return start
-        try:
-            found = self._link.next(self._control, Offset.from_dict(start)).to_dict()
-        except LinkError:
-            found = start
+        found = self._ask(start)
         idle = found == start and not self._ends_when_idle
         self._next_poll_ms = self._clock.steady_ms() + self._poll_ms if idle else None
         return found
+
+    def _ask(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Ask the driver. While it says to hold, Spark waits here and plans no batch."""
+        at = Offset.from_dict(start)
+        try:
+            while isinstance(found := self._link.next(self._control, at), Hold):
+                self._clock.pause(found.ms)
+        except LinkError:
+            return start
+        return start if found == at else found.to_dict()
 
     def readBetweenOffsets(  # noqa: N802
         self, start: dict[str, Any], end: dict[str, Any]

@@ -18,9 +18,10 @@ from spark_agent.client import AggregatorError, Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
 from spark_agent.diagnostics import log_missing_inputs
-from spark_agent.link import Offset
+from spark_agent.link import Hold, Offset
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
+from spark_agent.throttle import SourceThrottle
 from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
@@ -45,6 +46,10 @@ class EpochCommitter(Protocol):
 
     def fail_query(self, message: str) -> None:
         """Make the query fail with this error."""
+        ...
+
+    def wait_because(self, reason: str | None) -> None:
+        """Keep the sources' leases while the query waits for this reason; None: it does not."""
         ...
 
 
@@ -77,8 +82,13 @@ class Feed:
         client: Client,
         progress: Callable[[], CommittedBatch | None],
         clock: Clock,
+        throttle: SourceThrottle | None = None,
+        is_active: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`throttle` holds the query back while `is_active`, that is until somebody stops it."""
         self._config = config
+        self._throttle = throttle
+        self._is_active = is_active
         self.supervisor = supervisor
         self._progress = progress
         self._clock = clock
@@ -96,8 +106,9 @@ class Feed:
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
 
-    def next(self, reader: str, stage: str, at: Offset) -> Offset:
-        """Return a control source's next offset, or `at` itself if nothing is new.
+    def next(self, reader: str, stage: str, at: Offset) -> Offset | Hold:
+        """Return a control source's next offset, or `at` itself if nothing is new; a `Hold` while the
+        next batch has to wait.
 
         Offsets never go back, even if the service's watermark does: the job may have been reset, or
         the query may run from an old checkpoint. On a source's first call the offset always
@@ -109,9 +120,24 @@ class Feed:
             if self._first_epoch is None:
                 self._first_epoch = _epoch(latest)
             self._commit(latest)
-            found = self._next_offset(reader, stage, at, latest)
-            self._last_answers[reader] = found, _epoch(latest)
-            return found
+            if self._must_wait(latest):
+                return Hold(self._config.poll_ms)
+            found = at
+            if stage in self._inputs:  # else it is a gate, which only holds batches back
+                found = self._next_offset(reader, stage, at, latest)
+                self._last_answers[reader] = found, _epoch(latest)
+            waited = None if self._throttle is None else self._throttle.end_wait()
+            return found if waited is None else Offset(found.watermark_ms, at.turn + 1, waited)
+
+    def _must_wait(self, latest: CommittedBatch | None) -> bool:
+        """Return whether the sources are throttled. Spark's thread waits in the control source then, and
+        so would a call of `query.stop()`, which is why one that is being stopped never waits.
+        """
+        if self._throttle is None:
+            return False
+        reason = self._throttle.reason_to_wait(latest) if self._is_active() else None
+        self.supervisor.wait_because(reason)
+        return reason is not None
 
     def _next_offset(
         self, reader: str, stage: str, at: Offset, latest: CommittedBatch | None
@@ -192,6 +218,8 @@ class Feed:
             self._committed_epoch = latest.epoch
             for each in self._inputs.values():
                 each.refresh_soon()
+            if self._throttle is not None:
+                self._throttle.refresh_soon()
 
     def _has_drained(self, reader: str, at: Offset, latest: CommittedBatch | None) -> bool:
         """Return whether a trigger has found no new data in any source except control sources.

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hmac import compare_digest
 from secrets import token_hex
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -38,24 +38,53 @@ class NotStartedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """How long a batch was held back before it ran, and why."""
+
+    ms: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """Where a control source is, in Spark's checkpoint.
 
     `watermark_ms` is the latest watermark that it has handed to Spark, in Spark's range; None: none
-    yet. `turn` counts the batches that it has caused.
+    yet. `turn` counts the batches that it has caused. `waited` is only shown: in the query's progress.
     """
 
     watermark_ms: int | None
     turn: int
+    waited: Waited | None = field(default=None, compare=False)
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Offset:
         """Read it from the form that Spark logs."""
-        return cls(stored["watermark"], stored["turn"])
+        waited = stored.get("waited")
+        return cls(
+            stored["watermark"], stored["turn"], None if waited is None else Waited(**waited)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return it in the form that Spark logs."""
-        return {"watermark": self.watermark_ms, "turn": self.turn}
+        stored: dict[str, Any] = {"watermark": self.watermark_ms, "turn": self.turn}
+        return stored if self.waited is None else stored | {"waited": asdict(self.waited)}
+
+    @staticmethod
+    def is_stored(stored: object) -> bool:
+        """Return whether this is an offset in the form that Spark logs.
+
+        >>> Offset.is_stored(Offset(5, 1, Waited(2, "…")).to_dict()), Offset.is_stored({"turn": 1})
+        (True, False)
+        """
+        return isinstance(stored, dict) and stored.keys() - {"waited"} == {"watermark", "turn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The answer to a control source that the next batch has to wait; ask again after `ms`."""
+
+    ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +111,7 @@ class LinkClient:
         """Drop the connection: Spark pickles the source for `read`, which does not need it."""
         return {**self.__dict__, "_link": None}
 
-    def next(self, control: str, at: Offset) -> Offset:
+    def next(self, control: str, at: Offset) -> Offset | Hold:
         """Ask the driver for the offset after `at`. Raises `LinkError`, `NotStartedError`."""
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
         try:
@@ -91,6 +120,8 @@ class LinkClient:
             answer = json.loads(_line(link))
             if "not_started" in answer:
                 raise NotStartedError(answer["not_started"])
+            if "hold" in answer:
+                return Hold(answer["hold"])
             return Offset.from_dict(answer["offset"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
@@ -124,14 +155,15 @@ class LinkServer:
     offset. Each reader has a thread of its own.
     """
 
-    def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset]) -> None:
+    def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset | Hold]) -> None:
         links: WeakSet[socket.socket] = WeakSet()
 
         def answered(request: _Request, at: Offset) -> dict[str, Any]:
             try:
-                return {"offset": answer(request.control, request.reader, at).to_dict()}
+                found = answer(request.control, request.reader, at)
             except NotStartedError as error:
                 return {"not_started": error.stage}
+            return {"hold": found.ms} if isinstance(found, Hold) else {"offset": found.to_dict()}
 
         class Handler(StreamRequestHandler):
             """Answers one reader."""

@@ -42,7 +42,7 @@ from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
 from spark_agent.event_router import EventRouter
 from spark_agent.feed import Feed, FeedConfig
-from spark_agent.link import LinkServer, NotStartedError, Offset
+from spark_agent.link import Hold, LinkServer, NotStartedError, Offset
 from spark_agent.reporting import (
     QUERY_PROPERTY,
     RUN_PROPERTY,
@@ -54,6 +54,7 @@ from spark_agent.spec import StageSpec, ancestors, check_name, read_spec, upstre
 from spark_agent.strategies import Strategy
 from spark_agent.supervisor import Assignment, QueryHandle, Signal, Supervisor
 from spark_agent.tally import Tallies, TallyParam
+from spark_agent.throttle import SourceThrottle, ThrottleConfig
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -61,6 +62,9 @@ _BEFORE_ALL_TIME: Final = "0001-01-01 00:00:00"
 _JOIN_MS: Final = 10_000
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver waits for the service."""
+
+_THROTTLE_PATIENCE_MS: Final = 30_000
+"""How long a query that ends by itself waits for shards that make no progress."""
 
 _MAX_ASSIGNED_SHARDS: Final = 64
 """Up to this many shards are assigned to tasks one by one; more are hashed."""
@@ -88,10 +92,11 @@ class StageTakenError(ValueError):
 class Pipeline:
     """A job's stages, and the Spark queries of this driver that execute them.
 
-    `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`, which is only
-    declared with them: this agent does not obey it. `replace` allows them to replace a different
-    specification of the job. `lease_ttl` must be longer than a few batches. `patience` is how long one
-    call to the service may block a task, `poll` how often an idle query polls its watermark.
+    `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`: while the
+    service asks all shards that a query reads to pause, its next batch waits. `replace` allows both to
+    replace a different specification of the job. `lease_ttl` must be longer than a few batches.
+    `patience` is how long one call to the service may block a task, `poll` how often an idle query
+    polls its watermark.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
     it, the key is where `TIDEGAUGE_KEY_FILE` or `TIDEGAUGE_KEY` says in their environments.
@@ -132,6 +137,7 @@ class Pipeline:
         self._stages = read_spec(spec)
         self._spec = {name: dict(stage) for name, stage in spec.items()}
         self._throttle = None if throttle is None else dict(throttle)
+        self._is_throttled = self._throttle is not None
         self._replace = replace
         self._ttl_ms = duration_ms(lease_ttl, name="lease_ttl")
         self._patience_ms = duration_ms(patience, name="patience")
@@ -174,6 +180,17 @@ class Pipeline:
             for _, supervisor in self._started:
                 total.update(supervisor.counts)
             return total
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why the next batch of a query has to wait, by the source stages that it executes."""
+        with self._lock:
+            return {
+                stage.name: because
+                for _, supervisor in self._started
+                if (because := supervisor.waits_because) is not None
+                for stage in supervisor.sources
+            }
 
     def source(
         self,
@@ -219,6 +236,9 @@ class Pipeline:
         self._idle_after_ms.pop(stage, None)
         if idle_after is not None:
             self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")
+        if stage in _throttled(self._throttle or {}, self._stages):
+            # A query without watermarked() has no control source that could hold it back.
+            frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
             frame = _by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
@@ -253,14 +273,31 @@ class Pipeline:
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
         # Only the control rows pass through `withWatermark`, so Spark's watermark follows them and
         # not the dates in the data. A union takes its columns from its first branch, so its event
-        # time carries the metadata that windows need. The control rows themselves must not come
-        # out, but Spark's optimiser must not be able to prove that: it would remove the branch, or
-        # drop the rows too early, and the watermark would never advance. So the control rows have
-        # every column of the data, and their filter is non-deterministic: it can neither be folded
-        # nor have other filters pushed through it.
+        # time carries the metadata that windows need.
+        control = self._control_rows(frame, stage, event_time, delay_ms=delay_ms)
+        # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
+        # what came through here and what was unioned with it later.
+        return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
+
+    def _control_rows(
+        self,
+        frame: DataFrame,
+        stage: str,
+        event_time: str,
+        *,
+        delay_ms: int = 0,
+        is_gate: bool = False,
+    ) -> DataFrame:
+        """Return a control source, none of whose rows comes out, with the columns of a data frame.
+
+        Spark's optimiser must not be able to prove that nothing comes out: it would remove the branch,
+        or drop the rows too early, and the watermark would never advance. So the control rows have every
+        column of the data, and their filter is non-deterministic: it can neither be folded nor have
+        other filters pushed through it.
+        """
         control_id = str(next(self._numbers))
         self._feeds[control_id] = stage, None
-        control = (
+        rows = (
             self._spark.readStream.format(control_source.FORMAT)
             .options(
                 stage=stage,
@@ -272,17 +309,16 @@ class Pipeline:
                 pollMs=str(self._poll_ms),
                 eventTime=event_time,
                 delayMs=str(delay_ms),
+                gate=str(is_gate).lower(),
             )
             .load()
-            .withWatermark(_quoted(event_time), f"{delay_ms} milliseconds")
-            .filter(
-                (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
-                | (F.spark_partition_id() < 0)
-            )
         )
-        # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
-        # what came through here and what was unioned with it later.
-        return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
+        if not is_gate:
+            rows = rows.withWatermark(_quoted(event_time), f"{delay_ms} milliseconds")
+        return rows.filter(
+            (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
+            | (F.spark_partition_id() < 0)
+        )
 
     def report(
         self,
@@ -359,8 +395,8 @@ class Pipeline:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
         tree = self._plans.read(plan.frame_of(writer))
         query_stages = check(tree, self._stages, self._reports)
-        controls = [node.control.id for node in tree.walk() if node.control is not None]
-        self._check_settings(controls)
+        controls = [node.control for node in tree.walk() if node.control is not None]
+        self._check_settings([each for each in controls if not each.is_gate])
         with self._lock:
             self._remove_ended()
             self._check_not_taken([*query_stages.sources, *query_stages.promises])
@@ -380,13 +416,14 @@ class Pipeline:
         self,
         writer: DataStreamWriter,
         query_stages: QueryStages,
-        controls: Sequence[str],
+        controls: Sequence[plan.Control],
         trigger: str,
         watermarks: Mapping[str, StageWatermark] | None,
         *,
         bounded: bool,
         on_fenced: str,
     ) -> StreamingQuery:
+        available_now = trigger == _AVAILABLE_NOW
         sources = [self._stages[each] for each in query_stages.sources]
         keyed = [self._stages[each] for each in query_stages.promises]
         inputs = {each: ancestors(self._stages, each) for each in query_stages.promises}
@@ -420,12 +457,10 @@ class Pipeline:
             FeedConfig(
                 job=self._job,
                 promises=query_stages.promises,
-                caps_ms=self._caps_ms(query_stages, watermarks)
-                if trigger == _AVAILABLE_NOW
-                else {},
+                caps_ms=self._caps_ms(query_stages, watermarks) if available_now else {},
                 inputs=inputs,
                 bounded=bounded,
-                ends_when_idle=trigger == _AVAILABLE_NOW,
+                ends_when_idle=available_now,
                 patience_ms=self._patience_ms,
                 poll_ms=self._poll_ms,
             ),
@@ -433,10 +468,11 @@ class Pipeline:
             client=self._client,
             progress=lambda: plan.last_progress(holder[0]) if holder else None,
             clock=self._clock,
+            throttle=self._source_throttle(name, query_stages, ends=bounded or available_now),
+            is_active=lambda: not holder or plan.is_active(holder[0]),
         )
         for control in controls:
-            stage, _ = self._feeds[control]
-            self._feeds[control] = stage, feed
+            self._feeds[control.id] = control.stage, feed
         supervisor.start()
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
         with self._events.starting(), self._local_properties(properties):
@@ -446,20 +482,34 @@ class Pipeline:
                 supervisor.notify(Signal.STOP)
                 raise
             holder.append(query)
-            stops = trigger != _AVAILABLE_NOW
             supervisor.attach(
                 QueryHandle(
-                    stop=lambda: _stop_quietly(query) if stops else None,
+                    stop=lambda: None if available_now else _stop_quietly(query),
                     fail=lambda message: plan.fail(self._spark, query, message),
                     stops_when_fenced=on_fenced == "stop",
                     has_no_new_data=lambda: plan.has_no_new_data(query),
                     failed=lambda: plan.has_failed(query),
-                    has_control_sources=bool(controls),
+                    has_control_sources=any(not each.is_gate for each in controls),
                 )
             )
             self._started.append((query, supervisor))
             self._events.register(str(query.runId), supervisor)
         return query
+
+    def _source_throttle(
+        self, query: str, query_stages: QueryStages, *, ends: bool
+    ) -> SourceThrottle | None:
+        if not query_stages.sources or not self._is_throttled:
+            return None
+        config = ThrottleConfig(
+            job=self._job,
+            query=query,
+            sources=query_stages.sources,
+            poll_ms=self._poll_ms,
+            keep_ms=self._ttl_ms,
+            patience_ms=_THROTTLE_PATIENCE_MS if ends else None,
+        )
+        return SourceThrottle(config, client=self._client, clock=self._clock)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.
@@ -499,7 +549,7 @@ class Pipeline:
     ) -> None:
         self.stop()
 
-    def _next_offset(self, control: str, reader: str, at: Offset) -> Offset:
+    def _next_offset(self, control: str, reader: str, at: Offset) -> Offset | Hold:
         """Answer a control source, through the link. Raises `NotStartedError`."""
         stage, feed = self._feeds.get(control, ("", None))
         if feed is None:
@@ -531,7 +581,7 @@ class Pipeline:
                         f"watermarked(), or declare a source stage for each"
                     )
 
-    def _check_settings(self, controls: Sequence[str]) -> None:
+    def _check_settings(self, controls: Sequence[plan.Control]) -> None:
         several = "spark.sql.streaming.statefulOperator.allowMultiple"
         if str(self._spark.conf.get(several, "true")).lower() != "true":
             raise ValueError(
@@ -613,7 +663,10 @@ class Pipeline:
             _log.warning("job %s is not declared yet: %s", self._job, error)
 
     def _declare_now(self) -> None:
-        self._client.declare(self._job, self._spec, throttle=self._throttle, replace=self._replace)
+        stored = self._client.declare(
+            self._job, self._spec, throttle=self._throttle, replace=self._replace
+        )
+        self._is_throttled = bool(stored.get("throttle"))
 
     def _try_open_run(self, stages: Sequence[str]) -> int | None:
         """Open a run; None if the service does not answer, in which case the query starts anyway.
@@ -720,6 +773,15 @@ def _by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -
 def _time_of(frame: DataFrame, name: str) -> Column:
     column = _column(name)
     return column if isinstance(frame.schema[name].dataType, TimestampType) else column["end"]
+
+
+def _throttled(throttle: Mapping[str, Any], stages: Mapping[str, StageSpec]) -> set[str]:
+    """Return the stages that a job's `throttle` may hold back."""
+    found = {stage for group in throttle.get("groups", ()) for stage in group["stages"]}
+    for slow in throttle.get("stages", {}):
+        if slow in stages:
+            found |= ancestors(stages, slow)
+    return found
 
 
 def _host() -> str:

@@ -94,6 +94,8 @@ class Control:
 
     stage: str
     id: str
+    is_gate: bool = False
+    """Whether it brings nothing, and only holds batches back while its source stage is throttled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Node:
 def _leads_to_control(node: Node) -> bool:
     while node.operator in _CONTROL_CHAIN and len(node.children) == 1:
         node = node.children[0]
-    return node.control is not None
+    return node.control is not None and not node.control.is_gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,8 @@ class CommittedBatch:
     """Whether it found no new data in any source except control sources."""
     dropped_rows: int = 0
     """The number of rows that its operators dropped as late."""
+    duration_ms: int = 0
+    """How long it took."""
 
 
 class PlanReader:
@@ -355,7 +359,9 @@ def _control(node: JavaObject) -> Control | None:
     if node.sourceName() != FORMAT:
         return None
     options = node.extraOptions()
-    return Control(options.get("stage"), options.get("control"))
+    return Control(
+        options.get("stage"), options.get("control"), is_gate=options.get("gate") == "true"
+    )
 
 
 def _options(node: JavaObject) -> list[str]:
@@ -415,6 +421,11 @@ def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
     """
     jvm: JavaObject = spark._jvm
     _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
+
+
+def is_active(query: StreamingQuery) -> bool:
+    """Return whether a query runs, and nobody has asked it to stop."""
+    return bool(_execution(query).isActive())
 
 
 def has_failed(query: StreamingQuery) -> bool:
@@ -494,25 +505,22 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0)
+    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0, duration_ms=0)
     """
     return CommittedBatch(
         epoch=body["batchId"],
         watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
         read_nothing=all(
-            _is_control(source["endOffset"]) or source["startOffset"] == source["endOffset"]
+            # Spark reports only its own wrapper's class, so a control source is known by its offsets.
+            Offset.is_stored(source["endOffset"]) or source["startOffset"] == source["endOffset"]
             for source in body["sources"]
         ),
         dropped_rows=sum(
             int(operator.get("numRowsDroppedByWatermark", 0))
             for operator in body.get("stateOperators", ())
         ),
+        duration_ms=int(body.get("durationMs", {}).get("triggerExecution", 0)),
     )
-
-
-def _is_control(offset: object) -> bool:
-    """Recognise a control source by its offsets: Spark reports only its own wrapper's class."""
-    return isinstance(offset, dict) and offset.keys() == Offset(None, 0).to_dict().keys()
 
 
 def parse_watermark_ms(text: str | None) -> int:

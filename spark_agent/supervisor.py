@@ -182,6 +182,8 @@ class Supervisor:
             if stage.name in assignment.idle_after_ms
         }
         self._idle_until_ms: dict[tuple[str, str], int] = {}
+        self._waits_because: str | None = None
+        self._renew_leases_ms: int | None = None
         self.counts: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -204,6 +206,18 @@ class Supervisor:
             query = self._query
         if query is not None:
             query.fail(message)
+
+    def wait_because(self, reason: str | None) -> None:
+        """Keep the sources' leases while the query waits for this reason; None: it does not wait.
+
+        A paused shard is not a dead one. Its tasks' leases would run out while no batch runs.
+        """
+        self._waits_because = reason
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why the query's next batch has to wait; None: it does not."""
+        return self._waits_because if self.alive else None
 
     def notify(self, event: CommittedBatch | Signal) -> None:
         """Queue an event. Never blocks: it is called from Spark's listener bus."""
@@ -247,6 +261,11 @@ class Supervisor:
     def stages(self) -> list[str]:
         """The stages that its query executes."""
         return self._assignment.stages
+
+    @property
+    def sources(self) -> Sequence[StageSpec]:
+        """The source stages that its query executes."""
+        return self._assignment.sources
 
     def _run_thread(self) -> None:
         try:
@@ -381,6 +400,7 @@ class Supervisor:
             self._uncommitted = None
         self._report_pending(self._run)
         self._report_idle(self._run)
+        self._keep_leases(self._run)
         if self._assignment.bounded:
             self._check_drained()
             self._finish_bounded(self._run)
@@ -562,6 +582,20 @@ class Supervisor:
                 self._idle_until_ms[stage, shard] = (
                     now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
                 )
+
+    def _keep_leases(self, run: int) -> None:
+        """Hold the leases of sources that wait: their workers do not run, but they are not gone.
+
+        A task of the next batch outranks this claim.
+        """
+        now_ms = self._clock.steady_ms()
+        if self._waits_because is None:
+            self._renew_leases_ms = None
+        elif self._renew_leases_ms is None or now_ms >= self._renew_leases_ms:
+            for stage, shards in self._not_final.items():
+                if shards:
+                    self._claim(run, stage, sorted(shards))
+            self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
 
     def _finish_bounded(self, run: int) -> None:
         """Make a drained query's sources final; once all its stages are final, stop the query."""

@@ -41,17 +41,21 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
-    """Whether the stage's run has committed epochs for all of the policy's time, up to now.
+    """Whether the stage's run committed epochs for all of the policy's time, and is still at it.
 
-    >>> committed_throughout(Commits(since_ms=0, last_ms=90, count=2), 100, after_ms=100)
+    Only what is before the last commit is proved: the batch after it may have read something.
+
+    >>> committed_throughout(Commits(since_ms=0, last_ms=100, count=2), 150, after_ms=100)
     True
-    >>> committed_throughout(Commits(since_ms=0, last_ms=0, count=1), 100, after_ms=100)
+    >>> committed_throughout(Commits(since_ms=0, last_ms=90, count=2), 100, after_ms=100)
+    False
+    >>> committed_throughout(Commits(since_ms=0, last_ms=100, count=2), 200, after_ms=100)
     False
     """
     return (
         series is not None
         and series.count >= MIN_COMMITS
-        and series.since_ms <= now_ms - after_ms
+        and series.since_ms <= series.last_ms - after_ms
         and now_ms - series.last_ms < after_ms
     )
 
@@ -69,7 +73,8 @@ def is_quiet(
     throughout.
 
     Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
-    or that its stage's run committed all the time (`commits`), with nothing reported for it.
+    or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
+    prove nothing of the time since the last one: a long batch may be reading the shard just now.
 
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "is_paused": False, "now_ms": 100, "after_ms": 100}
@@ -77,14 +82,20 @@ def is_quiet(
     (True, False)
     >>> is_quiet(None, leased_since_ms=0, **at), is_quiet(None, leased_since_ms=1, **at)
     (True, False)
+    >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "leased_since_ms": None}
+    >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
+    (False, True)
     """
-    if is_paused or (
-        facts is not None and (facts.backlog or facts.quiet_since_ms > now_ms - after_ms)
-    ):
+    if is_paused or (facts is not None and facts.backlog):
         return False
+    quiet_since_ms = None if facts is None else facts.quiet_since_ms
     if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
-        return True
-    return committed_throughout(commits, now_ms, after_ms=after_ms)
+        proved_until_ms = now_ms
+    elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
+        proved_until_ms = commits.last_ms
+    else:
+        return False
+    return quiet_since_ms is None or quiet_since_ms <= proved_until_ms - after_ms
 
 
 def stays_idle(*, was_idle_by_policy: bool, reported_quiet: bool) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 
 from service.aggregator.idleness import decide
 from service.frontier.facts import Counts, Facts
+from service.frontier.idleness import Commits
 from service.frontier.policies import IdlePolicy
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
@@ -47,3 +48,12 @@ def test_idle_by_its_workers_word_is_left_as_it_is() -> None:
     """Else it would be idle by policy, and a report that ends its own word would not end that."""
     for policy in (EXCLUDE, FOLLOW):
         assert decide(policy, WORD, NOW, ()) == []
+
+
+def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
+    """Its run committed all the time, but what the batch since then has read, nobody knows yet."""
+    unleased = replace(QUIET, owners=np.array([0]), leased_since_ms=np.array([0]))
+    recent = replace(unleased, commits=Commits(since_ms=0, last_ms=1_400, count=9))
+    assert decide(EXCLUDE, recent, NOW, ()) == []
+    enough = replace(unleased, commits=Commits(since_ms=0, last_ms=1_500, count=9))
+    assert decide(EXCLUDE, enough, NOW, ()) == [Settled(0, 0, 500, True, MIN)]
