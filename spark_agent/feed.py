@@ -127,7 +127,10 @@ class Feed:
                 found = self._next_offset(reader, stage, at, latest)
                 self._last_answers[reader] = found, _epoch(latest)
             waited = None if self._throttle is None else self._throttle.end_wait()
-            return found if waited is None else Offset(found.watermark_ms, at.turn + 1, waited)
+            if waited is None or latest is None or latest.read_nothing:
+                # Nothing to tell, or nothing to read: to tell it would cause a batch without an end.
+                return found
+            return Offset(found.watermark_ms, at.turn + 1, waited)
 
     def _must_wait(self, latest: CommittedBatch | None) -> bool:
         """Return whether the sources are throttled. Spark's thread waits in the control source then, and

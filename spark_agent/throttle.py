@@ -41,7 +41,7 @@ class ThrottleConfig:
     keep_ms: int
     """How long the service's last answer counts if no other comes."""
     patience_ms: int | None = None
-    """After this long without progress of those it waits for, one batch runs anyway. None: never."""
+    """After this long without progress of those it waits for, it goes on anyway. None: never."""
 
 
 class SourceThrottle:
@@ -71,7 +71,7 @@ class SourceThrottle:
         throttle = self._answer.latest()
         if throttle is None:
             return None
-        because = self._ahead(throttle, epoch, now_ms) or self._resting(throttle, latest, now_ms)
+        because = self._ahead(throttle, now_ms) or self._resting(throttle, latest, now_ms)
         if because is not None:
             if self._wait is None:
                 _log.info("query %s waits before its next batch: %s", self._config.query, because)
@@ -86,7 +86,7 @@ class SourceThrottle:
         (since_ms, because), self._wait = self._wait, None
         return Waited(self._clock.steady_ms() - since_ms, because)
 
-    def _ahead(self, throttle: Throttle, epoch: int, now_ms: int) -> str | None:
+    def _ahead(self, throttle: Throttle, now_ms: int) -> str | None:
         """Return why every shard has to pause; None: one of them need not."""
         own = set(self._config.sources)
         groups = [group for group in throttle.groups if own & set(group["stages"])]
@@ -95,7 +95,7 @@ class SourceThrottle:
         if not reasons or any(self._is_waited_for(throttle, each, now_ms) for each in stages):
             return None
         limits = [group["limit"] for group in groups]
-        return None if self._stuck.may_run(limits, reasons[0], epoch, now_ms) else reasons[0]
+        return None if self._stuck.may_run(limits, reasons[0], now_ms) else reasons[0]
 
     def _is_waited_for(self, throttle: Throttle, stage: str, now_ms: int) -> bool:
         """Return whether the paused shards may be waiting for one of this stage's."""
@@ -188,7 +188,7 @@ class _Answer:
 
 
 class _Stuck:
-    """Lets a batch run if those that it waits for make no progress.
+    """Lets a query go on while those that it waits for make no progress.
 
     A query that ends by itself may wait for one that runs only tomorrow, and that nobody has told to be
     final. Ahead of its group it costs memory; waiting for ever, it would never end.
@@ -198,22 +198,21 @@ class _Stuck:
         self._query = query
         self._patience_ms = patience_ms
         self._limits: Sequence[int | None] | None = None
-        self._epoch: int | None = None
         self._since_ms = 0
         self._logged = False
 
-    def may_run(self, limits: Sequence[int | None], because: str, epoch: int, now_ms: int) -> bool:
-        """Return whether the batch after `epoch` may run, with the groups' limits as they are."""
+    def may_run(self, limits: Sequence[int | None], because: str, now_ms: int) -> bool:
+        """Return whether the next batch may run, with the groups' limits as they are."""
         if self._patience_ms is None:
             return False
-        if (limits, epoch) != (self._limits, self._epoch):
-            self._limits, self._epoch, self._since_ms = limits, epoch, now_ms
+        if limits != self._limits:
+            self._limits, self._since_ms = limits, now_ms
         if now_ms - self._since_ms < self._patience_ms:
             return False
         if not self._logged:
             self._logged = True
             _log.warning(
-                "query %s goes on although %s. That shard has made no progress for %d s, and this "
+                "query %s goes on, although %s. That shard has made no progress for %d s, and this "
                 "query has an end: it cannot wait for ever",
                 self._query,
                 because,
