@@ -35,6 +35,10 @@ class Supervisor:
     finalise_calls: int = 0
     finalises: bool = True
     failures: list[str] = field(default_factory=list[str])
+    reasons: list[str | None] = field(default_factory=list[str | None])
+
+    def wait_because(self, reason: str | None) -> None:
+        self.reasons.append(reason)
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         self.committed.append(batch.epoch)
@@ -59,6 +63,15 @@ class Query:
         self.latest = CommittedBatch(epoch, watermark_ms, read_nothing)
 
 
+class Unthrottled(Feed):
+    """One that never says to hold."""
+
+    def next(self, reader: str, stage: str, at: Offset) -> Offset:
+        found = super().next(reader, stage, at)
+        assert isinstance(found, Offset)
+        return found
+
+
 def feed(
     server: Answers,
     query: Query,
@@ -69,7 +82,7 @@ def feed(
     bounded: bool = False,
     ends_when_idle: bool = False,
     patience_ms: int = PATIENCE_MS,
-) -> Feed:
+) -> Unthrottled:
     config = FeedConfig(
         job="j",
         promises={STAGE: Promise()} if promises is None else promises,
@@ -81,7 +94,7 @@ def feed(
         poll_ms=POLL_MS,
     )
     client = Client(server.url, patience_ms=patience_ms, clock=query.clock, jitter=lambda: 1.0)
-    return Feed(
+    return Unthrottled(
         config,
         supervisor=supervisor or Supervisor(),
         client=client,

@@ -1,0 +1,114 @@
+"""When a query waits because its sources are throttled, and when it must not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from spark_agent.client import Client
+from spark_agent.plan import CommittedBatch
+from spark_agent.throttle import SourceThrottle, ThrottleConfig
+from tests.unit.agent.answers import Answer, Answers, FakeClock
+
+POLL_MS, KEEP_MS = 100, 10_000
+PAUSE = {"pause": True, "until": 50, "rate": 1.0, "because": "it is ahead"}
+GROUP = {"stages": ["s", "other"], "limit": 50, "held_by": {"stage": "other", "range": "o"}}
+BATCH = CommittedBatch(1, 0, duration_ms=1_000)
+
+
+def asks(shards: Mapping[str, Mapping[str, Any]], *groups: Any, version: int = 1) -> Answer:
+    return Answer(200, {"groups": groups, "shards": shards}, {"ETag": f'"{version}"'})
+
+
+def statuses(**by_shard: str) -> Answer:
+    return Answer(200, {"ranges": [{"range": k, "status": v} for k, v in by_shard.items()]})
+
+
+def throttle(
+    server: Answers,
+    clock: FakeClock,
+    *,
+    patience_ms: int | None = None,
+    sources: tuple[str, ...] = ("s",),
+) -> SourceThrottle:
+    config = ThrottleConfig("j", "q", sources, POLL_MS, KEEP_MS, patience_ms)
+    client = Client(server.url, patience_ms=3_000, clock=clock, jitter=lambda: 1.0)
+    return SourceThrottle(config, client=client, clock=clock)
+
+
+def test_a_query_waits_while_all_its_shards_have_to_pause() -> None:
+    answers = asks({"s": {"a": PAUSE, "b": PAUSE}}, GROUP), statuses(a="active", b="active")
+    with Answers(*answers, asks({}, GROUP, version=2)) as server:
+        clock = FakeClock()
+        throttled = throttle(server, clock)
+        because = throttled.reason_to_wait(None)
+        assert because == "shard a of s is throttled: it is ahead"
+        clock.now_ms += POLL_MS
+        assert throttled.reason_to_wait(None) is None
+        waited = throttled.end_wait()
+        assert waited is not None
+        assert (waited.ms, waited.because) == (POLL_MS, because)
+        assert throttled.end_wait() is None
+
+
+@pytest.mark.parametrize(
+    ("b", "waits"), [("active", False), ("unknown", False), ("idle", True), ("final", True)]
+)
+def test_a_shard_that_may_be_waited_for_keeps_its_query_going(b: str, waits: bool) -> None:
+    with Answers(asks({"s": {"a": PAUSE}}, GROUP), statuses(a="active", b=b)) as server:
+        assert (throttle(server, FakeClock()).reason_to_wait(None) is not None) is waits
+
+
+def test_a_stage_in_no_group_does_not_keep_its_query_going() -> None:
+    with Answers(asks({"s": {"a": PAUSE}}, GROUP), statuses(a="active")) as server:
+        assert throttle(server, FakeClock(), sources=("s", "alone")).reason_to_wait(None)
+
+
+def test_statuses_that_nobody_tells_keep_a_query_going() -> None:
+    with Answers(asks({"s": {"a": PAUSE}}, GROUP), Answer(404)) as server:
+        assert throttle(server, FakeClock()).reason_to_wait(None) is None
+
+
+def test_a_service_that_is_gone_holds_nobody_back_for_long() -> None:
+    clock = FakeClock()
+    with Answers(asks({"s": {"a": PAUSE}}, GROUP), statuses(a="active")) as server:
+        throttled = throttle(server, clock)
+        assert throttled.reason_to_wait(None)
+    clock.now_ms += KEEP_MS
+    assert throttled.reason_to_wait(None) is None
+
+
+def test_a_query_with_an_end_waits_as_long_as_the_limit_moves() -> None:
+    clock = FakeClock()
+    moved = dict(GROUP, limit=60)
+    shards = {"s": {"a": PAUSE}}
+    answers = asks(shards, GROUP), statuses(a="active"), asks(shards, moved, version=2)
+    with Answers(*answers, Answer(304)) as server:
+        throttled = throttle(server, clock, patience_ms=500)
+        for now_ms, waits in (0, True), (400, True), (600, True), (900, False):
+            clock.now_ms = 1_000_000 + now_ms
+            assert (throttled.reason_to_wait(None) is not None) is waits, now_ms
+
+
+@pytest.mark.parametrize(("rate", "rest_ms"), [(1.0, 0), (0.5, 1_000), (0.1, 9_000)])
+def test_a_rate_is_kept_by_rests_between_batches(rate: float, rest_ms: int) -> None:
+    slow = {"pause": False, "until": None, "rate": rate, "because": "k lags"}
+    clock = FakeClock()
+    with Answers(asks({"s": {"a": slow}})) as server:
+        throttled = throttle(server, clock)
+        assert throttled.reason_to_wait(None) is None
+        because = throttled.reason_to_wait(BATCH)
+        assert because == (f"s is to read at a rate of {rate}: k lags" if rest_ms else None)
+        clock.now_ms += max(rest_ms - 1, 0)
+        assert (throttled.reason_to_wait(BATCH) is not None) is (rest_ms > 0)
+        clock.now_ms += 1
+        assert throttled.reason_to_wait(BATCH) is None
+
+
+def test_a_query_reads_on_while_one_of_its_sources_may() -> None:
+    slow = {"pause": False, "until": None, "rate": 0.1, "because": "k lags"}
+    with Answers(asks({"s": {"a": slow}})) as server:
+        throttled = throttle(server, FakeClock(), sources=("s", "t"))
+        assert throttled.reason_to_wait(BATCH) is None
