@@ -25,24 +25,42 @@ _LAST_US: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class NewestTimes:
-    """The newest event time (ms, rounded down) of each known shard in a batch, and what was odd."""
+class ShardRows:
+    """What a batch had of one shard."""
 
-    by_shard_ms: dict[str, int]
+    newest_ms: int
+    """The newest event time, rounded down."""
+    rows: int
+    late_rows: int = 0
+
+    def __add__(self, other: ShardRows) -> ShardRows:
+        """Return what two batches had of it."""
+        return ShardRows(
+            max(self.newest_ms, other.newest_ms),
+            self.rows + other.rows,
+            self.late_rows + other.late_rows,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """What a batch had of each known shard, and what was odd."""
+
+    by_shard: dict[str, ShardRows]
     late_rows: int = 0
     rows_before_1970: int = 0
     far_future_rows: int = 0
     unknown_shard_rows: int = 0
 
 
-def newest_times(
+def rows_by_shard(
     names: Array,
     times: Array,
     *,
     shards: Collection[str],
     late_before_ms: int | None,
     horizon_ms: int,
-) -> NewestTimes:
+) -> SourceRows:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
     `names` are the rows' shards, `times` their event times. Rows without an event time are ignored.
@@ -54,11 +72,25 @@ def newest_times(
     if beyond:
         table = table.filter(pc.less_equal(times_us, horizon_ms * 1_000))
     groups = table.group_by("shard").aggregate([("time", "max"), ("time", "count")]).to_pylist()
-    dated = [each for each in groups if each["time_count"]]
-    known = {each["shard"]: each["time_max"] // 1_000 for each in dated if each["shard"] in shards}
-    unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
     late = 0 if late_before_ms is None else count_older_than(times_us, late_before_ms)[0]
-    return NewestTimes(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
+    late_of = _late_by_shard(table, late_before_ms) if late else {}
+    dated = [each for each in groups if each["time_count"]]
+    known = {
+        each["shard"]: ShardRows(
+            each["time_max"] // 1_000, each["time_count"], late_of.get(each["shard"], 0)
+        )
+        for each in dated
+        if each["shard"] in shards
+    }
+    unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
+    return SourceRows(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
+
+
+def _late_by_shard(table: Batch, before_ms: int | None) -> dict[str, int]:
+    bound_us = min((before_ms or 0) * 1_000, _LAST_US)
+    late = table.filter(pc.less(table["time"], bound_us))
+    counted = late.group_by("shard").aggregate([("time", "count")]).to_pylist()
+    return {each["shard"]: each["time_count"] for each in counted}
 
 
 def count_older_than(times: Array, than_ms: int) -> tuple[int, int | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import urlencode
@@ -174,16 +174,48 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class RangeReport:
-    """The report for one range. `watermark_ms`, `final` and `idle` are for sources only."""
+    """The report for one range. `watermark_ms` and `final` are for sources only.
+
+    `records` and `late` count the rows since the range's last report; None says nothing of them.
+    `backlog` is how many are left to read.
+    """
 
     watermark_ms: int | None = None
     final: bool = False
     idle: bool = False
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
+    records: int | None = None
+    late: int | None = None
+    backlog: int | None = None
+
+    def __add__(self, later: RangeReport) -> RangeReport:
+        """Return one report instead of two of a source's shard, the second of which is the later one.
+
+        >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
+        RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None)
+        """
+        watermarks = [w for w in (self.watermark_ms, later.watermark_ms) if w is not None]
+        return RangeReport(
+            max(watermarks, default=None),
+            self.final or later.final,
+            later.idle,
+            later.holds,
+            _sum(self.records, later.records),
+            _sum(self.late, later.late),
+            later.backlog,
+        )
 
     def body(self) -> Json:
         """Return its JSON form."""
-        body: Json = {}
+        body: Json = {
+            name: count
+            for name, count in (
+                ("records", self.records),
+                ("late", self.late),
+                ("backlog", self.backlog),
+            )
+            if count is not None
+        }
         if self.watermark_ms is not None:
             body["watermark"] = self.watermark_ms
         if self.final:
@@ -193,6 +225,48 @@ class RangeReport:
         if self.holds:
             body["holds"] = dict(self.holds)
         return body
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one + (other or 0)
+
+
+def _bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
+    """Yield what is said of ranges, in as many requests as it takes."""
+    names = list(ranges)
+    # Whoever reports for key ranges leaves out `watermark`, without which there is nothing to pack.
+    if len(names) <= _RANGES_PER_REPORT and set(ranges) == set(lease.granted):
+        reports = [ranges[name] for name in lease.granted]
+        columns = _columns(reports)
+        if columns is not None and any(_speaks_of_a_shard(each) for each in reports):
+            yield {"columns": columns}
+            return
+    for first in range(0, len(names), _RANGES_PER_REPORT):
+        some = names[first : first + _RANGES_PER_REPORT]
+        yield {"ranges": {name: ranges[name].body() for name in some}}
+
+
+def _speaks_of_a_shard(report: RangeReport) -> bool:
+    return report.watermark_ms is not None or report.final or report.backlog is not None
+
+
+def _columns(reports: Sequence[RangeReport]) -> Json | None:
+    """Return shards' reports in packed form: one array for each member, in the order of the lease.
+
+    None: they have no such form, since some say what others leave out.
+    """
+    columns: Json = {"watermark": [each.watermark_ms for each in reports]}
+    for name in ("records", "late", "backlog"):
+        counts = [getattr(each, name) for each in reports]
+        if None not in counts:
+            columns[name] = counts
+        elif any(count is not None for count in counts):
+            return None
+    for name in ("idle", "final"):
+        flags = [getattr(each, name) for each in reports]
+        if any(flags):
+            columns[name] = flags
+    return None if any(each.holds for each in reports) else columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +405,7 @@ class Client:
         self,
         job: str,
         stage: str,
-        token: str,
+        lease: Lease,
         ranges: Mapping[str, RangeReport],
         *,
         epoch: int | None = None,
@@ -339,19 +413,19 @@ class Client:
     ) -> int:
         """Report for ranges under a lease; return how many were accepted.
 
-        With `epoch` the report takes effect when that epoch is committed.
+        With `epoch` the report takes effect when that epoch is committed. A report for all shards of a
+        lease is packed: their names are not sent again.
+
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
         """
         path, accepted = f"{_stage(job, stage)}/reports", 0
-        names = list(ranges)
-        for first in range(0, len(names), _RANGES_PER_REPORT):
-            some = names[first : first + _RANGES_PER_REPORT]
-            body: Json = {"token": token, "ranges": {name: ranges[name].body() for name in some}}
-            if epoch is not None:
-                body["epoch"] = epoch
-            if input_ms is not None:
-                body["input_watermark"] = input_ms
-            accepted += int(self._call("POST", path, body)[0]["accepted"])
+        common: Json = {"token": lease.token}
+        if epoch is not None:
+            common["epoch"] = epoch
+        if input_ms is not None:
+            common["input_watermark"] = input_ms
+        for said in _bodies(lease, ranges):
+            accepted += int(self._call("POST", path, common | said)[0]["accepted"])
         return accepted
 
     def commit(

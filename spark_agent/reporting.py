@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark import Accumulator, TaskContext
 
-from spark_agent.arrow import Array, all_true, count_older_than, newest_times
+from spark_agent.arrow import Array, ShardRows, all_true, count_older_than, rows_by_shard
 from spark_agent.client import (
     AggregatorError,
     Client,
@@ -159,37 +159,31 @@ class TaskAttempt:
         else:
             self._leases = [lease]
 
-    def report(self, promises: Mapping[str, int] | None = None) -> None:
+    def report(self, reports: Mapping[str, RangeReport] | None = None) -> None:
         """Report the claimed ranges for this epoch.
 
-        For a source, `promises` (ms) are by shard. Key ranges have none: they promise the input
-        watermark that Spark ran the batch with, which the driver adds at the commit.
+        For a source, `reports` are by shard. Key ranges have none: they promise the input watermark
+        that Spark ran the batch with, which the driver adds at the commit.
         """
         for lease in self._leases:
             ranges = {
-                name: RangeReport(None if promises is None else promises[name])
+                name: RangeReport() if reports is None else reports[name]
                 for name in lease.granted
-                if promises is None or name in promises
+                if reports is None or name in reports
             }
             if ranges:
                 self._send(lease, ranges)
 
     def report_to_driver(
-        self, promises: Mapping[str, int] | None = None, early: EarlyRow | None = None
+        self, reports: Mapping[str, RangeReport] | None = None, early: EarlyRow | None = None
     ) -> None:
         """Send the driver the same through Spark, which drops it if the task fails."""
         key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
-        shard_promises = dict(promises or {})
-        partitions = (
-            dict.fromkeys(shard_promises, here) if self._target.partitioned_by_shard else {}
-        )
+        shards = dict(reports or {})
+        partitions = dict.fromkeys(shards, here) if self._target.partitioned_by_shard else {}
         self._target.tallies.add(
-            {
-                key: Tally(
-                    shard_promises, {self._task.partition: dict(self.counts)}, partitions, early
-                )
-            }
+            {key: Tally(shards, {self._task.partition: dict(self.counts)}, partitions, early)}
         )
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
@@ -199,7 +193,7 @@ class TaskAttempt:
             return
         try:
             accepted = self._client().report(
-                target.job, target.stage, lease.token, ranges, epoch=self._task.epoch
+                target.job, target.stage, lease, ranges, epoch=self._task.epoch
             )
         except AggregatorError as error:
             self._drop(error, "report", len(ranges))
@@ -251,30 +245,33 @@ class SourceReporter:
             yield from (all_true(times) for _, times in batches)
             return
         attempt = TaskAttempt(self._target, task)
-        newest_ms: dict[str, int] = {}
+        rows: dict[str, ShardRows] = {}
         late_before_ms: int | None = None
         for number, (names, times) in enumerate(batches):
             if number == 0:
                 late_before_ms = attempt.promised_ms()
-            seen = self._newest_ms(names, times, late_before_ms, attempt.counts)
-            if not seen.keys() <= newest_ms.keys():
-                attempt.claim(sorted(seen.keys() | newest_ms.keys()))
-            for shard, time_ms in seen.items():
-                newest_ms[shard] = max(time_ms, newest_ms.get(shard, time_ms))
+            seen = self._rows(names, times, late_before_ms, attempt.counts)
+            if not seen.keys() <= rows.keys():
+                attempt.claim(sorted(seen.keys() | rows.keys()))
+            for shard, some in seen.items():
+                rows[shard] = some + rows[shard] if shard in rows else some
             yield all_true(times)
-        promises = {
-            shard: self._strategy.promise_ms(time_ms) for shard, time_ms in newest_ms.items()
+        reports = {
+            shard: RangeReport(
+                self._strategy.promise_ms(some.newest_ms), records=some.rows, late=some.late_rows
+            )
+            for shard, some in rows.items()
         }
-        attempt.report(promises)
-        attempt.report_to_driver(promises)
+        attempt.report(reports)
+        attempt.report_to_driver(reports)
         freeze_imports()
 
-    def _newest_ms(
+    def _rows(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
-    ) -> dict[str, int]:
+    ) -> dict[str, ShardRows]:
         # One row dated 9999 would close every window. A date that far ahead is an error in the data
         # and must not raise its shard's promise.
-        found = newest_times(
+        found = rows_by_shard(
             names,
             times,
             shards=self._shards,
@@ -285,7 +282,7 @@ class SourceReporter:
         counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
         counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
-        return found.by_shard_ms
+        return found.by_shard
 
 
 class RangeReporter:

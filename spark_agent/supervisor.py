@@ -163,7 +163,7 @@ class Supervisor:
         self._committed_epoch = -1
         self._latest_epoch = -1
         self._committed_input_ms: int | None = None
-        self._pending_promises: dict[str, dict[str, int]] = {}
+        self._pending_reports: dict[str, dict[str, RangeReport]] = {}
         self._pending_inputs: dict[str, int] = {}
         self._drained = False
         self._not_final: dict[str, set[str]] = {
@@ -347,7 +347,7 @@ class Supervisor:
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:
             return False
-        pending = self._pending_promises or self._pending_inputs
+        pending = self._pending_reports or self._pending_inputs
         ending = self._drained and any(self._not_final.values())
         done = self._uncommitted is None and not pending and not ending
         return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
@@ -457,18 +457,18 @@ class Supervisor:
         for stage in self._assignment.sources:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
             self._record_tallies(stage.name, tallies)
-            newest: dict[str, int] = {}
+            newest: dict[str, RangeReport] = {}
             for tally in tallies:
-                for shard, promise in tally.promises.items():
-                    newest[shard] = max(promise, newest.get(shard, promise))
+                _add(newest, tally.promises)
             if stage.name in self._quiet:
                 self._quiet[stage.name].saw(newest, now_ms)
                 if self._assignment.reads_all:
                     self._quiet[stage.name].caught_up(now_ms)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
-                pending = self._pending_promises.setdefault(stage.name, {})
-                pending |= {s: max(p, pending.get(s, p)) for s, p in newest.items()}
+                # Which of them were applied is not known, so some rows are counted twice. To leave
+                # out their count would be worse: the shard would look as if it had none.
+                _add(self._pending_reports.setdefault(stage.name, {}), newest)
         for stage in self._assignment.keyed:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
             self._record_tallies(stage.name, tallies)
@@ -514,12 +514,11 @@ class Supervisor:
         A range that a task of the next batch already holds is denied and stays pending: that batch's
         commit covers it, or the driver's next claim outranks that task's.
         """
-        for stage, promises in list(self._pending_promises.items()):
-            reports = {shard: RangeReport(promise) for shard, promise in promises.items()}
+        for stage, reports in list(self._pending_reports.items()):
             for shard in self._report_shards(run, stage, reports):
-                del promises[shard]
-            if not promises:
-                del self._pending_promises[stage]
+                del reports[shard]
+            if not reports:
+                del self._pending_reports[stage]
         for stage, input_ms in list(self._pending_inputs.items()):
             lease = self._claim(run, stage, None)
             if lease is None:
@@ -535,15 +534,13 @@ class Supervisor:
         granted = [shard for shard in lease.granted if shard in reports]
         if granted:
             some = {shard: reports[shard] for shard in granted}
-            self._client.report(self._assignment.job, stage, lease.token, some)
+            self._client.report(self._assignment.job, stage, lease, some)
         return granted
 
     def _report_input(self, stage: str, lease: Lease, input_ms: int) -> bool:
         reports = {name: RangeReport() for name in lease.granted}
         try:
-            self._client.report(
-                self._assignment.job, stage, lease.token, reports, input_ms=input_ms
-            )
+            self._client.report(self._assignment.job, stage, lease, reports, input_ms=input_ms)
         except InputAhead:
             return False
         return True
@@ -623,4 +620,9 @@ class Supervisor:
         )
         shards.difference_update(final)
         if final:
-            self._pending_promises.pop(stage, None)
+            self._pending_reports.pop(stage, None)
+
+
+def _add(reports: dict[str, RangeReport], later: Mapping[str, RangeReport]) -> None:
+    for shard, report in later.items():
+        reports[shard] = reports[shard] + report if shard in reports else report

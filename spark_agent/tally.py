@@ -14,6 +14,8 @@ from enum import StrEnum
 
 from pyspark import AccumulatorParam
 
+from spark_agent.client import MAX_MS, RangeReport
+
 TallyKey = tuple[str, str, int]
 """The name of the query's start, the stage, the epoch."""
 
@@ -53,8 +55,8 @@ class EarlyRow:
 class Tally:
     """The promises and counts of a stage's tasks in one epoch."""
 
-    promises: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Promises (ms) by shard."""
+    promises: Mapping[str, RangeReport] = field(default_factory=dict[str, RangeReport])
+    """What each shard's task reports: its promise, and how many rows it had."""
     counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, Mapping[str, int]])
     """By partition, then by `Count`."""
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
@@ -67,13 +69,14 @@ class Tally:
         If a partition was counted more than once, the larger count is taken, not the sum:
         `foreachBatch` may read its rows several times.
 
-        >>> both = Tally({"a": 5}, {0: {"x": 1}}) + Tally({"a": 3, "b": 9}, {0: {"x": 1}, 1: {"x": 2}})
-        >>> both.promises, both.total
-        ({'a': 3, 'b': 9}, {'x': 3})
+        >>> a, b = RangeReport(5), RangeReport(3)
+        >>> both = Tally({"a": a}, {0: {"x": 1}}) + Tally({"a": b, "b": a}, {0: {"x": 1}, 1: {"x": 2}})
+        >>> [report.watermark_ms for report in both.promises.values()], both.total
+        ([3, 5], {'x': 3})
         """
         promises = dict(self.promises)
-        for shard, promise in other.promises.items():
-            promises[shard] = min(promise, promises.get(shard, promise))
+        for shard, report in other.promises.items():
+            promises[shard] = min(report, promises.get(shard, report), key=_promised_ms)
         partitions = dict(self.partitions)
         for shard, some in other.partitions.items():
             partitions[shard] = partitions.get(shard, frozenset()) | some
@@ -97,6 +100,10 @@ class Tally:
         for counts in self.counts.values():
             found.update(counts)
         return dict(found)
+
+
+def _promised_ms(report: RangeReport) -> int:
+    return MAX_MS if report.watermark_ms is None else report.watermark_ms
 
 
 Tallies = dict[TallyKey, Tally]

@@ -43,7 +43,7 @@ class Scores:
         lease = self._client.claim(
             self.job, stage, None, holder="exec-3", ttl_ms=600_000, rank=self._rank
         )
-        self._client.report(self.job, stage, lease.token, ranges, input_ms=input_ms)
+        self._client.report(self.job, stage, lease, ranges, input_ms=input_ms)
 
     def run(self, name: str, *arguments: str) -> str:
         done = run(name, self.job, *arguments, "--url", self.url)

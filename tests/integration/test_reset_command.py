@@ -33,7 +33,7 @@ def test_a_final_source_starts_over(tmp_path: Path) -> None:
         lease = client.claim(
             "water", "taps", None, holder="me", ttl_ms=5_000, rank=Rank(run_number, 0, 0)
         )
-        client.report("water", "taps", lease.token, {"north": RangeReport(final=True)})
+        client.report("water", "taps", lease, {"north": RangeReport(final=True)})
         assert client.watermarks("water")["taps"].output_ms == MAX_MS
         refused = run("water", "--url", service.url, answer="n\n")
         assert refused.returncode == 1

@@ -36,7 +36,7 @@ class Water:
             self.job, "taps", None, holder="me", ttl_ms=600_000, rank=Rank(number, 0, 0)
         )
         for watermark_ms in watermarks_ms:
-            self.client.report(self.job, "taps", lease.token, {"north": RangeReport(watermark_ms)})
+            self.client.report(self.job, "taps", lease, {"north": RangeReport(watermark_ms)})
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_a_query_goes_on_from_its_checkpoint_in_a_new_run(flow: Flow) -> None:
                 JOB, SOURCE, None, holder="old", ttl_ms=TTL_MS, rank=Rank(old_run, 10**6, 0)
             )
         with pytest.raises((LeaseLost, StaleRun)):
-            flow.client.report(JOB, SOURCE, old.token, {"left": RangeReport(START_MS + 10**9)})
+            flow.client.report(JOB, SOURCE, old, {"left": RangeReport(START_MS + 10**9)})
         assert flow.output_of(COUNTS) >= before
         ended(query)
     assert flow.counted() == windows(readings)

@@ -47,7 +47,7 @@ class Other:
 
     def is_at(self, second: int) -> None:
         report = {"only": RangeReport(START_MS + second * 1_000)}
-        self._flow.client.report(JOB, OTHER, self._lease.token, report)
+        self._flow.client.report(JOB, OTHER, self._lease, report)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_a_bounded_run_that_died_before_its_end_is_brought_to_it(flow: Flow) -> 
             JOB, SOURCE, None, holder="driver", ttl_ms=10_000, rank=Rank(run, 0, 0)
         )
         final = {shard: RangeReport(final=True) for shard in SHARDS}
-        flow.client.report(JOB, SOURCE, lease.token, final)
+        flow.client.report(JOB, SOURCE, lease, final)
         assert flow.output_of(SOURCE) == MAX_MS
         with pytest.raises(FinalSourceError):
             flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW)

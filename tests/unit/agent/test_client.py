@@ -9,6 +9,7 @@ import pytest
 from spark_agent.client import (
     Client,
     InputAhead,
+    Lease,
     LeaseConflict,
     LeaseLost,
     PreconditionRequired,
@@ -116,11 +117,38 @@ def test_a_claim_says_who_and_when() -> None:
 
 def test_a_report_beyond_the_limit_goes_in_parts() -> None:
     ranges = {f"shard-{i}": RangeReport(i) for i in range(10_001)}
+    lease = Lease("t", tuple(ranges), ())
     with Answers(Answer(200, {"accepted": 10_000}), Answer(200, {"accepted": 1})) as server:
-        assert client(server, FakeClock()).report("j", "s", "t", ranges, epoch=4) == 10_001
+        assert client(server, FakeClock()).report("j", "s", lease, ranges, epoch=4) == 10_001
     first, second = (asked.body for asked in server.asked)
     assert len(first["ranges"]) == 10_000
     assert second == {"token": "t", "epoch": 4, "ranges": {"shard-10000": {"watermark": 10_000}}}
+
+
+def test_a_report_for_all_shards_of_a_lease_sends_no_names() -> None:
+    a, b = RangeReport(5, records=2, late=0), RangeReport(3, records=0, late=1)
+    with Answers(Answer(200, {"accepted": 1})) as server:
+        http, lease = client(server, FakeClock()), Lease("t", ("b", "a"), ("c",))
+        http.report("j", "s", lease, {"a": a, "b": b}, epoch=4)
+        http.report("j", "s", lease, {"a": RangeReport(final=True), "b": RangeReport(idle=True)})
+        http.report("j", "s", lease, {"a": a})
+        http.report("j", "s", lease, {"a": a, "b": RangeReport(3)})
+        http.report("j", "s", lease, {"a": RangeReport(), "b": RangeReport()}, input_ms=7)
+    bodies = [asked.body for asked in server.asked]
+    packed = {"watermark": [3, 5], "records": [0, 2], "late": [1, 0]}
+    assert bodies == [
+        {"token": "t", "epoch": 4, "columns": packed},
+        {
+            "token": "t",
+            "columns": {"watermark": [None, None], "idle": [True, False], "final": [False, True]},
+        },
+        {"token": "t", "ranges": {"a": {"watermark": 5, "records": 2, "late": 0}}},
+        {
+            "token": "t",
+            "ranges": {"a": {"watermark": 5, "records": 2, "late": 0}, "b": {"watermark": 3}},
+        },
+        {"token": "t", "input_watermark": 7, "ranges": {"a": {}, "b": {}}},
+    ]
 
 
 def test_a_commit_gives_the_input_only_where_there_is_one() -> None:

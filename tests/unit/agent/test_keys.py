@@ -16,6 +16,7 @@ from spark_agent.client import (
     Forbidden,
     NotAllowed,
     NoUsableKey,
+    RangeReport,
     Rank,
     Unauthenticated,
     UnknownJob,
@@ -190,7 +191,7 @@ def test_a_task_does_not_fail_for_a_key_that_is_refused(
         )
         attempt.claim(["north"])
         assert attempt.promised_ms() is None
-        attempt.report({"north": 1})
+        attempt.report({"north": RangeReport(1)})
     assert attempt.counts[Count.REPORTS_DROPPED] == 1
     assert "claim failed" in caplog.text
     assert SECRET not in caplog.text

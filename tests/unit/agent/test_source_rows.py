@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_agent.arrow import NewestTimes, count_older_than, newest_times
+from spark_agent.arrow import ShardRows, SourceRows, count_older_than, rows_by_shard
 from spark_agent.client import MAX_MS
 from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
 
@@ -13,8 +13,8 @@ FAR_MS = 1_000_000
 
 def show(
     rows: list[tuple[str | None, int | None]], late_before_ms: int | None = None
-) -> NewestTimes:
-    return newest_times(
+) -> SourceRows:
+    return rows_by_shard(
         pa.array([shard for shard, _ in rows], pa.string()),
         pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
         shards=frozenset({"a", "b"}),
@@ -23,30 +23,34 @@ def show(
     )
 
 
+def newest(found: SourceRows) -> dict[str, int]:
+    return {shard: rows.newest_ms for shard, rows in found.by_shard.items()}
+
+
 def test_the_newest_of_each_shard_rounded_down() -> None:
     found = show([("a", 5_999), ("b", -1), ("a", 3_000)])
-    assert found.by_shard_ms == {"a": 5, "b": -1}, (
-        "down, not towards zero: a promise is never early"
-    )
+    assert newest(found) == {"a": 5, "b": -1}, "down, not towards zero: a promise is never early"
 
 
 def test_rows_without_a_time_say_nothing() -> None:
-    assert show([("a", None), ("b", 7_000)]) == NewestTimes({"b": 7})
+    assert show([("a", None), ("b", 7_000)]) == SourceRows({"b": ShardRows(7, 1)})
 
 
 def test_rows_of_nobody_known_are_counted() -> None:
     found = show([("c", 1_000), (None, 1_000), ("a", 1_000)])
-    assert (found.by_shard_ms, found.unknown_shard_rows) == ({"a": 1}, 2)
+    assert (newest(found), found.unknown_shard_rows) == ({"a": 1}, 2)
 
 
 def test_the_far_future_is_counted_and_moves_nothing() -> None:
     found = show([("a", 1_000), ("a", FAR_MS * 1_000 + 1), ("b", FAR_MS * 1_000)])
-    assert (found.by_shard_ms, found.far_future_rows) == ({"a": 1, "b": FAR_MS}, 1)
+    assert (newest(found), found.far_future_rows) == ({"a": 1, "b": FAR_MS}, 1)
 
 
 def test_rows_behind_the_promise_are_late() -> None:
     rows: list[tuple[str | None, int | None]] = [("a", 1_999), ("b", 2_000), ("a", None)]
-    assert show(rows, late_before_ms=2).late_rows == 1
+    found = show(rows, late_before_ms=2)
+    assert found.late_rows == 1
+    assert found.by_shard == {"a": ShardRows(1, 1, late_rows=1), "b": ShardRows(2, 1)}
     assert show(rows).late_rows == 0
 
 
@@ -69,7 +73,7 @@ def test_the_oldest_of_those_that_are_older() -> None:
 
 
 def test_no_rows() -> None:
-    assert show([]) == NewestTimes({})
+    assert show([]) == SourceRows({})
 
 
 def test_strategies() -> None:
