@@ -139,3 +139,33 @@ async def test_the_specification_is_shown_and_compared(api: Api) -> None:
 async def test_what_is_no_throttle(api: Api, throttle: Any) -> None:
     response = await api.client.put(api.root, json={"stages": STAGES, "throttle": throttle})
     problem(response, 422, "invalid-pipeline")
+
+
+async def test_workers_that_obey_stay_together(api: Api) -> None:
+    """Four at once, of which one reports ten times as far: ahead by the drift and one report at most."""
+    steps = {"0": 1_000, "1": 100, "2": 100, "3": 90}
+    shards = {"stages": {"a": {"shards": list(steps)}}}
+    throttle = {"groups": [{"stages": ["a"], "max_drift_ms": 2_000}]}
+    ok(await api.client.put(api.root, json=shards | {"throttle": throttle}), 201)
+    tokens = {shard: await api.token("a", [shard]) for shard in steps}
+    at = dict.fromkeys(steps, 1)
+    for shard, token in tokens.items():
+        await api.report("a", token, {shard: 1})
+    spreads: list[int] = []
+    pauses = 0
+
+    async def work(shard: str, step: int) -> None:
+        nonlocal pauses
+        paused = False
+        while min(at.values()) < 5_000:
+            at[shard] += 0 if paused else step
+            answer = await api.report("a", tokens[shard], {shard: at[shard]})
+            # Others may be under way: their reports are applied, and not answered yet.
+            spreads.append(at[shard] - min(at.values()))
+            asked = answer.get("throttle", {}).get(shard)
+            paused = asked is not None and asked["pause"]
+            pauses += paused
+
+    await asyncio.gather(*(work(shard, step) for shard, step in steps.items()))
+    assert max(spreads) <= 2_000 + 1_000
+    assert pauses, "the fast one would have been ahead"
