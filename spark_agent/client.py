@@ -216,7 +216,7 @@ class RangeReport:
             )
             if count is not None
         }
-        if self.watermark_ms is not None:
+        if self.watermark_ms is not None or self.backlog is not None:
             body["watermark"] = self.watermark_ms
         if self.final:
             body["final"] = True
@@ -400,6 +400,11 @@ class Client:
         answer = self._call("POST", f"{_stage(job, stage)}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
         return Lease(answer["token"], tuple(answer["granted"]), denied)
+
+    def release(self, job: str, leases: Sequence[Lease]) -> None:
+        """Give leases back. What was reported under them stays."""
+        body = {"tokens": [lease.token for lease in leases]}
+        self._call("POST", f"{_job(job)}/leases/release", body)
 
     def report(
         self,

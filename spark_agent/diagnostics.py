@@ -18,7 +18,7 @@ def log_missing_inputs(
     missing = [each for each in inputs if each in watermarks and watermarks[each].output_ms is None]
     _log.warning(
         "stage %s has no input watermark, so none of its windows close: %s has promised nothing yet. "
-        "Every shard of a source must have rows or be idle (idle_after), and every stage needs a "
+        "Every shard of a source must have rows or be idle (by its policy), and every stage needs a "
         "query that executes it",
         stage,
         ", ".join(sorted(missing)) or "one of its inputs",

@@ -159,7 +159,6 @@ class Pipeline:
         self._past_counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
-        self._idle_after_ms: dict[str, int] = {}
         self._feeds: dict[str, tuple[str, Feed | None]] = {}
         self._token = token_hex(16)
         self._link = LinkServer(self._token, self._next_offset)
@@ -203,7 +202,6 @@ class Pipeline:
         tolerance: Duration = "1 day",
         tasks: int | None = None,
         partitioned_by_shard: bool = False,
-        idle_after: Duration | None = None,
     ) -> DataFrame:
         """Report the source's progress as its rows pass through unchanged.
 
@@ -215,8 +213,9 @@ class Pipeline:
         that the source is already partitioned like that, which saves the shuffle. Where that is
         wrong, a warning is logged and the driver reports for the shard.
 
-        With `idle_after`, a shard becomes idle when it has had no rows for that long while nothing
-        was left to read: the stage does not wait for it until it has rows again. Those may be late.
+        A source may have an `idle` policy in the specification. Then the stage does not wait for a
+        shard that has had no rows for so long while nothing was left to read, until it has rows again.
+        Those may be late.
 
         Raises `ValueError`.
         """
@@ -233,9 +232,6 @@ class Pipeline:
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
             raise ValueError(f"tasks {tasks!r} is not a number of tasks: write 1 or more")
-        self._idle_after_ms.pop(stage, None)
-        if idle_after is not None:
-            self._idle_after_ms[stage] = duration_ms(idle_after, name="idle_after")
         if stage in _throttled(self._throttle or {}, self._stages):
             # A query without watermarked() has no control source that could hold it back.
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
@@ -440,11 +436,6 @@ class Pipeline:
                 ttl_ms=self._ttl_ms,
                 reads_all=query_stages.reads_all,
                 inputs=inputs,
-                idle_after_ms={
-                    each: self._idle_after_ms[each]
-                    for each in query_stages.sources
-                    if each in self._idle_after_ms
-                },
             ),
             client=self._client,
             run=run,
@@ -706,6 +697,7 @@ class Pipeline:
             tallies=self._accumulator,
             key_file=self._key_file,
             partitioned_by_shard=partitioned_by_shard,
+            releases=self._stages[stage].has_idle_policy,
         )
 
     @contextmanager

@@ -75,6 +75,10 @@ class ReportTarget:
     """Where the executors find the key, if not where their environment says. Never the key itself."""
     partitioned_by_shard: bool = False
     """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
+    releases: bool = False
+    """Whether tasks give their leases back. The service takes a current lease for a proof that its shard
+    is watched, and would take one without rows for idle. But once its task has ended, nobody watches it:
+    the next batch may be busy for a long time, with rows of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ class TaskAttempt:
             }
             if ranges:
                 self._send(lease, ranges)
+        if self._target.releases and self._leases:
+            self._release()
 
     def report_to_driver(
         self, reports: Mapping[str, RangeReport] | None = None, early: EarlyRow | None = None
@@ -199,6 +205,14 @@ class TaskAttempt:
             self._drop(error, "report", len(ranges))
         else:
             self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
+
+    def _release(self) -> None:
+        if self._backing_off():
+            return
+        try:
+            self._client().release(self._target.job, self._leases)
+        except AggregatorError as error:
+            self._drop(error, "release", 0)
 
     def _client(self) -> Client:
         return shared_client(self._target.url, self._target.patience_ms, self._target.key_file)

@@ -35,6 +35,8 @@ class StageSpec:
     shards: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
+    has_idle_policy: bool = False
+    """Whether the service takes a quiet shard of it for idle, as long as somebody watches it."""
 
     @property
     def role(self) -> str:
@@ -75,7 +77,7 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
         shards = tuple(str(shard) for shard in stage["shards"])
         for shard in shards:
             check_name(f"spec: stage {name!r}: shard", shard)
-        return StageSpec(name, shards=shards)
+        return StageSpec(name, shards=shards, has_idle_policy=stage.get("idle") is not None)
     if "ranges" in stage:
         return StageSpec(name, ranges=range_ids(stage["ranges"]), inputs=inputs)
     if stage.get("passthrough"):

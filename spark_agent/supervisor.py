@@ -3,7 +3,8 @@
 On a thread of its own, it commits each epoch to the service once Spark has committed the batch, in
 order. It reports what the tasks could not, because the service was unavailable, or was killed with
 reports that waited for their commit. That is safe: Spark has committed the batch, so the driver
-knows what holds from then on. It also reports quiet shards as idle. Once a bounded query has drained
+knows what holds from then on. While nothing is left to read, it watches the shards that the service may
+take for idle. Once a bounded query has drained
 its input, it makes the sources final, and ends the query when all of its stages are final.
 """
 
@@ -34,7 +35,6 @@ from spark_agent.client import (
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
 from spark_agent.diagnostics import log_missing_inputs, log_unfinished
-from spark_agent.idle import QuietShards
 from spark_agent.metrics import count_rows
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
@@ -53,7 +53,9 @@ _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
-"""How many times an idle shard's lease is renewed before it would run out."""
+"""How many times a lease that the driver keeps is renewed before it would run out."""
+_WATCH_MS: Final = 1_500
+"""The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
 
 _COUNT_MESSAGES: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
@@ -101,8 +103,6 @@ class Assignment:
     ttl_ms: int
     reads_all: bool = True
     """Whether each batch reads all available data: no source is rate limited."""
-    idle_after_ms: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By source stage that has one: how long a shard must be quiet to be reported idle."""
     inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     """By keyed stage: every stage that its input watermark depends on."""
 
@@ -173,15 +173,10 @@ class Supervisor:
         self._rereads = False
         self._last_error_type: type[AggregatorError] | None = None
         self._shutdown_deadline_ms: int | None = None
-        now_ms = clock.steady_ms()
-        self._quiet = {
-            stage.name: QuietShards(
-                stage.shards, after_ms=assignment.idle_after_ms[stage.name], now_ms=now_ms
-            )
-            for stage in assignment.sources
-            if stage.name in assignment.idle_after_ms
-        }
-        self._idle_until_ms: dict[tuple[str, str], int] = {}
+        self._watched = [stage.name for stage in assignment.sources if stage.has_idle_policy]
+        self._backlogs: dict[str, set[str]] = {}
+        self._told_backlogs: set[str] = set()
+        self._watch_again_ms: int | None = None
         self._waits_because: str | None = None
         self._renew_leases_ms: int | None = None
         self.counts: Counter[str] = Counter()
@@ -395,11 +390,13 @@ class Supervisor:
     def _step(self) -> None:
         if self._run is None:
             self._run = self._open_run(self._assignment.stages)
+        # Before the next commit, which would be one more proof that the run finds nothing in them.
+        self._report_backlogs(self._run)
         if self._uncommitted is not None:
             self._commit(self._run, self._uncommitted)
             self._uncommitted = None
         self._report_pending(self._run)
-        self._report_idle(self._run)
+        self._watch(self._run)
         self._keep_leases(self._run)
         if self._assignment.bounded:
             self._check_drained()
@@ -453,17 +450,15 @@ class Supervisor:
         self, batch: CommittedBatch, promised: Mapping[str, int], applied: Mapping[str, int]
     ) -> None:
         """Compare what was applied with what the batch had to report; keep the rest as pending."""
-        now_ms = self._clock.steady_ms()
         for stage in self._assignment.sources:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
             self._record_tallies(stage.name, tallies)
             newest: dict[str, RangeReport] = {}
             for tally in tallies:
                 _add(newest, tally.promises)
-            if stage.name in self._quiet:
-                self._quiet[stage.name].saw(newest, now_ms)
-                if self._assignment.reads_all:
-                    self._quiet[stage.name].caught_up(now_ms)
+            if stage.name in self._watched and not self._assignment.reads_all:
+                rest = self._not_final[stage.name] - newest.keys()
+                self._backlogs[stage.name] = set() if batch.read_nothing else rest
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
                 # Which of them were applied is not known, so some rows are counted twice. To leave
@@ -526,9 +521,16 @@ class Supervisor:
             if self._report_input(stage, lease, input_ms) and not lease.denied:
                 del self._pending_inputs[stage]
 
-    def _report_shards(self, run: int, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
+    def _report_shards(
+        self,
+        run: int,
+        stage: str,
+        reports: Mapping[str, RangeReport],
+        *,
+        ttl_ms: int | None = None,
+    ) -> list[str]:
         """Report for shards of a source; return those that nobody else held."""
-        lease = self._claim(run, stage, sorted(reports)) if reports else None
+        lease = self._claim(run, stage, sorted(reports), ttl_ms=ttl_ms) if reports else None
         if lease is None:
             return []
         granted = [shard for shard in lease.granted if shard in reports]
@@ -545,40 +547,53 @@ class Supervisor:
             return False
         return True
 
-    def _claim(self, run: int, stage: str, ranges: Sequence[str] | None) -> Lease | None:
+    def _claim(
+        self, run: int, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
+    ) -> Lease | None:
         try:
             return self._client.claim(
                 self._assignment.job,
                 stage,
                 ranges,
                 holder=f"{self._assignment.query}.driver",
-                ttl_ms=self._assignment.ttl_ms,
+                ttl_ms=ttl_ms or self._assignment.ttl_ms,
                 rank=Rank(run, max(self._committed_epoch, 0), DRIVER_ATTEMPT),
             )
         except LeaseConflict:
             return None
 
-    def _report_idle(self, run: int) -> None:
-        """Report quiet shards as idle, and repeat that before the lease runs out.
+    def _report_backlogs(self, run: int) -> None:
+        """Report that shards may have rows that are not read yet: their source is rate limited.
 
-        A task that has rows of such a shard outranks this claim, and its report makes it active.
+        How many they are, nobody knows. One that is denied is being read by a task.
+        """
+        for stage, shards in list(self._backlogs.items()):
+            unread = {shard: RangeReport(backlog=1) for shard in shards}
+            self._report_shards(run, stage, unread, ttl_ms=_WATCH_MS)
+            del self._backlogs[stage]
+            if unread:
+                self._told_backlogs.add(stage)
+
+    def _watch(self, run: int) -> None:
+        """Hold the leases of shards that the service may take for idle, while nothing is left to read.
+
+        That is what the lease proves. When a batch finds something to read, nobody renews it.
         """
         now_ms = self._clock.steady_ms()
-        if self._quiet and self._query is not None and self._query.has_no_new_data():
-            for shards in self._quiet.values():
-                shards.caught_up(now_ms)
-        for stage, shards in self._quiet.items():
-            quiet = set(shards.quiet()) & self._not_final[stage]
-            for key in [k for k in self._idle_until_ms if k[0] == stage and k[1] not in quiet]:
-                del self._idle_until_ms[key]
-            due = [s for s in quiet if now_ms >= self._idle_until_ms.get((stage, s), now_ms)]
-            reported = self._report_shards(
-                run, stage, {shard: RangeReport(idle=True) for shard in due}
-            )
-            for shard in reported:
-                self._idle_until_ms[stage, shard] = (
-                    now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
-                )
+        if not self._watched or self._query is None or not self._query.has_no_new_data():
+            self._watch_again_ms = None
+            return
+        if self._watch_again_ms is not None and now_ms < self._watch_again_ms:
+            return
+        for stage in self._watched:
+            shards = sorted(self._not_final[stage])
+            if stage in self._told_backlogs:
+                nothing = {shard: RangeReport(records=0, backlog=0) for shard in shards}
+                self._report_shards(run, stage, nothing, ttl_ms=_WATCH_MS)
+                self._told_backlogs.discard(stage)
+            elif shards:
+                self._claim(run, stage, shards, ttl_ms=_WATCH_MS)
+        self._watch_again_ms = now_ms + _WATCH_MS // _RENEWALS_PER_LEASE
 
     def _keep_leases(self, run: int) -> None:
         """Hold the leases of sources that wait: their workers do not run, but they are not gone.

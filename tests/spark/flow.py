@@ -89,7 +89,7 @@ class Flow:
         self.checkpoint = folder / "checkpoint"
         self.inbox.mkdir()
         self.output.mkdir()
-        self.files_per_batch = 1
+        self.files_per_batch: int | None = 1
         self._files = 0
 
     def write(self, readings: Iterable[Reading]) -> None:
@@ -107,12 +107,11 @@ class Flow:
         return Pipeline(self.url, JOB, SPEC, spark=self.spark, poll="50 ms", **options)  # type: ignore[arg-type]
 
     def readings(self) -> DataFrame:
-        """`files_per_batch` files a batch."""
-        return (
-            self.spark.readStream.schema("sensor string, key string, at timestamp")
-            .option("maxFilesPerTrigger", self.files_per_batch)
-            .json(str(self.inbox))
-        )
+        """`files_per_batch` files a batch; None: all that there are."""
+        reader = self.spark.readStream.schema("sensor string, key string, at timestamp")
+        if self.files_per_batch is not None:
+            reader = reader.option("maxFilesPerTrigger", self.files_per_batch)
+        return reader.json(str(self.inbox))
 
     def source(
         self, pipeline: Pipeline, strategy: Strategy = BOUND, **options: object

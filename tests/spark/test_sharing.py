@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -19,6 +22,7 @@ from tests.spark.flow import (
     COUNTS,
     DEADLINE_S,
     JOB,
+    SHARDS,
     SOURCE,
     SPEC,
     START_MS,
@@ -172,15 +176,75 @@ def test_shards_that_are_where_they_were_said_to_be_need_no_shuffle(flow: Flow) 
     assert flow.counted() == windows(readings)
 
 
+def pipeline_with_policy(flow: Flow, *, after_ms: int) -> Pipeline:
+    policy = {"after_ms": after_ms, "then": "exclude"}
+    spec = {**SPEC, SOURCE: {**SPEC[SOURCE], "idle": policy}}
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
+
+
+def idle(flow: Flow) -> set[str]:
+    ranges = flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]
+    return {each["range"] for each in ranges if each["status"] == "idle"}
+
+
+def each_task(flow: Flow, work: Callable[[Any], None]) -> None:
+    """Let each task do some work on the rows of its batch, before they get to `source()`."""
+    readings = flow.readings()
+
+    def worked(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            work(batch)
+            yield batch
+
+    flow.readings = lambda: readings.mapInArrow(worked, readings.schema)
+
+
 class TestQuietShards:
-    def test_nobody_waits_for_a_quiet_shard(self, flow: Flow, pipeline: Pipeline) -> None:
+    @pytest.mark.parametrize("files_per_batch", [1, None])
+    def test_nobody_waits_for_a_quiet_shard(self, flow: Flow, files_per_batch: int | None) -> None:
+        flow.files_per_batch = files_per_batch
         flow.write(steady(range(30)))
-        flow.start(pipeline, flow.counts(pipeline, idle_after="500 ms"))
-        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "both sensors have promised")
-        flow.write([Reading("left", "a", second) for second in range(30, 90)])
-        until(lambda: flow.output_of(COUNTS) == START_MS + 84_000, "the left one alone")
-        flow.write([Reading("right", "a", 100), Reading("left", "a", 100)])
-        until(lambda: flow.output_of(COUNTS) == START_MS + 95_000, "the right one is back")
+        with pipeline_with_policy(flow, after_ms=2_000) as pipeline:
+            flow.start(pipeline, flow.counts(pipeline))
+            until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "both sensors have promised")
+            flow.write([Reading("left", "a", second) for second in range(30, 90)])
+            until(lambda: flow.output_of(COUNTS) == START_MS + 84_000, "the left one alone")
+            flow.write([Reading("right", "a", 100), Reading("left", "a", 100)])
+            until(lambda: flow.output_of(COUNTS) == START_MS + 95_000, "the right one is back")
+
+    def test_a_shard_with_rows_to_read_is_not_quiet(self, flow: Flow, tmp_path: Path) -> None:
+        """However long the batch takes that reads them, and however long the leases before it last."""
+        gate = tmp_path / "gate"
+
+        def wait(rows: Any) -> None:
+            if len(rows) <= len(SHARDS):  # those of the second batch
+                until(gate.exists, "the gate")
+
+        each_task(flow, wait)
+        flow.write(steady(range(30)))
+        flow.write([Reading(sensor, "a", 40) for sensor in SHARDS])
+        with pipeline_with_policy(flow, after_ms=1_000) as pipeline:
+            flow.start(pipeline, flow.counts(pipeline))
+            until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the first batch is done")
+            end = time.monotonic() + 4
+            until(lambda: time.monotonic() > end, "far longer than the policy says")
+            assert idle(flow) == set()
+            gate.touch()
+            until(lambda: idle(flow) == set(SHARDS), "nothing is left to read")
+
+    def test_a_shard_that_is_left_for_a_later_batch_is_not_quiet(self, flow: Flow) -> None:
+        """One file at a time, those of the left sensor first: the right one is not idle meanwhile."""
+        each_task(flow, lambda _: time.sleep(0.4))
+        for number in range(6):
+            flow.write([Reading("left", "a", 10 * number)])
+        flow.write([Reading("right", "a", 0)])
+        with pipeline_with_policy(flow, after_ms=1_000) as pipeline:
+            query = flow.start(pipeline, flow.counts(pipeline))
+            until(lambda: flow.output_of(SOURCE) > 0, "the source has promised")
+            assert batches(query) >= 6
+        points = flow.client.history(JOB, SOURCE)["points"]
+        outputs = [each["output_watermark"] for each in points]
+        assert next(each for each in outputs if each is not None) == START_MS - 5_000
 
     def test_a_shard_that_says_nothing_of_it_holds_the_stage(
         self, flow: Flow, pipeline: Pipeline
