@@ -66,6 +66,9 @@ _LINK_MARGIN_MS: Final = 5_000
 _THROTTLE_PATIENCE_MS: Final = 30_000
 """How long a query that ends by itself waits for shards that make no progress."""
 
+_OFTEN_MS: Final = 1_000
+"""A query that looks for new data less often cannot say that a shard is quiet now."""
+
 _MAX_ASSIGNED_SHARDS: Final = 64
 """Up to this many shards are assigned to tasks one by one; more are hashed."""
 
@@ -435,6 +438,12 @@ class Pipeline:
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
                 reads_all=query_stages.reads_all,
+                looks_often=plan.interval_ms_of(writer) <= _OFTEN_MS,
+                may_idle=[
+                    each
+                    for each, above in inputs.items()
+                    if any(self._stages[name].has_idle_policy for name in above)
+                ],
                 inputs=inputs,
             ),
             client=self._client,

@@ -9,6 +9,7 @@ The rest of the agent sees plain values: a plan is a tree of `Node`s, a finished
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -51,6 +52,7 @@ _LIMITS: Final = frozenset(
 """Options, in lower case, that make a source leave available data for a later batch."""
 
 
+_INTERVAL: Final = re.compile(r"ProcessingTimeTrigger\((\d+)\)")
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
@@ -154,6 +156,8 @@ class CommittedBatch:
     """The number of rows that its operators dropped as late."""
     duration_ms: int = 0
     """How long it took."""
+    keeps_nothing: bool = False
+    """Whether the query's operators keep no rows, so that everything it has read has come out."""
 
 
 class PlanReader:
@@ -391,6 +395,13 @@ def trigger_of(writer: DataStreamWriter) -> str:
     return str(_setting(writer, "trigger").toString()).partition("(")[0]
 
 
+def interval_ms_of(writer: DataStreamWriter) -> int:
+    """Return how long the writer's trigger waits from batch to batch; 0: not at all."""
+    trigger = str(_setting(writer, "trigger").toString())
+    found = _INTERVAL.fullmatch(trigger)
+    return int(found[1]) if found else 0
+
+
 def output_mode_of(writer: DataStreamWriter) -> str:
     """Return the writer's output mode: `append`, `update` or `complete`."""
     return str(_setting(writer, "outputMode").toString()).lower()
@@ -505,7 +516,8 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0, duration_ms=0)
+    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0, duration_ms=0, \
+keeps_nothing=True)
     """
     return CommittedBatch(
         epoch=body["batchId"],
@@ -520,7 +532,16 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
             for operator in body.get("stateOperators", ())
         ),
         duration_ms=int(body.get("durationMs", {}).get("triggerExecution", 0)),
+        keeps_nothing=all(
+            operator.get("numRowsTotal") == 0 and not _has_timers(operator)
+            for operator in body.get("stateOperators", ())
+        ),
     )
+
+
+def _has_timers(operator: Mapping[str, Any]) -> bool:
+    """Return whether an operator may keep timers, which its number of rows does not count."""
+    return str(operator.get("operatorName", "")).startswith("transformWithState")
 
 
 def parse_watermark_ms(text: str | None) -> int:

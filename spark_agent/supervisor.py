@@ -103,6 +103,10 @@ class Assignment:
     ttl_ms: int
     reads_all: bool = True
     """Whether each batch reads all available data: no source is rate limited."""
+    looks_often: bool = True
+    """Whether it looks for new data all the time, so that what its last trigger found is of now."""
+    may_idle: Collection[str] = ()
+    """The keyed stages below a source that may be idle."""
     inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     """By keyed stage: every stage that its input watermark depends on."""
 
@@ -163,6 +167,7 @@ class Supervisor:
         self._committed_epoch = -1
         self._latest_epoch = -1
         self._committed_input_ms: int | None = None
+        self._emitted_all: Mapping[str, int] = {}
         self._pending_reports: dict[str, dict[str, RangeReport]] = {}
         self._pending_inputs: dict[str, int] = {}
         self._drained = False
@@ -417,6 +422,7 @@ class Supervisor:
             _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
         self._committed_epoch = batch.epoch
         self._committed_input_ms = max(promised.values(), default=None)
+        self._emitted_all = promised if batch.keeps_nothing else {}
         self._reconcile(batch, promised, applied)
 
     def _promised_ms(self, batch: CommittedBatch) -> dict[str, int]:
@@ -539,8 +545,8 @@ class Supervisor:
             self._client.report(self._assignment.job, stage, lease, some)
         return granted
 
-    def _report_input(self, stage: str, lease: Lease, input_ms: int) -> bool:
-        reports = {name: RangeReport() for name in lease.granted}
+    def _report_input(self, stage: str, lease: Lease, input_ms: int, *, idle: bool = False) -> bool:
+        reports = {name: RangeReport(idle=idle) for name in lease.granted}
         try:
             self._client.report(self._assignment.job, stage, lease, reports, input_ms=input_ms)
         except InputAhead:
@@ -575,12 +581,12 @@ class Supervisor:
                 self._told_backlogs.add(stage)
 
     def _watch(self, run: int) -> None:
-        """Hold the leases of shards that the service may take for idle, while nothing is left to read.
+        """Hold the leases of what the service may take for idle, while nothing is left to read.
 
         That is what the lease proves. When a batch finds something to read, nobody renews it.
         """
         now_ms = self._clock.steady_ms()
-        if not self._watched or self._query is None or not self._query.has_no_new_data():
+        if not self._has_nothing_to_read():
             self._watch_again_ms = None
             return
         if self._watch_again_ms is not None and now_ms < self._watch_again_ms:
@@ -593,7 +599,24 @@ class Supervisor:
                 self._told_backlogs.discard(stage)
             elif shards:
                 self._claim(run, stage, shards, ttl_ms=_WATCH_MS)
+        for stage, input_ms in self._emitted_all.items():
+            if stage in self._assignment.may_idle and input_ms != MAX_MS:
+                self._report_emitted(run, stage, input_ms)
         self._watch_again_ms = now_ms + _WATCH_MS // _RENEWALS_PER_LEASE
+
+    def _has_nothing_to_read(self) -> bool:
+        """Return whether the query has looked just now, and found nothing."""
+        if not (self._watched or self._assignment.may_idle) or not self._assignment.looks_often:
+            return False
+        if self._waits_because is not None or self._uncommitted is not None:
+            return False
+        return self._query is not None and self._query.has_no_new_data()
+
+    def _report_emitted(self, run: int, stage: str, input_ms: int) -> None:
+        """Report a keyed stage's ranges as idle: they keep nothing that has not come out."""
+        lease = self._claim(run, stage, None, ttl_ms=_WATCH_MS)
+        if lease is not None:
+            self._report_input(stage, lease, input_ms, idle=True)
 
     def _keep_leases(self, run: int) -> None:
         """Hold the leases of sources that wait: their workers do not run, but they are not gone.
@@ -605,7 +628,8 @@ class Supervisor:
             self._renew_leases_ms = None
         elif self._renew_leases_ms is None or now_ms >= self._renew_leases_ms:
             for stage, shards in self._not_final.items():
-                if shards:
+                # For one that may be idle, the lease would prove that somebody looks.
+                if shards and stage not in self._watched:
                     self._claim(run, stage, sorted(shards))
             self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
+from spark_agent.client import RangeReport, Rank
 from spark_agent.pipeline import StageTakenError
 from spark_agent.tally import Count
 from tests.spark.flow import (
@@ -182,6 +184,24 @@ def pipeline_with_policy(flow: Flow, *, after_ms: int) -> Pipeline:
     return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
 
 
+@contextmanager
+def pipeline_into_both(flow: Flow) -> Generator[Pipeline]:
+    """Below the counts is a stage that also reads another source, which is far ahead."""
+    policy = {"after_ms": 1_000, "then": "exclude"}
+    spec = {
+        **SPEC,
+        SOURCE: {**SPEC[SOURCE], "idle": policy},
+        "other": {"shards": ["only"]},
+        "both": {"inputs": [COUNTS, "other"], "passthrough": True},
+    }
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        rank = Rank(flow.client.open_run(JOB, ["other"], "by-hand"), 0, 0)
+        lease = flow.client.claim(JOB, "other", None, holder="by-hand", ttl_ms=600_000, rank=rank)
+        ahead = {"only": RangeReport(START_MS + 1_000_000)}
+        flow.client.report(JOB, "other", lease, ahead)
+        yield pipeline
+
+
 def idle(flow: Flow) -> set[str]:
     ranges = flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]
     return {each["range"] for each in ranges if each["status"] == "idle"}
@@ -235,16 +255,35 @@ class TestQuietShards:
     def test_a_shard_that_is_left_for_a_later_batch_is_not_quiet(self, flow: Flow) -> None:
         """One file at a time, those of the left sensor first: the right one is not idle meanwhile."""
         each_task(flow, lambda _: time.sleep(0.4))
-        for number in range(6):
+        for number in range(12):
             flow.write([Reading("left", "a", 10 * number)])
         flow.write([Reading("right", "a", 0)])
-        with pipeline_with_policy(flow, after_ms=1_000) as pipeline:
+        with pipeline_with_policy(flow, after_ms=2_000) as pipeline:
             query = flow.start(pipeline, flow.counts(pipeline))
             until(lambda: flow.output_of(SOURCE) > 0, "the source has promised")
-            assert batches(query) >= 6
+            assert batches(query) >= 12
         points = flow.client.history(JOB, SOURCE)["points"]
         outputs = [each["output_watermark"] for each in points]
         assert next(each for each in outputs if each is not None) == START_MS - 5_000
+
+    def test_a_keyed_stage_that_keeps_nothing_is_idle_with_its_input(self, flow: Flow) -> None:
+        flow.write(steady(range(30)))
+        with pipeline_into_both(flow) as pipeline:
+            rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+            flow.start(pipeline, pipeline.report(rows, stage=COUNTS))
+            until(lambda: flow.output_of("both") == START_MS + 1_000_000, "nobody waits for it")
+            flow.write([Reading(sensor, "a", 2_000) for sensor in SHARDS])
+            until(lambda: flow.output_of(COUNTS) == START_MS + 1_995_000, "it is back")
+
+    def test_a_keyed_stage_with_open_windows_holds_back_those_below(self, flow: Flow) -> None:
+        flow.write(steady(range(30)))
+        with pipeline_into_both(flow) as pipeline:
+            flow.start(pipeline, flow.counts(pipeline))
+            until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "windows are open")
+            until(lambda: idle(flow) == set(SHARDS), "nothing is left to read")
+            end = time.monotonic() + 3
+            until(lambda: time.monotonic() > end, "it would have said so by now")
+            assert flow.output_of("both") == START_MS + 21_000
 
     def test_a_shard_that_says_nothing_of_it_holds_the_stage(
         self, flow: Flow, pipeline: Pipeline
