@@ -8,6 +8,7 @@ the fast one has written until the slow one gets there. With it, the fast one wa
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -158,7 +159,9 @@ def _write_log(folder: Path) -> None:
         step_us = FILE_S * 1_000_000 // ROWS
         times = [first_us + row * step_us for row in range(ROWS)]
         rows = {"key": list(range(ROWS)), "at": pa.array(times, pa.timestamp("us", "UTC"))}
-        pq.write_table(pa.table(rows), folder / f"{number:03d}.parquet")
+        file = folder / f"{number:03d}.parquet"
+        pq.write_table(pa.table(rows), file)
+        os.utime(file, (_START_S + number, _START_S + number))  # Spark reads the oldest first
 
 
 def _table(runs: Mapping[bool, Sequence[Run]]) -> Table:
