@@ -28,6 +28,8 @@ from tests.spark.flow import (
     until,
 )
 
+pytestmark = pytest.mark.spark
+
 OTHER = "other"
 DRIFT_S = 30
 LIMIT_S = 20 + DRIFT_S

@@ -1,0 +1,51 @@
+"""Why a watermark of a Spark pipeline is where it is, down to the shard, by `explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.spark.flow import COUNTS, JOB, SOURCE, START_MS, Flow, Reading, steady, until
+
+pytestmark = pytest.mark.spark
+
+
+def held_by(flow: Flow) -> dict[str, Any] | None:
+    """What holds back the counts, if it is one range alone."""
+    found = flow.client.explain(JOB, COUNTS, limit=10)
+    if [step["stage"] for step in found["path"]] != [COUNTS, SOURCE]:
+        return None
+    return found["holders"][0] if found["holders_total"] == 1 else None
+
+
+def test_a_log_that_is_a_day_behind_is_named_through_the_stage_below(flow: Flow) -> None:
+    """First it is simply the lowest; once its query is gone and its lease is over, that is why."""
+    flow.write([*steady(range(10)), *(Reading("right", "a", 86_400 + s) for s in range(10))])
+    with flow.pipeline(lease_ttl="2 s") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 4_000, "both sensors have promised")
+        number = 0
+
+        def goes_on() -> bool:
+            nonlocal number
+            number += 1
+            flow.write([Reading(s, "b", 1) for s in ("left", "right")])
+            holder = held_by(flow)
+            return holder is not None and holder["reason"] == "behind"
+
+        until(goes_on, "the one that is behind is named")
+        holder = held_by(flow)
+        assert holder is not None
+        assert holder["range"] == "left"
+        assert holder["would_be"] == START_MS + 86_409_000 - 5_000
+        query.stop()
+
+        def is_over() -> bool:
+            holder = held_by(flow)
+            return holder is not None and holder["reason"] == "lease_expired"
+
+        until(is_over, "its worker is gone")
+        found = flow.client.explain(JOB, COUNTS, limit=10)
+        assert found["holders"][0]["range"] == "left"
+        assert "left" in found["because"]
