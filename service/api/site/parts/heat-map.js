@@ -45,8 +45,8 @@ export function HeatMap({ summary, route, zone }) {
     <p class="legend" aria-hidden="true">
       <span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
         ? `, ${duration(scale.high - scale.low)} behind` : ""}
-      <span class="key never"></span>? never reported <span class="key expired"></span>! expired
-      <span class="key idle"></span>z idle <span class="key final"></span>■ final</p>
+      <span class="key never"></span> ? never reported <span class="key expired"></span> ! expired
+      <span class="key idle"></span> z idle <span class="key final"></span> ■ final</p>
   </div>`;
 }
 

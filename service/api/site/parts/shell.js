@@ -48,5 +48,5 @@ function ZoneSwitch({ route }) {
 function ThemeSwitch() {
   const [theme, setTheme] = useState(chosenTheme());
   return html`<button type="button" class="quiet" title="Light, dark, or as your machine has it"
-    onClick=${() => setTheme(nextTheme())}><span class="hidden">Theme: </span>${theme}</button>`;
+    onClick=${() => setTheme(nextTheme())}>Theme: ${theme}</button>`;
 }
