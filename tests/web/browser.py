@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 REQUIRED: Final = "TIDEGAUGE_TEST_BROWSER"
 """Set to `required`, tests fail where there is no Chromium, in place of being skipped."""
@@ -32,6 +32,7 @@ def started(path: str) -> Generator[Browser]:
     """Start the browser. It ends with the block, and so does the event loop that drives it."""
     # Chromium refuses to sandbox what root runs; the pages are our own.
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=[*options, "--disable-dev-shm-usage"]
@@ -64,7 +65,10 @@ class Watch:
 
     def _request(self, request: Request) -> None:
         parts = urlsplit(request.url)
-        if parts.scheme not in {"data", "blob"} and f"{parts.scheme}://{parts.netloc}" != self.origin:
+        if (
+            parts.scheme not in {"data", "blob"}
+            and f"{parts.scheme}://{parts.netloc}" != self.origin
+        ):
             self.elsewhere.append(request.url)
 
     def check(self) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import httpx
-
-from tests.support.api import MAX
 
 START: Final = 1_357_016_400_000
 """2013-01-01T05:00:00Z, when the first of them left."""
@@ -106,32 +105,39 @@ class Flights(Feed):
     def __init__(self, url: str, job: str = "nyc-flights", *, key: str | None = None) -> None:
         super().__init__(url, job, key=key)
         self.define(STAGES)
+        self.days = 0
         self.leases = {
             stage: self.claim(stage, holder=f"executor-{number}")
             for number, stage in enumerate(STAGES)
         }
 
-    def advance(self, days: float, *, behind: float = 0.5) -> None:
-        """Read all logs so far. United's at Newark is `behind`, in days, as it has most flights."""
-        at = START + int(days * DAY)
+    def advance(self) -> str:
+        """Read another day of all logs; return where that leaves Newark, as the page writes it.
+
+        United's log at Newark is half a day behind, as it has most flights.
+        """
+        self.days += 1
+        at = START + self.days * DAY
+        behind = DAY // 2
         for stage in ("newark", "new-york", "weather", "departures"):
-            late = {"UA": at - int(behind * DAY)} if stage == "newark" else {}
+            late = {"UA": at - behind} if stage == "newark" else {}
             lease = self.leases[stage]
             lease.report(
                 {
-                    name: {"watermark": late.get(name, at), "records": 40, "late": int(name == "B6")}
+                    name: {
+                        "watermark": late.get(name, at),
+                        "records": 40,
+                        "late": int(name == "B6"),
+                    }
                     for name in lease.granted
                 }
             )
         for stage in ("newark-rotations", "new-york-rotations", "weekly-average"):
             self.leases[stage].observe()
-        self.leases["departures-weather"].observe(hold=at - int(behind / 2 * DAY))
+        self.leases["departures-weather"].observe(hold=at - behind // 2)
+        return shown(at - behind)
 
-    def finish(self) -> None:
-        """Bring everything to the end of time."""
-        for lease in self.leases.values():
-            final = dict.fromkeys(lease.granted, MAX)
-            if lease.feed.watermark(lease.stage)["input_watermark"] is None:
-                lease.report(final)
-            else:
-                lease.observe()
+
+def shown(at_ms: int) -> str:
+    """An instant as the page writes it."""
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}Z"
