@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page
 from tests.support.server import Service
 from tests.web.browser import REQUIRED, chromium, opened, started
 from tests.web.flights import Flights
+from tests.web.protected import ADMIN, Protected
 
 Opened = Callable[..., AbstractContextManager[Page]]
 
@@ -39,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("web")) as running:
         yield running
 
@@ -51,6 +52,13 @@ def flights(service: Service) -> Iterator[Flights]:
         for _ in range(3):
             feed.advance()
         yield feed
+
+
+@pytest.fixture(scope="package")
+def protected(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
+    environment = {"TIDEGAUGE_ADMIN_KEY": ADMIN}
+    with Service(tmp_path_factory.mktemp("keys"), environment=environment) as service:
+        yield Protected(service)
 
 
 @pytest.fixture

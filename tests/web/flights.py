@@ -96,7 +96,7 @@ class Lease:
         self.report(ranges, input_watermark=observed)
 
     def release(self) -> None:
-        self.feed.send("POST", f"/stages/{self.stage}/leases/release", {"tokens": [self.token]})
+        self.feed.send("POST", "/leases/release", {"tokens": [self.token]})
 
 
 class Flights(Feed):

@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 
-import httpx
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
-from tests.support.server import Service
 from tests.web.browser import opened
-from tests.web.flights import START, Feed
+from tests.web.flights import DAY, START, Feed, shown
+from tests.web.protected import ADMIN, UNAUTHENTICATED, Protected, log_in
 
-ADMIN = "operator-" + "x" * 40
-UNAUTHENTICATED = frozenset({"401"})
-
-
-class Protected:
-    """A service with two jobs, and keys for them."""
-
-    def __init__(self, service: Service) -> None:
-        self.url = service.url
-        for job in ("mine", "theirs"):
-            with Feed(self.url, job, key=ADMIN) as feed:
-                feed.define({"s": {"shards": ["0"]}})
-                feed.claim("s", holder="worker").promise(START)
-        self.reads_one = self.create("reads-one", "read", "mine")
-        self.administers_one = self.create("administers-one", "admin", "mine")
-
-    def create(self, name: str, role: str, jobs: str) -> str:
-        response = httpx.post(
-            f"{self.url}/v1/keys",
-            json={"name": name, "role": role, "jobs": jobs},
-            headers={"Authorization": f"Bearer {ADMIN}"},
-        )
-        assert response.status_code == 201, response.text
-        return response.json()["secret"]
-
-    def revoke(self, name: str) -> None:
-        headers = {"Authorization": f"Bearer {ADMIN}"}
-        assert httpx.delete(f"{self.url}/v1/keys/{name}", headers=headers).status_code == 204
-
-
-@pytest.fixture(scope="module")
-def protected(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
-    environment = {"TIDEGAUGE_ADMIN_KEY": ADMIN}
-    with Service(tmp_path_factory.mktemp("keys"), environment=environment) as service:
-        yield Protected(service)
-
-
-def log_in(page: Page, secret: str) -> None:
-    page.get_by_label("Key", exact=True).fill(secret)
-    page.get_by_role("button", name="Log in").click()
+NO_CONNECTION = frozenset({"Failed to load resource", "ERR_"})
+OUTPUT = '[data-fact="output"]'
 
 
 def test_a_key_for_one_job_sees_that_job_alone(protected: Protected, browser: Browser):
@@ -84,7 +44,7 @@ def test_who_may_change_it_must_say_which(protected: Protected, browser: Browser
         page.get_by_role("button", name="Reset…").click()
         reset = page.get_by_role("dialog").get_by_role("button", name="Reset")
         expect(reset).to_be_disabled()
-        page.get_by_label("Type the job's name").fill("mine")
+        page.get_by_role("dialog").get_by_label("Type the job's name").fill("mine")
         reset.click()
         expect(page.locator('[data-stage="s"] .output')).to_have_text("no watermark yet")
 
@@ -114,3 +74,30 @@ def test_log_out(protected: Protected, browser: Browser):
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_role("button", name="Log in")).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_service_that_is_killed_and_comes_back(protected: Protected, browser: Browser):
+    """The pages say that they are out of date, and catch up by themselves: with the same key."""
+    service = protected.service
+    with Feed(service.url, "interrupted", key=ADMIN) as feed, ExitStack() as pages:
+        feed.define({"s": {"shards": ["0"]}})
+        feed.claim("s", holder="first").promise(START)
+        stage, jobs = (
+            pages.enter_context(opened(browser, service.url, allowed=NO_CONNECTION))
+            for _ in range(2)
+        )
+        for page in (stage, jobs):
+            page.goto("/#/jobs/interrupted/stages/s" if page is stage else "/#/?q=interrupted")
+            log_in(page, ADMIN)
+        expect(stage.locator(OUTPUT)).to_have_text(shown(START))
+        expect(jobs.get_by_role("status")).to_have_text("1 of 3 jobs")
+        service.kill()
+        expect(stage.get_by_role("status").first).to_contain_text("Connection lost")
+        expect(stage.locator(OUTPUT)).to_have_text(shown(START))
+        expect(jobs.get_by_role("status")).to_contain_text("out of date")
+        service.start()
+        expect(stage.locator('[data-state="live"]')).to_be_visible()
+        expect(jobs.get_by_role("status")).to_have_text("1 of 3 jobs")
+        feed.claim("s", holder="second").promise(START + DAY)
+        expect(stage.locator(OUTPUT)).to_have_text(shown(START + DAY))
+        feed.send("DELETE", "")

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.support.server import Service
-from tests.web.browser import opened
 from tests.web.conftest import Opened
-from tests.web.flights import DAY, START, Feed, Flights, shown
-
-OUTPUT = '[data-fact="output"]'
-NO_CONNECTION = frozenset({"Failed to load resource", "ERR_"})
+from tests.web.flights import START, Feed, Flights, shown
 
 
 def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
@@ -28,29 +21,6 @@ def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
             at = flights.advance()
             expect(newark).to_have_text(at)
             expect(page.locator('a[data-stage="weekly-average"] .output')).to_have_text(at)
-
-
-def test_a_service_that_is_killed_and_comes_back(tmp_path: Path, browser: Browser):
-    with Service(tmp_path) as service, Feed(service.url, "job") as feed, ExitStack() as pages:
-        feed.define({"s": {"shards": ["0"]}})
-        feed.claim("s", holder="first").promise(START)
-        stage, jobs = (
-            pages.enter_context(opened(browser, service.url, allowed=NO_CONNECTION))
-            for _ in range(2)
-        )
-        stage.goto("/#/jobs/job/stages/s")
-        expect(stage.locator(OUTPUT)).to_have_text(shown(START))
-        jobs.goto("/")
-        expect(jobs.get_by_role("status")).to_have_text("1 job")
-        service.kill()
-        expect(stage.get_by_role("status").first).to_contain_text("Connection lost")
-        expect(stage.locator(OUTPUT)).to_have_text(shown(START))
-        expect(jobs.get_by_role("status")).to_contain_text("out of date")
-        service.start()
-        expect(stage.locator('[data-state="live"]')).to_be_visible()
-        expect(jobs.get_by_role("status")).to_have_text("1 job")
-        feed.claim("s", holder="second").promise(START + DAY)
-        expect(stage.locator(OUTPUT)).to_have_text(shown(START + DAY))
 
 
 COUNT_DRAWINGS = """() => {

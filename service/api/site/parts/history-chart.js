@@ -1,6 +1,6 @@
 /** A stage's input and output watermark over wall time. Drag to zoom; the buttons do the same. */
 import { now, pathOf, read } from "../lib/api.js";
-import { html, useEffect, useMemo, useRef } from "../lib/html.js";
+import { html, useLayoutEffect, useMemo, useRef } from "../lib/html.js";
 import { usePoll } from "../lib/hooks.js";
 import { changed, go } from "../lib/route.js";
 import { colour, useTheme } from "../lib/theme.js";
@@ -88,21 +88,23 @@ function Chart({ columns, shown, zone, zoomTo, label }) {
   const readout = useRef(null);
   zoom.current = zoomTo;
   const theme = useTheme();
-  useEffect(() => {
-    const options = optionsOf(zone, box.current.clientWidth, {
+  // Before the browser draws: later, the view may have gone already.
+  useLayoutEffect(() => {
+    const element = box.current;
+    const options = optionsOf(zone, element.clientWidth, {
       zoom: (from, to) => zoom.current(from, to),
       tell: (text) => (readout.current.textContent = text),
     });
-    const made = new globalThis.uPlot(options, columns, box.current);
+    const made = new globalThis.uPlot(options, columns, element);
     chart.current = made;
-    const resized = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: HEIGHT }));
-    resized.observe(box.current);
+    const resized = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
+    resized.observe(element);
     return () => {
       resized.disconnect();
       made.destroy();
     };
   }, [zone, theme]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     chart.current.batch(() => {
       chart.current.setData(columns, false);
       chart.current.setScale("x", { min: shown.from, max: shown.to });
