@@ -118,7 +118,7 @@ class RangeSummaries:
         found = _buckets(conditions, promises, start, window.buckets)
         chosen, matching = _listed(conditions, promises, window)
         since = [_held_since(seen, start + k, now) for k in chosen]
-        kinds = [_CONDITIONS[conditions[k]] for k in chosen]
+        kinds = [_CONDITIONS[int(conditions[k])] for k in chosen]
         indices = [start + k for k in chosen]
         views = await self._live.range_views(job, stage, indices)
         listed = [

@@ -32,10 +32,11 @@ _START: Final = b"""SwaggerUIBundle({
 """
 
 _HEADERS: Final = {
+    "Cache-Control": "no-store",
     # Swagger UI sets styles on its elements. No script but these files runs.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
     " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'"
+    " frame-ancestors 'none'",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 
@@ -40,7 +40,7 @@ class Feed:
         self.root = f"/v1/jobs/{job}"
         self.job = job
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
