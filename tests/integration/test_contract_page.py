@@ -66,7 +66,7 @@ async def test_jobs_are_searched_and_limited(gauge: InProcess):
 async def test_the_graph_has_no_names_of_shards(api: Api):
     await api.define(
         {
-            "k": {"inputs": ["2", "1"], "ranges": 3},
+            "k": {"inputs": ["1", "2"], "ranges": 3},
             "1": {"shards": ["a", "b"]},
             "2": {"shards": ["c"]},
             "through": {"inputs": ["k"], "passthrough": True},
@@ -80,7 +80,7 @@ async def test_the_graph_has_no_names_of_shards(api: Api):
     } == {
         "1": ([], "source", 2),
         "2": ([], "source", 1),
-        "k": (["2", "1"], "keyed", 3),
+        "k": (["1", "2"], "keyed", 3),
         "through": (["k"], "passthrough", 0),
     }
     problem(await api.client.get("/v1/jobs/none/graph"), 404, "unknown-job")

@@ -21,7 +21,7 @@ RANGES: Final = 10_000
 NAME_OF: Final = {
     "jobs": "/",
     "job": "/#/jobs/nyc-flights",
-    "stage": f"/#/jobs/nyc-flights/stages/newark?span=900000&at={START + (DAYS + 3) * DAY}",
+    "stage": f"/#/jobs/nyc-flights/stages/newark?span=60000&at={START + (DAYS + 3) * DAY}",
     "ranges": "/#/jobs/clicks/stages/sessions",
 }
 READY: Final = {

@@ -23,8 +23,9 @@ def test_jobs(flights: Flights, service: Service, open_page: Opened):
         expect(row).to_contain_text("8 stages")
         expect(row).to_contain_text("newark")
         expect(row).to_contain_text("2013-01-")
-        expect(row.get_by_role("img", name="steps in the last hour")).to_be_visible()
+        expect(row.get_by_role("img", name="moved in the last hour", exact=True)).to_be_visible()
         expect(page.locator('tr[data-job="quiet-one"]')).to_contain_text("waiting")
+        expect(page.get_by_role("img", name="has not moved in the last hour").first).to_be_visible()
 
 
 def test_what_stands_still_comes_first_and_is_found(

@@ -35,7 +35,8 @@ export function Sparkline({ job, stage }) {
     };
   }, [job, stage]);
   const moved = points.filter((each) => isInstant(each.output_watermark));
-  const label = moved.length > 1 ? `${moved.length - 1} steps in the last hour` : "no step in the last hour";
+  const still = points.at(-1)?.output_watermark === points[0]?.output_watermark;
+  const label = still ? "has not moved in the last hour" : "moved in the last hour";
   return html`<svg ref=${element} class="spark" role="img" aria-label=${label} width=${SIZE.width}
     height=${SIZE.height} viewBox=${`0 0 ${SIZE.width} ${SIZE.height}`}><path d=${line(moved)} /></svg>`;
 }
