@@ -140,7 +140,7 @@ function optionsOf(zone, width, { zoom, tell }) {
         const { idx } = made.cursor;
         const [at, output, input] = made.data.map((column) => column[idx ?? 0]);
         tell(idx === null || at === undefined ? ""
-          : `at ${instant(at, zone)}: output ${instant(output, zone)}, input ${instant(input, zone)}`);
+          : `at ${instant(at, zone)}: output ${instant(output, zone)}${input === null ? "" : `, input ${instant(input, zone)}`}`);
       }],
     },
   };
@@ -167,6 +167,6 @@ function Steps({ points, zone }) {
     <thead><tr><th scope="col">At</th><th scope="col">Output watermark</th><th scope="col">Input watermark</th>
       <th scope="col">After</th></tr></thead>
     <tbody>${last.map((each, k) => html`<tr key=${each.at}><td class="time">${instant(each.at, zone)}</td>
-      <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${instant(each.input_watermark, zone)}</td>
+      <td class="time">${instant(each.output_watermark, zone)}</td><td class="time">${each.input_watermark === null ? "–" : instant(each.input_watermark, zone)}</td>
       <td>${k + 1 < last.length ? duration(each.at - last[k + 1].at) : "–"}</td></tr>`)}</tbody></table></div></details>`;
 }
