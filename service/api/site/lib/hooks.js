@@ -55,12 +55,15 @@ export function usePoll(load, ms, on) {
   return found;
 }
 
-/** The service's time, once a second: what is shown as *so long ago* moves by itself. */
-export function useNow() {
+/**
+ * The service's time, so often: what is shown as *so long ago* moves by itself.
+ * @param {number} [ms]
+ */
+export function useNow(ms = 1_000) {
   const [at, setAt] = useState(now());
   useEffect(() => {
-    const timer = setInterval(() => setAt(now()), 1_000);
+    const timer = setInterval(() => setAt(now()), ms);
     return () => clearInterval(timer);
-  }, []);
+  }, [ms]);
   return at;
 }

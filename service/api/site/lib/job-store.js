@@ -46,7 +46,16 @@ export class JobStore {
     /** Rises with each change of any stage. */
     this.version = 0;
     this._ending = new AbortController();
-    this._changed = oncePerFrame(changed);
+    /** @type {Map<string, Set<() => void>>} */
+    this._watching = new Map();
+    /** The stages that have changed since the last picture. */
+    this._moved = new Set();
+    this._changed = oncePerFrame(() => {
+      const moved = this._moved;
+      this._moved = new Set();
+      for (const name of moved) this._watching.get(name)?.forEach((redraw) => redraw());
+      changed();
+    });
     this._readGraph = atMostEvery(500, () => this._load("/graph", (body) => this._setGraph(body)));
     this._soft = 0;
   }
@@ -68,6 +77,17 @@ export class JobStore {
     this._changed.cancel();
     this._readGraph.cancel();
     clearTimeout(this._soft);
+  }
+
+  /**
+   * Call this for each picture in which a stage is another: of a thousand stages, few have to be drawn again.
+   * @param {string} name @param {() => void} redraw
+   * @returns {() => void} what ends it
+   */
+  watch(name, redraw) {
+    if (!this._watching.has(name)) this._watching.set(name, new Set());
+    this._watching.get(name).add(redraw);
+    return () => this._watching.get(name).delete(redraw);
   }
 
   _opened() {
@@ -94,6 +114,7 @@ export class JobStore {
     if (known && (body.generation < known.generation
       || (body.generation === known.generation && body.version < known.version))) return;
     this.stages.set(body.stage, body);
+    this._moved.add(body.stage);
     this.version += 1;
     if (this.graph && !this.graph.has(body.stage)) this._readGraph();
   }

@@ -1,8 +1,10 @@
 /** A job's graph. Each stage is a link; what holds everything back is in one colour, down to the range. */
-import { html, Component, useLayoutEffect, useMemo, useRef } from "../lib/html.js";
+import { html, useLayoutEffect, useMemo, useRef } from "../lib/html.js";
+import { now } from "../lib/api.js";
 import { NODE, curve, layout } from "../lib/layout.js";
 import { changed, go, link } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { Following, Unchanged } from "./following.js";
 import { SIGNS, wordOf } from "./status.js";
 
 const MARGIN = 12;
@@ -24,13 +26,27 @@ export const REASONS = {
 
 /** @param {{store: import("../lib/job-store.js").JobStore, why: any, route: any, zone: any, nowMs: number}} props */
 export function Graph({ store, why, route, zone, nowMs }) {
-  const drawn = useMemo(() => layout(store.graph), [store.graph]);
+  const path = why ? why.path.map((step) => step.stage).join(" ") : "";
+  const held = why?.holders.length ? { range: why.holders[0].range, more: why.holders_total - 1 } : null;
+  // Only what it depends on, and each of it a plain value: an explanation is another one each time.
+  return html`<${Drawing} store=${store} graph=${store.graph} path=${path} range=${held?.range ?? null} more=${held?.more ?? 0}
+    route=${route} zone=${zone} nowMs=${nowMs} />`;
+}
+
+class Drawing extends Unchanged {
+  render(props) {
+    return html`<${Stages} ...${props} />`;
+  }
+}
+
+function Stages({ store, graph, path: joined, range, more, route, zone, nowMs }) {
+  const drawn = useMemo(() => layout(graph), [graph]);
   const box = useRef(null);
   const zoom = Number(route.query.get("zoom")) || 0;
   const width = drawn.width + 2 * MARGIN;
   const height = drawn.height + 2 * MARGIN + 28;
   useLayoutEffect(() => fit(box.current, width, height, zoom), [width, height, zoom]);
-  const path = why ? why.path.map((step) => step.stage) : [];
+  const path = joined ? joined.split(" ") : [];
   const held = new Set(path);
   const to = (step) => () => go(changed(route, { zoom: stepped(box.current, width, step) }), { replace: true });
   return html`<section class="graph" aria-labelledby="graph-title">
@@ -41,11 +57,10 @@ export function Graph({ store, why, route, zone, nowMs }) {
     <div class="canvas" ref=${box} tabindex="0" role="group" aria-label="The graph: sources left, sinks right">
       <svg viewBox=${`${-MARGIN} ${-MARGIN} ${width} ${height}`}>
         ${drawn.edges.map((edge) => html`<${EdgeLine} key=${`${edge.from}→${edge.to}`} edge=${edge}
-          waits=${ahead(store, edge)} held=${isStep(path, edge)} />`)}
+          store=${store} held=${isStep(path, edge)} />`)}
         ${[...drawn.places].map(([name, place]) => html`<${StageBox} key=${name} name=${name} place=${place}
-          stage=${store.stages.get(name)} node=${store.graph.get(name)} job=${store.job} held=${held.has(name)}
-          holder=${why && name === path[path.length - 1] ? why.holders[0] : null}
-          total=${why ? why.holders_total : 0} zone=${zone} nowMs=${nowMs} />`)}
+          store=${store} node=${graph.get(name)} held=${held.has(name)} more=${more}
+          range=${name === path.at(-1) ? range : null} zone=${zone} nowMs=${nowMs} />`)}
       </svg>
     </div>
     <p class="legend"><span class="key held"></span> holds back what is explained below
@@ -79,27 +94,23 @@ function isStep(path, edge) {
   return at >= 0 && path[at + 1] === edge.from;
 }
 
-/** Drawn again only if something about it has changed. */
-class Unchanged extends Component {
-  shouldComponentUpdate(next) {
-    for (const name in next) if (next[name] !== this.props[name]) return true;
-    return false;
+class EdgeLine extends Following {
+  names() {
+    return [this.props.edge.from, this.props.edge.to];
+  }
+
+  render({ edge, store, held }) {
+    const kind = `${ahead(store, edge) ? " waits" : ""}${held ? " held" : ""}`;
+    return html`<path class=${`edge${kind}`} d=${curve(edge.points)} data-edge=${`${edge.from}→${edge.to}`} />`;
   }
 }
 
-class EdgeLine extends Unchanged {
-  render({ edge, waits, held }) {
-    return html`<path class=${`edge${waits ? " waits" : ""}${held ? " held" : ""}`} d=${curve(edge.points)}
-      data-edge=${`${edge.from}→${edge.to}`} />`;
-  }
-}
-
-class StageBox extends Unchanged {
-  render({ name, place, stage, node, job, held, holder, total, zone, nowMs }) {
+class StageBox extends Following {
+  render({ name, place, store, node, held, range, more, zone }) {
+    const stage = store.stages.get(name);
     const status = stage?.status ?? "unknown";
-    const output = stage?.output_watermark ?? null;
-    const lines = [instant(output, zone), lags(stage, nowMs), reported(stage, node)];
-    return html`<a href=${link({ job, stage: name })} class=${`stage ${status}${held ? " held" : ""}`} data-stage=${name}
+    const lines = [instant(stage?.output_watermark ?? null, zone), lags(stage, now()), reported(stage, node)];
+    return html`<a href=${link({ job: store.job, stage: name })} class=${`stage ${status}${held ? " held" : ""}`} data-stage=${name}
       aria-label=${`${name}, ${wordOf(status)}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
@@ -109,9 +120,9 @@ class StageBox extends Unchanged {
         <text class="output" x="12" y="44">${lines[0]}</text>
         <text x="12" y="63">${lines[1]}</text>
         <text x="12" y="81">${lines[2]}</text>
-        ${holder && html`<g class="holder" data-range=${holder.range}>
+        ${range !== null && html`<g class="holder" data-range=${range}>
           <rect x="8" y=${NODE.height} width=${NODE.width - 16} height="24" rx="4" />
-          <text x="16" y=${NODE.height + 16}>${shortened(holder.range)}${total > 1 ? ` +${(total - 1).toLocaleString("en")}` : ""}</text></g>`}
+          <text x="16" y=${NODE.height + 16}>${shortened(range)}${more > 0 ? ` +${more.toLocaleString("en")}` : ""}</text></g>`}
       </g></a>`;
   }
 }

@@ -7,9 +7,14 @@ import { Explanation, useExplanation } from "../parts/explanation.js";
 import { Graph } from "../parts/graph.js";
 import { StageTable } from "../parts/stage-table.js";
 
+/** How often lags are written again of stages that have not moved. */
+const TICK_MS = 1_000;
+const TICK_MANY_MS = 5_000;
+const MANY = 200;
+
 export function JobView({ route, me, zone }) {
   const store = useJob(route.job);
-  const nowMs = useNow();
+  const nowMs = useNow((store?.graph?.size ?? 0) > MANY ? TICK_MANY_MS : TICK_MS);
   const asked = route.query.get("why");
   const stage = store && (store.graph?.has(asked) ? asked : lastInLine(store));
   const why = useExplanation(route.job, stage, store?.version ?? 0);
