@@ -9,6 +9,8 @@ import { SIGNS, wordOf } from "./status.js";
 
 const MARGIN = 12;
 const ZOOMS = [0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.25];
+/** Smaller, nobody could read it: then it is scrolled. */
+const LEAST_ZOOM = 0.7;
 const NAME_LENGTH = 24;
 
 /** The reasons of the API, as words under a stage. */
@@ -69,7 +71,7 @@ function Stages({ store, graph, path: joined, range, more, route, zone, nowMs })
 }
 
 function fit(box, width, height, zoom) {
-  const scale = zoom || Math.max(Math.min(1, (box.clientWidth - 2) / width), 0.1);
+  const scale = zoom || Math.max(Math.min(1, (box.clientWidth - 2) / width), LEAST_ZOOM);
   const svg = box.firstElementChild;
   svg.setAttribute("width", width * scale);
   svg.setAttribute("height", height * scale);

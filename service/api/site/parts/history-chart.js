@@ -12,6 +12,7 @@ const HEIGHT = 280;
 const LEAST_SPAN_MS = 1_000;
 const SPANS = [["15 min", 900_000], ["1 h", 3_600_000], ["6 h", 21_600_000], ["1 d", 86_400_000], ["7 d", 604_800_000]];
 const DEFAULT_MS = SPANS[1][1];
+const LEAST_ROOM_MS = 30_000;
 const DAY_MS = 86_400_000;
 
 /** Which part of the history the address asks for. */
@@ -118,7 +119,7 @@ function optionsOf(zone, width, { zoom, tell }) {
   const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
   const stepped = globalThis.uPlot.paths.stepped({ align: 1 });
   const series = (label, stroke, dash) => ({ label, stroke, width: 2, dash, paths: stepped, points: { show: false } });
-  const ticks = (_, splits, __, ___, step) => splits.map((ms) => tick(ms, step, zone));
+  const ticks = (_, splits, __, ___, step) => splits.map((ms, k) => tick(ms, splits[k - 1], step, zone));
   return {
     width,
     height: HEIGHT,
@@ -149,15 +150,17 @@ function optionsOf(zone, width, { zoom, tell }) {
 /** A stage that stands still has no range of its own: then some time around it is shown. */
 function padded(_, low, high) {
   if (low === null) return [now() - DEFAULT_MS, now()];
-  const room = Math.max((high - low) * 0.05, 500);
+  const room = Math.max((high - low) * 0.05, LEAST_ROOM_MS);
   return [low - room, high + room];
 }
 
-function tick(ms, step, zone) {
+/** The time, and the date where it is another than before. */
+function tick(ms, before, step, zone) {
   const [date, time] = instant(ms, zone).replace("Z", "").split(" ");
   if (step >= DAY_MS) return date;
   const clock = step >= 60_000 ? time.slice(0, 5) : time;
-  return time.startsWith("00:00:00") ? `${date}\n${clock}` : clock;
+  const known = before !== undefined && instant(before, zone).startsWith(date);
+  return known ? clock : `${date}\n${clock}`;
 }
 
 /** The same in lines, for who does not see the chart. */
