@@ -26,7 +26,9 @@ from service.api import (
     keys,
     leases,
     operations,
+    page,
     pipelines,
+    range_summaries,
     reports,
     runs,
     watermarks,
@@ -161,7 +163,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             await aggregator.close()
 
     modules = (
-        reports, watermarks, history, explanations, leases, runs, pipelines, keys, operations,
+        reports, watermarks, history, explanations, range_summaries, leases, runs, pipelines, keys,
+        operations,
     )  # fmt: skip
     resources = [module.endpoints for module in modules]
     app = FastAPI(
@@ -179,6 +182,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
     install_handlers(app)
     mount(app, *(each.router for each in resources))
     docs.mount(app)
+    page.mount(app)
     app.openapi = lambda: _openapi(app)
     return app
 

@@ -6,21 +6,30 @@ from service.aggregator.definitions import Limits, Precondition
 from service.aggregator.explain import Explanation, HoldingRange
 from service.aggregator.feeds import Change, Changes
 from service.aggregator.history import PastWatermark
-from service.aggregator.keys import Keys
+from service.aggregator.keys import ANYONE, Keys
+from service.aggregator.overview import JobSummary, Overview
+from service.aggregator.range_summary import SLOWEST, Condition, RangeSummary, Window
 from service.aggregator.states import StageState
 from service.aggregator.throttling import version_of
 
 __all__ = [
+    "ANYONE",
+    "SLOWEST",
     "Aggregator",
     "Change",
     "Changes",
+    "Condition",
     "Explanation",
     "HoldingRange",
+    "JobSummary",
     "Keys",
     "Limits",
+    "Overview",
     "PastWatermark",
     "Precondition",
+    "RangeSummary",
     "Retention",
     "StageState",
+    "Window",
     "version_of",
 ]

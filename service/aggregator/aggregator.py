@@ -19,6 +19,8 @@ from service.aggregator.explain import Explainer
 from service.aggregator.history import History
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
+from service.aggregator.overview import Overviews
+from service.aggregator.range_summary import RangeSummaries
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
@@ -88,6 +90,8 @@ class Aggregator:
         self.explainer = Explainer(self._live, self.throttling)
         self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
         self.history = History(self.reader, ledger, clock)
+        self.overviews = Overviews(self.reader)
+        self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,
             self._live,

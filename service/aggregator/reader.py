@@ -81,6 +81,11 @@ class Reader:
             for name in chosen
         }
 
+    async def job(self, job: str) -> JobView:
+        """Return one job, without what is computed for readers. Raises `UnknownJobError`."""
+        states = await self.snapshot(job, soft=False)
+        return next(iter(states.values())).job
+
     async def jobs(self) -> Sequence[JobView]:
         """Return every job; while the live store does not answer, those that `LastSeen` may still
         return.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import Response
 
+from service.aggregator import ANYONE
 from service.api.endpoints import Call, Endpoints, json_body, query
 from service.api.exchange import answer, check_name, integer
 from service.api.requests import CreateKey
@@ -11,6 +12,7 @@ from service.api.responses import (
     AuditBody,
     KeysBody,
     NewKeyBody,
+    WhoAmIBody,
     audit_line,
     key_line,
     new_key_body,
@@ -97,3 +99,11 @@ async def get_audit(call: Call[None]) -> AuditBody:
     async with call.turn():
         records = await call.aggregator.keys.audit(limit, before, job)
         return AuditBody([audit_line(record) for record in records])
+
+
+@endpoints.get("/v1/whoami", role=Role.READ, gives=WhoAmIBody)
+async def who_am_i(call: Call[None]) -> WhoAmIBody:
+    """Show what the key that this request is sent with may do."""
+    key = call.key or ANYONE
+    name = None if key is ANYONE else key.name
+    return WhoAmIBody(name, key.role, key.jobs, call.aggregator.now_ms())

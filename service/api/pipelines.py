@@ -5,16 +5,21 @@ from __future__ import annotations
 from fastapi import Response
 
 from service.aggregator import Precondition
-from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body
-from service.api.exchange import MAX_PIPELINE_BODY, entity_tags
+from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body, query
+from service.api.exchange import MAX_PIPELINE_BODY, entity_tags, integer
 from service.api.responses import (
+    GraphBody,
     JobBody,
     JobLine,
     JobsBody,
+    OverviewBody,
+    graph_body,
+    overview_body,
     written_job,
 )
 from service.errors import (
     InvalidPipelineSpecError,
+    InvalidRequestError,
     LimitReachedError,
     OverloadedError,
     PreconditionFailedError,
@@ -27,6 +32,8 @@ from service.model.keys import Role
 from service.spec import PipelineSpec
 
 endpoints = Endpoints("pipelines")
+
+DEFAULT_JOBS, MAX_JOBS = 200, 10_000
 
 _etag = {"ETag": "Names this specification, for If-Match"}
 
@@ -82,6 +89,36 @@ async def list_pipelines(call: Call[None]) -> JobsBody:
 
 
 @endpoints.get(
+    "/v1/overview",
+    role=Role.READ,
+    gives=OverviewBody,
+    errors=(InvalidRequestError, UnavailableError, OverloadedError),
+    parameters=(
+        query("search", "Only jobs with this in their name", {"type": "string", "maxLength": 128}),
+        query(
+            "limit",
+            "How many",
+            {"type": "integer", "minimum": 1, "maximum": MAX_JOBS, "default": DEFAULT_JOBS},
+        ),
+    ),
+)
+async def get_overview(call: Call[None]) -> OverviewBody:
+    """Show the jobs that the key may read, each with its slowest stage: the longest still first."""
+    limit = integer(call.request, "limit", 1, MAX_JOBS, DEFAULT_JOBS) or DEFAULT_JOBS
+    search = call.request.query_params.get("search", "")
+    if len(search) > 128:
+        raise InvalidRequestError(f"search has {len(search)} characters: it may have at most 128")
+    key = call.key
+
+    def may_read(job: str) -> bool:
+        return key is None or key.permits(Role.READ, job)
+
+    async with call.turn():
+        found = await call.aggregator.overviews.read(may_read, search, limit)
+        return overview_body(found, call.aggregator.now_ms())
+
+
+@endpoints.get(
     "/v1/jobs/{job}",
     role=Role.READ,
     gives=JobBody,
@@ -92,6 +129,18 @@ async def get_pipeline(call: Call[None]) -> Response:
     """Show a job's pipeline as it is stored."""
     async with call.turn():
         return _show(await call.aggregator.definitions.get(call.job))
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/graph",
+    role=Role.READ,
+    gives=GraphBody,
+    errors=(UnknownJobError, UnavailableError, OverloadedError),
+)
+async def get_graph(call: Call[None]) -> GraphBody:
+    """Show which stage reads which: its size is that of the graph, however many shards there are."""
+    async with call.turn():
+        return graph_body(await call.aggregator.reader.job(call.job))
 
 
 @endpoints.delete(

@@ -9,9 +9,13 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.aggregator import (
+    Condition,
     Explanation,
     HoldingRange,
+    JobSummary,
+    Overview,
     PastWatermark,
+    RangeSummary,
     StageState,
     version_of,
 )
@@ -19,13 +23,13 @@ from service.api.range_names import written
 from service.api.requests import Run
 from service.frontier.estimate import CONFIDENCE, CannotSay, Estimate, Expected
 from service.frontier.explain import Reason, Step
-from service.frontier.graph import Status
+from service.frontier.graph import Stage, Status
 from service.frontier.ranges import KeyLayout, Layout
 from service.frontier.reports import range_status
 from service.frontier.throttle import Advice, ThrottleView
 from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
 from service.model.audit import Action, AuditRecord
-from service.model.jobs import Specification, StageView
+from service.model.jobs import JobView, Specification, StageView
 from service.model.keys import Key, Role
 from service.model.leases import Denied, Grant, LostReason
 from service.model.reports import RangeView
@@ -61,6 +65,23 @@ class JobsBody(Struct, frozen=True):
     """Every job."""
 
     jobs: list[JobLine]
+
+
+class NodeBody(Struct, frozen=True):
+    """A stage of the graph."""
+
+    stage: str
+    inputs: list[str]
+    kind: Literal["source", "keyed", "passthrough"]
+    ranges: Count
+
+
+class GraphBody(Struct, frozen=True):
+    """A job's graph, without the names of its shards: each stage after its inputs."""
+
+    job: str
+    layout_version: Count
+    stages: list[NodeBody]
 
 
 class RunBody(Struct, frozen=True):
@@ -355,6 +376,91 @@ class RangesBody(Struct, frozen=True):
     ranges: list[RangeBody]
 
 
+class BucketBody(Struct, frozen=True):
+    """Neighbouring ranges, counted together."""
+
+    index: Annotated[int, Meta(ge=0, description="Of the first of them, among the stage's ranges")]
+    first: Annotated[str, Meta(description="Its name")]
+    ranges: Annotated[int, Meta(ge=1, description="How many they are")]
+    lowest: Annotated[
+        int | None,
+        Meta(
+            description="The least promise of those that are waited for; null: one of them has never"
+            f" reported; {MAX}: none is waited for"
+        ),
+    ]
+    highest: Annotated[int | None, Meta(description="The greatest; null: there is none")]
+    never_reported: Count
+    expired: Count
+    idle: Count
+    final: Count
+
+
+class ListedRangeBody(Struct, frozen=True):
+    """A single range, who holds it, and since when."""
+
+    index: Count
+    range: str
+    condition: Condition
+    promise: Watermark
+    holds: dict[str, int]
+    holder: str | None
+    held_since: Annotated[
+        Instant | None,
+        Meta(description="Since when it is leased, to one worker after the other, without a gap"),
+    ]
+    expires_in_ms: Count | None
+    reported_at: Instant | None
+    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
+
+
+class RangeSummaryBody(Struct, frozen=True):
+    """The ranges of a stage, or a window of them: counted in buckets, and some of them singly.
+
+    Each range counts as the first of these that fits: `final`, `idle`, `never_reported`, `expired`
+    (nobody has a lease on it), `active`.
+    """
+
+    job: str
+    stage: str
+    total: Annotated[int, Meta(ge=0, description="How many ranges the stage has")]
+    counts: Annotated[
+        dict[Condition, Count], Meta(description="How many there are of each, in the window")
+    ]
+    buckets: list[BucketBody]
+    listed: list[ListedRangeBody]
+    matching: Annotated[int, Meta(ge=0, description="How many could be listed, in the window")]
+
+
+class JobSummaryBody(Struct, frozen=True):
+    """A job, and the stage of it that is furthest behind."""
+
+    job: str
+    stages: Annotated[int, Meta(ge=1, description="How many it has")]
+    slowest: Annotated[str, Meta(description="The stage: the lowest, upstream of equal ones")]
+    status: Annotated[Status, Meta(description="Of that stage, and so are the members below")]
+    output_watermark: Watermark
+    data_lag_ms: int | None
+    since: Annotated[Instant, Meta(description="Since when it stands there")]
+
+
+class OverviewBody(Struct, frozen=True):
+    """The jobs that the key may read, the one that stands still for longest first."""
+
+    jobs: list[JobSummaryBody]
+    matching: Annotated[int, Meta(ge=0, description="How many fit the search, listed or not")]
+    total: Count
+
+
+class WhoAmIBody(Struct, frozen=True):
+    """The key that the request was sent with."""
+
+    name: Annotated[str | None, Meta(description="null: there are no keys, and everyone is served")]
+    role: Role
+    jobs: Annotated[str, Meta(description="The jobs that it is for, by name")]
+    now: Annotated[int, Meta(description="The service's clock, in ms since the Unix epoch")]
+
+
 class StepBody(Struct, frozen=True):
     """A stage on the way to what holds a watermark back."""
 
@@ -487,7 +593,8 @@ RESPONSES = (
     JobBody, JobsBody, RunBody, GrantBody, RenewedBody, ReleasedBody, ReportedBody, WatermarkBody,
     CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
     ThrottleBody, ExplanationBody,
-    KeysBody, NewKeyBody, AuditBody,
+    KeysBody, NewKeyBody, AuditBody, RangeSummaryBody, OverviewBody, WhoAmIBody,
+    GraphBody,
 )  # fmt: skip
 
 
@@ -518,6 +625,24 @@ class _Authored(Struct, omit_defaults=True):
 
 _authored = msgspec.json.Decoder(_Authored).decode
 """What the author of a stored specification wrote, without a look inside."""
+
+
+def graph_body(job: JobView) -> GraphBody:
+    """Return a job's graph."""
+    stages = job.pipeline.stages
+    return GraphBody(
+        job.name,
+        job.layout_version,
+        [_node_body(name, stages[name]) for name in job.pipeline.order],
+    )
+
+
+def _node_body(name: str, stage: Stage) -> NodeBody:
+    ranges = 0 if stage.layout is None else len(stage.layout)
+    if stage.is_source:
+        return NodeBody(name, [], "source", ranges)
+    kind = "passthrough" if stage.is_passthrough else "keyed"
+    return NodeBody(name, list(stage.inputs), kind, ranges)
 
 
 def key_line(key: Key) -> KeyLine:
@@ -654,6 +779,68 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
         expires_in_ms=view.expires_in_ms,
         reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
     )
+
+
+def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummaryBody:
+    """Return the ranges of a stage at a glance."""
+    layout = found.layout
+    if layout is None:
+        return RangeSummaryBody(job, stage, 0, dict(found.counts), [], [], 0)
+    buckets = [
+        BucketBody(
+            each.index,
+            layout.name(each.index),
+            each.size,
+            to_wire(each.lowest),
+            to_wire(each.highest),
+            each.counts[Condition.NEVER_REPORTED],
+            each.counts[Condition.EXPIRED],
+            each.counts[Condition.IDLE],
+            each.counts[Condition.FINAL],
+        )
+        for each in found.buckets
+    ]
+    listed = [
+        ListedRangeBody(
+            each.index,
+            each.view.name,
+            each.condition,
+            to_wire(each.view.promise),
+            each.view.note.holds,
+            each.view.holder,
+            _instant(each.held_since_ms),
+            each.view.expires_in_ms,
+            _instant(each.view.reported_at_ms),
+            _instant(each.view.raised_at_ms),
+        )
+        for each in found.listed
+    ]
+    counts = dict(found.counts)
+    return RangeSummaryBody(job, stage, len(layout), counts, buckets, listed, found.matching)
+
+
+def overview_body(found: Overview, now_ms: int) -> OverviewBody:
+    """Return all jobs at a glance."""
+    return OverviewBody(
+        [_job_summary_body(each, now_ms) for each in found.jobs], found.matching, found.total
+    )
+
+
+def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
+    output = found.view.watermark.output
+    return JobSummaryBody(
+        found.job.name,
+        len(found.job.stages),
+        found.stage,
+        found.status,
+        to_wire(output),
+        data_lag_ms(output, now_ms),
+        iso(found.view.updated_at_ms),
+    )
+
+
+def _instant(at_ms: int | None) -> str | None:
+    return None if at_ms is None else iso(at_ms)
 
 
 def advice_bodies(asked: Mapping[str, Advice]) -> dict[str, AdviceBody]:

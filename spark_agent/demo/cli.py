@@ -156,6 +156,6 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     )
     if outcome.service_url:
         console.print(
-            f"tidegauge still runs at {outcome.service_url} (process {outcome.service_pid}), "
-            f"folder {outcome.folder}"
+            f"tidegauge still runs: look at it at {outcome.page_url}\n"
+            f"to stop it: kill {outcome.service_pid}; its folder is {outcome.folder}"
         )

@@ -43,6 +43,8 @@ class Outcome:
     service_url: str | None = None
     """Where the service still runs, if it was to be kept; kill `service_pid` to stop it."""
     service_pid: int | None = None
+    page_url: str | None = None
+    """Where people look at the job, likewise."""
     folder: str | None = None
 
     @property

@@ -64,7 +64,8 @@ def run(options: DemoOptions, folder: Path) -> Outcome:
     keep_running = False
     try:
         if not options.quiet:
-            console.print(f"tidegauge runs at {server.url}; reading the flights")
+            console.print(f"tidegauge runs: watch it at {_page(server)}")
+            console.print("reading the flights")
         outcome = _stream(options, folder, server, clock, console)
         keep_running = options.keep
     finally:
@@ -74,7 +75,18 @@ def run(options: DemoOptions, folder: Path) -> Outcome:
     if not keep_running:
         return outcome
     pid = server.process.pid
-    return replace(outcome, service_url=server.url, service_pid=pid, folder=str(folder))
+    return replace(
+        outcome,
+        service_url=server.url,
+        service_pid=pid,
+        page_url=_page(server),
+        folder=str(folder),
+    )
+
+
+def _page(server: Server) -> str:
+    """Return where people look at the job."""
+    return f"{server.url}/#/jobs/{JOB}"
 
 
 def _stream(

@@ -41,6 +41,7 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
         assert outcome["equal_weeks"] == outcome["weeks"] == 3
         assert outcome["equal_departures"] == outcome["departures"] > 7_000
         assert outcome["late_rows"] == 0
+        assert outcome["page_url"] == f"{outcome['service_url']}/#/jobs/nyc-flights"
         kept = Client(outcome["service_url"]).watermarks("nyc-flights")
         assert {stage: each.final for stage, each in kept.items()} == {
             "newark": True,

@@ -135,7 +135,10 @@ async def test_another_method(job: Api, method: str, path: str):
     assert response.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/jobs", "/v1/jobs/job/nothing", "/v1/jobs/a/b/c"])
+@pytest.mark.parametrize(
+    "path",
+    ["/site", "/site/../app.py", "/v1", "/v2/jobs", "/v1/jobs/job/nothing", "/v1/jobs/a/b/c"],
+)
 async def test_another_path(job: Api, path: str):
     problem(await job.client.get(path), 404)
 

@@ -1,0 +1,207 @@
+"""A stage's ranges at a glance: what a few hundred buckets of them have in common, and single ones.
+
+A stage may have a million ranges, and no page draws so many. So neighbours are counted together here,
+from one observation of all of them, and no range is left out of the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from service.errors import InvalidRequestError, UnknownStageError
+from service.frontier.columns import Int64s, lowest
+from service.frontier.ranges import Layout
+from service.frontier.timestamps import MAX, MIN
+from service.live_jobs import LiveJobs
+from service.model.observations import Instant, StageObservation
+from service.model.reports import RangeView
+
+
+class Condition(StrEnum):
+    """The condition of a range: the first that fits."""
+
+    FINAL = "final"
+    """Nothing more will come."""
+    IDLE = "idle"
+    """It is not waited for."""
+    NEVER_REPORTED = "never_reported"
+    """It has never promised anything, and all wait for it."""
+    EXPIRED = "expired"
+    """Nobody has a lease on it: it stays where it is."""
+    ACTIVE = "active"
+
+
+_CONDITIONS = tuple(Condition)
+_ACTIVE = _CONDITIONS.index(Condition.ACTIVE)
+_NOT_WAITED_FOR = (_CONDITIONS.index(Condition.FINAL), _CONDITIONS.index(Condition.IDLE))
+
+SLOWEST = "slowest"
+"""Of what is listed: the ranges that are waited for, the lowest promise first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Neighbouring ranges, counted together."""
+
+    index: int
+    """Of the first of them."""
+    size: int
+    lowest: int
+    """The least promise that is waited for; `MAX`: none is."""
+    highest: int
+    """The greatest; `MIN`: none is waited for, or none has promised."""
+    counts: Mapping[Condition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRange:
+    """A single range."""
+
+    index: int
+    view: RangeView
+    condition: Condition
+    held_since_ms: int | None
+    """Since when it is leased, to one worker after the other, without a gap; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSummary:
+    """The ranges of a stage, or a window of them."""
+
+    layout: Layout | None
+    """None: the stage has no ranges."""
+    counts: Mapping[Condition, int]
+    """Of the whole window."""
+    buckets: Sequence[Bucket]
+    listed: Sequence[ListedRange]
+    matching: int
+    """How many could be listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which ranges of a stage to look at, by their index, and how closely."""
+
+    start: int
+    end: int | None
+    """Excluded; None: the last range is the last."""
+    buckets: int
+    show: Condition | str | None
+    """Which ranges to list: `SLOWEST`, those of a condition, or None: all."""
+    limit: int
+
+
+class RangeSummaries:
+    """Summarises the ranges of stages."""
+
+    def __init__(self, live: LiveJobs) -> None:
+        self._live = live
+
+    async def read(self, job: str, stage: str, window: Window) -> RangeSummary:
+        """Summarise a window of a stage's ranges. Raises `UnknownStageError`, `InvalidRequestError`."""
+        pipeline = await self._live.pipeline(job, stage)
+        if stage not in pipeline.stages:
+            raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
+        now, observed = await self._live.observe(job, (stage,))
+        seen = observed.get(stage)
+        if seen is None:
+            return RangeSummary(None, dict.fromkeys(Condition, 0), [], [], 0)
+        # All of this without an `await`: the columns may be the store's own.
+        start, end = _bounds(window, len(seen.layout))
+        conditions = conditions_of(seen.promises, seen.idle, seen.owners)[start:end]
+        promises = seen.promises[start:end]
+        found = _buckets(conditions, promises, start, window.buckets)
+        chosen, matching = _listed(conditions, promises, window)
+        since = [_held_since(seen, start + k, now) for k in chosen]
+        kinds = [_CONDITIONS[int(conditions[k])] for k in chosen]
+        indices = [start + k for k in chosen]
+        views = await self._live.range_views(job, stage, indices)
+        listed = [
+            ListedRange(index, view, kind, held)
+            for index, view, kind, held in zip(indices, views, kinds, since, strict=False)
+            # Another layout may have come in between.
+            if view.name == seen.layout.name(index)
+        ]
+        counts = {each: sum(bucket.counts[each] for bucket in found) for each in Condition}
+        return RangeSummary(seen.layout, counts, found, listed, matching)
+
+
+def conditions_of(
+    promises: Int64s, idle: npt.NDArray[np.bool_], owners: Int64s
+) -> npt.NDArray[np.uint8]:
+    """Return the condition of each range, as its place among `Condition`.
+
+    >>> found = conditions_of(
+    ...     np.array([MAX, 5, MIN, 7, 8]), np.array([0, 1, 0, 0, 0], bool), np.array([0, 1, 1, 0, 1]))
+    >>> [_CONDITIONS[each].value for each in found]
+    ['final', 'idle', 'never_reported', 'expired', 'active']
+    """
+    found = np.full(len(promises), _ACTIVE, dtype=np.uint8)
+    # The last that is written stays: so in the opposite order.
+    found[owners == 0] = _CONDITIONS.index(Condition.EXPIRED)
+    found[promises == MIN] = _CONDITIONS.index(Condition.NEVER_REPORTED)
+    found[idle] = _CONDITIONS.index(Condition.IDLE)
+    found[promises == MAX] = _CONDITIONS.index(Condition.FINAL)
+    return found
+
+
+def _bounds(window: Window, total: int) -> tuple[int, int]:
+    end = total if window.end is None else min(window.end, total)
+    if window.start >= end:
+        raise InvalidRequestError(
+            f"from is {window.start} and to is {end}, and the stage has {total} ranges: from must be"
+            " less than both"
+        )
+    return window.start, end
+
+
+def _buckets(
+    conditions: npt.NDArray[np.uint8], promises: Int64s, start: int, wanted: int
+) -> list[Bucket]:
+    count = min(wanted, len(promises))
+    edges = np.arange(count + 1, dtype=np.int64) * len(promises) // count
+    firsts = edges[:-1]
+    counts = [
+        np.add.reduceat(conditions == place, firsts, dtype=np.int64).tolist()
+        for place in range(len(_CONDITIONS))
+    ]
+    waited_for = ~np.isin(conditions, _NOT_WAITED_FOR)
+    lows = np.minimum.reduceat(np.where(waited_for, promises, MAX), firsts).tolist()
+    highs = np.maximum.reduceat(np.where(waited_for, promises, MIN), firsts).tolist()
+    sizes = np.diff(edges).tolist()
+    return [
+        Bucket(
+            start + first,
+            sizes[k],
+            lows[k],
+            highs[k],
+            {each: counts[place][k] for place, each in enumerate(_CONDITIONS)},
+        )
+        for k, first in enumerate(firsts.tolist())
+    ]
+
+
+def _listed(
+    conditions: npt.NDArray[np.uint8], promises: Int64s, window: Window
+) -> tuple[list[int], int]:
+    if window.show is None:
+        return list(range(min(window.limit, len(promises)))), len(promises)
+    if window.show == SLOWEST:
+        fitting = np.flatnonzero(~np.isin(conditions, _NOT_WAITED_FOR))
+    else:
+        fitting = np.flatnonzero(conditions == _CONDITIONS.index(Condition(window.show)))
+    if not len(fitting):
+        return [], 0
+    return fitting[lowest(promises[fitting], window.limit)].tolist(), len(fitting)
+
+
+def _held_since(seen: StageObservation, index: int, now: Instant) -> int | None:
+    if not seen.owners[index]:
+        return None
+    # Leases run by a clock of their own.
+    return now.wall_ms - (now.lease_ms - int(seen.leased_since_ms[index]))

@@ -1,0 +1,70 @@
+"""A stage's ranges at a glance, for people: counted in buckets, with the ones that matter singly."""
+
+from __future__ import annotations
+
+from service.aggregator import SLOWEST, Condition, Window
+from service.api.endpoints import Call, Endpoints, query
+from service.api.exchange import integer
+from service.api.responses import RangeSummaryBody, range_summary_body
+from service.errors import InvalidRequestError, OverloadedError, UnknownJobError, UnknownStageError
+from service.model.keys import Role
+from service.spec import MAX_RANGES
+
+endpoints = Endpoints("watermarks")
+
+DEFAULT_BUCKETS, MAX_BUCKETS = 200, 2_000
+DEFAULT_LIMIT, MAX_LIMIT = 20, 1_000
+ALL = "all"
+_SHOWN = (SLOWEST, *(each.value for each in Condition), ALL)
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/stages/{stage}/range-summary",
+    role=Role.READ,
+    gives=RangeSummaryBody,
+    errors=(UnknownJobError, UnknownStageError, OverloadedError),
+    parameters=(
+        query(
+            "buckets",
+            "Into how many buckets of neighbours the ranges are counted",
+            {"type": "integer", "minimum": 1, "maximum": MAX_BUCKETS, "default": DEFAULT_BUCKETS},
+        ),
+        query(
+            "from",
+            "The index of the first range to look at",
+            {"type": "integer", "minimum": 0, "maximum": MAX_RANGES, "default": 0},
+        ),
+        query(
+            "to",
+            "The index of the first range not to look at; all by default",
+            {"type": "integer", "minimum": 1, "maximum": MAX_RANGES},
+        ),
+        query(
+            "show",
+            "Which ranges to list: those of a condition, `slowest` (of those that are waited for), or"
+            " `all` in their order. The lowest promise comes first",
+            {"type": "string", "enum": list(_SHOWN), "default": SLOWEST},
+        ),
+        query(
+            "limit",
+            "How many to list",
+            {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+        ),
+    ),
+)
+async def get_range_summary(call: Call[None]) -> RangeSummaryBody:
+    """Show a stage's ranges, or a window of them: counted in buckets, and some of them singly."""
+    request = call.request
+    show = request.query_params.get("show", SLOWEST)
+    if show not in _SHOWN:
+        raise InvalidRequestError(f"show is {show[:100]!r}: it must be one of {', '.join(_SHOWN)}")
+    window = Window(
+        start=integer(request, "from", 0, MAX_RANGES, 0) or 0,
+        end=integer(request, "to", 1, MAX_RANGES, None),
+        buckets=integer(request, "buckets", 1, MAX_BUCKETS, DEFAULT_BUCKETS) or DEFAULT_BUCKETS,
+        show=None if show == ALL else show,
+        limit=integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT,
+    )
+    async with call.turn():
+        found = await call.aggregator.range_summaries.read(call.job, call.stage, window)
+        return range_summary_body(call.job, call.stage, found)

@@ -1,0 +1,86 @@
+/** Instants and durations, for people. An instant is in ms since 1970, UTC. */
+
+/** What the API has for the end of time; as JavaScript reads it, it is 2^63. */
+const END = 2 ** 62;
+
+/** @typedef {"utc" | "local"} Zone */
+
+/** @param {number | null | undefined} ms */
+export const isEnd = (ms) => typeof ms === "number" && ms >= END;
+
+/** @param {number | null | undefined} ms */
+export const isInstant = (ms) => typeof ms === "number" && ms < END;
+
+const two = (number) => String(number).padStart(2, "0");
+
+/**
+ * An instant as text: `2026-01-05 14:03:22`, with `Z` if it is UTC.
+ * @param {number | null | undefined} ms
+ * @param {Zone} zone
+ */
+export function instant(ms, zone) {
+  if (ms === null || ms === undefined) return "no watermark yet";
+  if (isEnd(ms)) return "the end of time";
+  const at = new Date(ms);
+  if (zone === "utc") return `${at.toISOString().slice(0, 19).replace("T", " ")}Z`;
+  return `${day(at)} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+}
+
+function day(at) {
+  return `${String(at.getFullYear()).padStart(4, "0")}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+}
+
+/** The zone's name: `UTC`, or where this browser is. */
+export function zoneName(zone) {
+  return zone === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone;
+}
+
+const UNITS = [
+  ["y", 31_557_600_000],
+  ["d", 86_400_000],
+  ["h", 3_600_000],
+  ["min", 60_000],
+  ["s", 1_000],
+];
+
+/**
+ * A duration as text, in its two largest units: `3 min 20 s`.
+ * @param {number | null | undefined} ms
+ */
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 0) return `−${duration(-ms)}`;
+  if (ms < 1_000) return ms < 100 ? "0 s" : `${(ms / 1_000).toFixed(1)} s`;
+  const first = UNITS.findIndex(([, size]) => ms >= size);
+  const [unit, size] = UNITS[first];
+  const count = Math.floor(ms / size);
+  const next = UNITS[first + 1];
+  if (!next || count >= 100) return `${count.toLocaleString("en")} ${unit}`;
+  const rest = Math.floor((ms - count * size) / next[1]);
+  return rest ? `${count} ${unit} ${rest} ${next[0]}` : `${count} ${unit}`;
+}
+
+/** How far an event time is behind the clock. */
+export function lag(ms, nowMs) {
+  if (ms === null || ms === undefined) return null;
+  return isEnd(ms) ? 0 : nowMs - ms;
+}
+
+/** @param {string | null | undefined} iso @returns {number | null} */
+export const fromIso = (iso) => (iso ? Date.parse(iso) : null);
+
+/** What `<input type="datetime-local">` takes. */
+export function toInput(ms, zone) {
+  if (!isInstant(ms)) return "";
+  return instant(ms, zone).replace("Z", "").replace(" ", "T");
+}
+
+/** @param {string} text of such an input @param {Zone} zone @returns {number | null} */
+export function fromInput(text, zone) {
+  const ms = Date.parse(zone === "utc" ? `${text}Z` : text);
+  return Number.isNaN(ms) ? null : ms;
+}
+
+/** @param {number} count @param {string} one @param {string} [many] */
+export const counted = (count, one, many = `${one}s`) =>
+  `${count.toLocaleString("en")} ${count === 1 ? one : many}`;

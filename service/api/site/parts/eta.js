@@ -1,0 +1,45 @@
+/** When will the output watermark be there? */
+import { pathOf, read } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { usePoll } from "../lib/hooks.js";
+import { changed, go } from "../lib/route.js";
+import { duration, fromInput, fromIso, instant, isInstant, toInput } from "../lib/time.js";
+
+const REFRESH_MS = 5_000;
+const HOUR_MS = 3_600_000;
+
+/** @param {{route: any, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
+export function Eta({ route, stage, zone, nowMs }) {
+  const at = Number(route.query.get("at")) || null;
+  const output = stage?.output_watermark;
+  const start = at ?? (isInstant(output) ? Math.floor(output / HOUR_MS + 1) * HOUR_MS : null);
+  const ask = (event) => {
+    event.preventDefault();
+    const ms = fromInput(new FormData(event.target).get("at"), zone);
+    if (ms !== null) go(changed(route, { at: ms }), { replace: true });
+  };
+  return html`<section aria-labelledby="eta-title">
+    <h2 id="eta-title">When will it be done?</h2>
+    <form class="ask" onSubmit=${ask}>
+      <label for="at">Everything before</label>
+      <input id="at" name="at" type="datetime-local" step="1" required defaultValue=${toInput(start, zone)} key=${`${at} ${zone} ${start === null}`} />
+      <span>${zone === "utc" ? "UTC" : ""}</span>
+      <button type="submit">has arrived when?</button>
+    </form>
+    ${at !== null && html`<${Answer} route=${route} at=${at} zone=${zone} nowMs=${nowMs} />`}
+  </section>`;
+}
+
+function Answer({ route, at, zone, nowMs }) {
+  const path = `${pathOf(route.job, route.stage)}/eta?at=${at}`;
+  const { data, problem } = usePoll((signal) => read(path, { signal }), REFRESH_MS, [path]);
+  if (problem) return html`<p role="alert" class="alert">${problem.message}</p>`;
+  if (!data || data.at !== at) return null;
+  if (data.reached) return html`<p class="answer" role="status"><strong>It is there:</strong> ${data.because}.</p>`;
+  if (data.expected_at === null) return html`<p class="answer" role="status"><strong>Nobody can say:</strong> ${data.because}.</p>`;
+  const expected = fromIso(data.expected_at);
+  const [low, high] = data.between.map(fromIso);
+  return html`<p class="answer" role="status"><strong>At ${instant(expected, zone)}</strong>, in
+    ${" "}${duration(Math.max(0, expected - nowMs))}. In ${Math.round(data.confidence * 100)} of 100 cases between
+    ${" "}${instant(low, zone)} and ${instant(high, zone)}: ${data.because}.</p>`;
+}

@@ -1,0 +1,61 @@
+/** Why a watermark is where it is, in words: the same that the path in the graph shows. */
+import { pathOf, read } from "../lib/api.js";
+import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { atMostEvery } from "../lib/frames.js";
+import { link } from "../lib/route.js";
+import { counted, duration, fromIso, instant } from "../lib/time.js";
+import { REASONS } from "./graph.js";
+
+const REFRESH_MS = 5_000;
+const LEAST_MS = 500;
+
+/**
+ * Ask why, again whenever `version` changes, but not too often.
+ * @param {string} job @param {string | null} stage @param {number} version
+ */
+export function useExplanation(job, stage, version) {
+  const [found, setFound] = useState(null);
+  const ask = useRef(() => {});
+  useEffect(() => {
+    if (!stage) return undefined;
+    const ending = new AbortController();
+    const load = () => read(`${pathOf(job, stage)}/explain?limit=10`, { signal: ending.signal }).then(
+      (body) => ending.signal.aborted || setFound(body), () => {});
+    const soon = atMostEvery(LEAST_MS, load);
+    ask.current = soon;
+    soon();
+    // What is late, expired or throttled becomes so without an advance.
+    const timer = setInterval(soon, REFRESH_MS);
+    return () => {
+      ending.abort();
+      soon.cancel();
+      clearInterval(timer);
+    };
+  }, [job, stage]);
+  useEffect(() => ask.current(), [version]);
+  return found?.stage === stage && found?.job === job ? found : null;
+}
+
+/** @param {{why: any, zone: any, nowMs: number}} props */
+export function Explanation({ why, zone, nowMs }) {
+  if (!why) return null;
+  const path = [...why.path].reverse();
+  return html`<section class="why" aria-labelledby="why-title">
+    <h2 id="why-title">Why is ${why.stage} where it is?</h2>
+    <p class="because">${why.because}</p>
+    ${why.path.length > 1 && html`<p class="path"><span class="hidden">The path: </span>${path.map((step, k) => html`${k > 0 && html`<span aria-hidden="true"> → </span>`}
+      <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
+    ${why.holders.length > 0 && html`<div class="scroll"><table class="cards">
+      <caption>${counted(why.holders_total, "range holds", "ranges hold")} it back${why.holders_total > why.holders.length ? `; the first ${why.holders.length}` : ""}</caption>
+      <thead><tr><th scope="col">Range of ${why.holders[0].stage}</th><th scope="col">It</th><th scope="col">Promise</th>
+        <th scope="col">Without it</th><th scope="col">Holder</th><th scope="col">Unchanged for</th></tr></thead>
+      <tbody>${why.holders.map((each) => html`<tr key=${each.range}>
+        <th scope="row">${each.range}</th>
+        <td data-label="It">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
+        <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
+        <td data-label="Without it" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
+        <td data-label="Holder">${each.holder ?? "nobody"}</td>
+        <td data-label="Unchanged for">${each.since ? duration(nowMs - fromIso(each.since)) : "–"}</td>
+      </tr>`)}</tbody></table></div>`}
+  </section>`;
+}

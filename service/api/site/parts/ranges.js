@@ -1,0 +1,69 @@
+/** The ranges of a stage: the map, and lists of those that matter. */
+import { pathOf, read } from "../lib/api.js";
+import { html } from "../lib/html.js";
+import { usePoll } from "../lib/hooks.js";
+import { changed } from "../lib/route.js";
+import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
+import { HeatMap } from "./heat-map.js";
+
+const REFRESH_MS = 2_000;
+/** To count a million takes the service some time: it is asked less often. */
+const MANY = 100_000;
+const REFRESH_MANY_MS = 10_000;
+const CELLS = 400;
+const PAGE = 20;
+const MOST = 1_000;
+const LISTS = [
+  ["slowest", "Slowest"], ["expired", "Expired"], ["never_reported", "Never reported"], ["idle", "Idle"],
+  ["final", "Final"], ["all", "All"],
+];
+
+/** @param {{route: any, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
+export function Ranges({ route, stage, zone, nowMs }) {
+  const show = route.query.get("show") ?? "slowest";
+  const limit = Math.min(Number(route.query.get("n")) || PAGE, MOST);
+  const [from, to] = [route.query.get("rf"), route.query.get("rt")];
+  const window = to === null ? "" : `&from=${Number(from) || 0}&to=${Number(to) || 1}`;
+  const path = `${pathOf(route.job, route.stage)}/range-summary?buckets=${CELLS}&show=${encodeURIComponent(show)}&limit=${limit}${window}`;
+  const ms = (stage?.ranges.total ?? 0) > MANY ? REFRESH_MANY_MS : REFRESH_MS;
+  const { data, problem } = usePoll((signal) => read(path, { signal }), ms, [path]);
+  if (problem && !data) return html`<p role="alert" class="alert">${problem.message}</p>`;
+  if (!data) return null;
+  if (!data.total) return html`<section><h2>Ranges</h2><p class="empty">It has none: what comes in goes out.</p></section>`;
+  return html`<section class="ranges" aria-labelledby="ranges-title">
+    <h2 id="ranges-title">Ranges</h2>
+    <${HeatMap} summary=${data} route=${route} zone=${zone} />
+    <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
+      href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
+      aria-current=${name === show ? "true" : undefined}>${title}${count(data, name)}</a>`)}</nav>
+    <${List} data=${data} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
+    ${data.matching > data.listed.length && limit < MOST && html`<p>
+      <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
+  </section>`;
+}
+
+const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
+
+function List({ data, zone, nowMs, output }) {
+  if (!data.listed.length) return html`<p class="empty">There are none.</p>`;
+  const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}`;
+  return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
+    <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
+      <th scope="col">Ahead of the stage</th><th scope="col">Holds</th><th scope="col">Holder</th>
+      <th scope="col">Held for</th><th scope="col">Reported</th><th scope="col">Unchanged for</th></tr></thead>
+    <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
+      <th scope="row">${each.range}</th>
+      <td data-label="Condition" class=${`condition ${each.condition}`}>${each.condition.replace("_", " ")}</td>
+      <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
+      <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
+      <td data-label="Holds">${holds(each.holds, zone)}</td>
+      <td data-label="Holder">${each.holder ?? "nobody"}</td>
+      <td data-label="Held for">${since(each.held_since, nowMs)}</td>
+      <td data-label="Reported">${each.reported_at ? `${since(each.reported_at, nowMs)} ago` : "–"}</td>
+      <td data-label="Unchanged for">${since(each.since, nowMs)}</td>
+    </tr>`)}</tbody></table></div>`;
+}
+
+const since = (iso, nowMs) => (iso ? duration(Math.max(0, nowMs - fromIso(iso))) : "–");
+
+const holds = (found, zone) => Object.entries(found).map(([name, at]) => `${name} ${instant(at, zone)}`).join(", ") || "–";

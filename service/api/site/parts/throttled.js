@@ -1,0 +1,22 @@
+/** The shards of a stage that are asked to wait, and why. */
+import { html } from "../lib/html.js";
+import { counted, instant } from "../lib/time.js";
+
+const MOST = 50;
+
+/** @param {{throttle: any, stage: string, zone: import("../lib/time.js").Zone}} props */
+export function Throttled({ throttle, stage, zone }) {
+  const shards = Object.entries(throttle?.shards[stage] ?? {});
+  if (!shards.length) return null;
+  return html`<section aria-labelledby="throttled-title">
+    <h2 id="throttled-title">Throttled: ${counted(shards.length, "shard")}</h2>
+    <div class="scroll"><table class="cards">
+      <thead><tr><th scope="col">Shard</th><th scope="col">Asked to</th><th scope="col">Because</th></tr></thead>
+      <tbody>${shards.slice(0, MOST).map(([shard, advice]) => html`<tr key=${shard}>
+        <th scope="row">${shard}</th>
+        <td data-label="Asked to">${advice.pause ? "pause" : `read at ${Math.round(advice.rate * 100)} %`}${advice.until !== null
+          ? ` beyond ${instant(advice.until, zone)}` : ""}</td>
+        <td data-label="Because">${advice.because}</td></tr>`)}</tbody></table></div>
+    ${shards.length > MOST && html`<p>and ${shards.length - MOST} more</p>`}
+  </section>`;
+}

@@ -1,0 +1,40 @@
+/** One job: its graph, what holds it back, its stages. It moves as events come. */
+import { html } from "../lib/html.js";
+import { useJob, useNow } from "../lib/hooks.js";
+import { Connection } from "../parts/connection.js";
+import { Danger } from "../parts/danger.js";
+import { Explanation, useExplanation } from "../parts/explanation.js";
+import { Graph } from "../parts/graph.js";
+import { StageTable } from "../parts/stage-table.js";
+
+/** How often lags are written again of stages that have not moved. */
+const TICK_MS = 1_000;
+const TICK_MANY_MS = 5_000;
+const MANY = 200;
+
+export function JobView({ route, me, zone }) {
+  const store = useJob(route.job);
+  const nowMs = useNow((store?.graph?.size ?? 0) > MANY ? TICK_MANY_MS : TICK_MS);
+  const asked = route.query.get("why");
+  const stage = store && (store.graph?.has(asked) ? asked : lastInLine(store));
+  const why = useExplanation(route.job, stage, store?.version ?? 0);
+  if (!store) return null;
+  const given = { store, why, route, zone, nowMs };
+  const ready = store.graph && store.stages.size > 0;
+  return html`
+    <div class="heading"><h1>${route.job}</h1><${Connection} connection=${store.connection} /></div>
+    ${ready && html`
+      <${Graph} ...${given} />
+      <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
+      <${StageTable} ...${given} />
+      <${Danger} job=${route.job} me=${me} />`}`;
+}
+
+/** What is explained unless something else is asked: the lowest of the stages that nobody reads. */
+function lastInLine(store) {
+  if (!store.graph) return null;
+  const isRead = new Set([...store.graph.values()].flatMap((node) => node.inputs));
+  const output = (name) => store.stages.get(name)?.output_watermark ?? -Infinity;
+  const sinks = [...store.graph.keys()].filter((name) => !isRead.has(name));
+  return sinks.reduce((lowest, name) => (output(name) < output(lowest) ? name : lowest), sinks[0]);
+}

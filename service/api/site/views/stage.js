@@ -1,0 +1,51 @@
+/** One stage: where its watermarks are and were, its ranges, and when it will be done. */
+import { html } from "../lib/html.js";
+import { useJob, useNow } from "../lib/hooks.js";
+import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
+import { Connection } from "../parts/connection.js";
+import { Eta } from "../parts/eta.js";
+import { Explanation, useExplanation } from "../parts/explanation.js";
+import { HistoryChart } from "../parts/history-chart.js";
+import { Ranges } from "../parts/ranges.js";
+import { Status } from "../parts/status.js";
+import { Throttled } from "../parts/throttled.js";
+
+export function StageView({ route, zone }) {
+  const store = useJob(route.job);
+  const nowMs = useNow();
+  const stage = store?.stages.get(route.stage);
+  const why = useExplanation(route.job, stage ? route.stage : null, store?.version ?? 0);
+  if (!store) return null;
+  const given = { route, stage, zone, nowMs };
+  const missing = store.graph && !store.graph.has(route.stage);
+  return html`
+    <div class="heading"><h1>${route.stage}</h1><${Connection} connection=${store.connection} /></div>
+    ${missing && html`<p role="alert" class="alert">The job ${route.job} has no stage ${route.stage}.</p>`}
+    ${stage && html`
+      <${Facts} ...${given} />
+      <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
+      <${HistoryChart} ...${given} />
+      <${Eta} ...${given} />
+      <${Throttled} throttle=${store.throttle} stage=${route.stage} zone=${zone} />
+      <${Ranges} ...${given} />`}`;
+}
+
+function Facts({ stage, zone, nowMs }) {
+  const system = stage.processing_watermark;
+  const { total, reported, idle, final, leased } = stage.ranges;
+  const facts = [
+    ["Status", html`<${Status} status=${stage.status} />`],
+    ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
+    ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
+    ["Data lag", isEnd(stage.output_watermark) ? "–" : duration(lag(stage.output_watermark, nowMs))],
+    ["System lag", isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"],
+    ["Late rows", `${(stage.late ?? 0).toLocaleString("en")} of ${(stage.records ?? 0).toLocaleString("en")}`],
+    ["Ranges", total ? [`${reported.toLocaleString("en")} of ${total.toLocaleString("en")} reported`,
+      `${leased.toLocaleString("en")} leased`, idle && `${idle.toLocaleString("en")} idle`,
+      final && `${final.toLocaleString("en")} final`].filter(Boolean).join(", ") : "none of its own"],
+    ...Object.entries(stage.percentiles ?? {}).map(([percentage, at]) => [
+      `${percentage} % of what is in flight is after`,
+      html`<span class="time">${at === null ? "not known" : instant(at, zone)}</span>`]),
+  ];
+  return html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}

@@ -1,0 +1,54 @@
+"""The page while things happen: advances, an outage, many updates at once."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.support.server import Service
+from tests.web.conftest import Opened
+from tests.web.flights import START, Feed, Flights, shown
+
+
+def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
+    before = flights.advance()
+    with open_page("/#/jobs/nyc-flights") as page:
+        newark = page.locator('a[data-stage="newark"] .output')
+        expect(newark).to_have_text(before)
+        expect(page.locator('[data-state="live"]')).to_be_visible()
+        # No other reading: so what comes, comes by the stream of events.
+        page.route("**/watermarks", lambda route: route.abort())
+        for _ in range(3):
+            at = flights.advance()
+            expect(newark).to_have_text(at)
+            expect(page.locator('a[data-stage="weekly-average"] .output')).to_have_text(at)
+
+
+COUNT_DRAWINGS = """() => {
+  const counted = { frames: 0, drawings: 0 };
+  window.counted = counted;
+  const frame = () => { counted.frames += 1; requestAnimationFrame(frame); };
+  requestAnimationFrame(frame);
+  const drawn = document.querySelector('[data-stage="s"] .output');
+  new MutationObserver(() => (counted.drawings += 1)).observe(
+    drawn, { characterData: true, subtree: true, childList: true });
+}"""
+EVENTS = 200
+
+
+def test_many_updates_are_drawn_once_for_each_picture(service: Service, open_page: Opened):
+    """However fast they come: of 200 advances in a burst, each picture shows the newest, once."""
+    with Feed(service.url, "fast") as feed:
+        feed.define({"s": {"shards": ["0"]}})
+        lease = feed.claim("s", holder="worker")
+        lease.promise(START)
+        with open_page("/#/jobs/fast") as page:
+            expect(page.locator('[data-stage="s"] .output')).to_have_text(shown(START))
+            page.evaluate(COUNT_DRAWINGS)
+            for second in range(1, EVENTS + 1):
+                lease.promise(START + second * 1_000)
+            expect(page.locator('[data-stage="s"] .output')).to_have_text(
+                shown(START + EVENTS * 1_000)
+            )
+            counted = page.evaluate("window.counted")
+            assert 0 < counted["drawings"] <= counted["frames"] + 1
+            assert counted["drawings"] < EVENTS + 10

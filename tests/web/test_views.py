@@ -1,0 +1,195 @@
+"""Each view, with a job like the demonstration's, in a real browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.server import Service
+from tests.web.conftest import Opened
+from tests.web.flights import DAY, STAGES, START, Feed, Flights
+
+JOB = "/#/jobs/nyc-flights"
+STAGE = f"{JOB}/stages/newark"
+
+
+def test_jobs(flights: Flights, service: Service, open_page: Opened):
+    with Feed(service.url, "quiet-one") as quiet:
+        quiet.define({"s": {"shards": ["0"]}})
+    with open_page() as page:
+        row = page.locator('tr[data-job="nyc-flights"]')
+        expect(row).to_contain_text("8 stages")
+        expect(row).to_contain_text("newark")
+        expect(row).to_contain_text("2013-01-")
+        expect(row.get_by_role("img", name="moved in the last hour", exact=True)).to_be_visible()
+        expect(page.locator('tr[data-job="quiet-one"]')).to_contain_text("waiting")
+        expect(page.get_by_role("img", name="has not moved in the last hour").first).to_be_visible()
+
+
+def test_what_stands_still_comes_first_and_is_found(
+    flights: Flights, service: Service, open_page: Opened
+):
+    with Feed(service.url, "stands-still") as still:
+        still.define({"s": {"shards": ["0"]}})
+        flights.advance()
+        with open_page() as page:
+            names = page.locator("tbody tr th a")
+            expect(names.last).to_have_text("nyc-flights")
+            page.get_by_role("searchbox").fill("STANDS")
+            expect(names).to_have_text(["stands-still"])
+            assert "q=STANDS" in page.url
+            # Whoever gets the link sees the same.
+            page.reload()
+            expect(names).to_have_text(["stands-still"])
+            names.first.click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("stands-still")
+            expect(page.locator(".because")).to_contain_text("has never reported")
+
+
+def test_a_job(flights: Flights, open_page: Opened):
+    flights.advance()
+    with open_page(JOB) as page:
+        for stage in STAGES:
+            expect(page.locator(f'a[data-stage="{stage}"]')).to_be_visible()
+        # Sources left, sinks right.
+        newark, weekly = (_left(page, stage) for stage in ("newark", "weekly-average"))
+        assert newark < _left(page, "newark-rotations") < weekly
+        # What holds everything back: down to the range, in one colour, and in words.
+        held = page.locator("a.stage.held")
+        expect(held).to_have_count(3)
+        expect(page.locator(".holder")).to_have_attribute("data-range", "UA")
+        expect(page.locator("path.edge.held")).to_have_count(2)
+        expect(page.locator(".because")).to_contain_text("weekly-average waits for newark, where")
+        expect(page.locator(".because")).to_contain_text("UA (holder executor-0)")
+        waits = page.locator('path[data-edge="new-york-rotations→weekly-average"]')
+        expect(waits).to_have_class(re.compile("waits"))
+        cells = page.locator("tbody tr", has_text="newark-rotations").first
+        expect(cells).to_contain_text("4 of 4")
+
+
+def _left(page: Page, stage: str) -> float:
+    box = page.locator(f'a[data-stage="{stage}"]').bounding_box()
+    assert box is not None
+    return box["x"]
+
+
+def test_another_stage_is_explained_by_its_link(flights: Flights, open_page: Opened):
+    with open_page(f"{JOB}?why=departures-weather") as page:
+        expect(page.locator(".because")).to_contain_text("keeps a hold 'state'")
+        expect(page.locator(".holder")).to_have_attribute("data-range", "00000000-40000000")
+
+
+def test_a_stage(flights: Flights, open_page: Opened):
+    at = flights.advance()
+    with open_page(STAGE) as page:
+        expect(page.locator('[data-fact="output"]')).to_have_text(at)
+        expect(page.locator(".u-over")).to_be_visible()
+        # Its newest advance is the last step of the table beside the chart, too.
+        page.get_by_text(re.compile("The last .* steps")).click()
+        expect(page.locator("details tbody tr").first).to_contain_text(at)
+        expect(page.locator(".facts")).to_contain_text(re.compile(r"Late rows\d+ of \d+"))
+        row = page.locator(".ranges tbody tr").first
+        expect(row).to_contain_text("UA")
+        expect(row).to_contain_text("executor-0")
+        expect(page.locator(".heat button")).to_have_count(5)
+
+
+def test_times_are_local_or_utc(flights: Flights, open_page: Opened):
+    at = flights.advance()
+    assert at.endswith(" 17:00:00Z")
+    # The browser is in New York.
+    local = at.replace("17:00:00Z", "12:00:00")
+    with open_page(STAGE) as page:
+        output = page.locator('[data-fact="output"]')
+        expect(output).to_have_text(at)
+        page.get_by_role("link", name="Times are in UTC").click()
+        expect(output).to_have_text(local)
+        # The link holds it, and it stays from view to view.
+        page.get_by_role("link", name="nyc-flights").click()
+        expect(page.locator('a[data-stage="newark"]')).to_contain_text(local)
+
+
+def test_zoom(flights: Flights, open_page: Opened):
+    with open_page(STAGE) as page:
+        chart = page.locator(".u-over")
+        box = chart.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60, steps=4)
+        page.mouse.up()
+        page.wait_for_url(re.compile(r"from=\d+.*to=\d+"))
+        first = page.url
+        page.get_by_role("button", name="Zoom in").click()
+        page.wait_for_url(lambda url: "from=" in url and url != first)
+        page.get_by_role("link", name="1 h", exact=True).click()
+        page.wait_for_url(lambda url: "from=" not in url)
+
+
+def test_eta(service: Service, open_page: Opened):
+    with Feed(service.url, "steady") as feed:
+        feed.define({"s": {"shards": ["0"]}})
+        lease = feed.claim("s", holder="worker")
+        for step in range(40):
+            lease.promise(START + step * 60_000)
+        there, never = START + 30 * 60_000, START + 400 * DAY
+        with open_page(f"/#/jobs/steady/stages/s?at={there}") as page:
+            expect(page.locator(".answer")).to_contain_text("It is there")
+            page.goto(f"/#/jobs/steady/stages/s?at={never}")
+            expect(page.locator(".answer")).to_contain_text("Nobody can say")
+            page.get_by_label("Everything before").fill("2013-01-01T05:10:00")
+            page.get_by_role("button", name="has arrived when?").click()
+            expect(page.locator(".answer")).to_contain_text("It is there")
+            assert f"at={START + 10 * 60_000}" in page.url
+
+
+def test_throttled_shards_and_why(service: Service, open_page: Opened):
+    with Feed(service.url, "aligned") as feed:
+        throttle = {"groups": [{"stages": ["fast", "slow"], "max_drift_ms": 60_000}], "stages": {}}
+        feed.define({"fast": {"shards": ["f"]}, "slow": {"shards": ["s"]}}, throttle=throttle)
+        feed.claim("slow", holder="a").promise(START)
+        feed.claim("fast", holder="b").promise(START + DAY)
+        with open_page("/#/jobs/aligned/stages/fast") as page:
+            expect(page.get_by_text("Throttled: 1 shard")).to_be_visible()
+            expect(page.get_by_text("more than 60000 ms ahead of shard s").first).to_be_visible()
+
+
+def test_what_is_expired_idle_or_silent_is_easy_to_find(service: Service, open_page: Opened):
+    with Feed(service.url, "mixed") as feed:
+        feed.define({"s": {"shards": ["gone", "quiet", "silent", "well"]}})
+        gone = feed.claim("s", ["gone"], holder="one")
+        gone.promise(START)
+        gone.release()
+        rest = feed.claim("s", ["quiet", "silent", "well"], holder="two")
+        rest.report({"quiet": {"idle": True}, "well": START + DAY})
+        with open_page("/#/jobs/mixed/stages/s") as page:
+            listed = page.locator(".ranges tbody tr th")
+            expect(page.locator(".heat button")).to_have_text(["!", "z", "?", ""])
+            for link, name in {
+                "Expired 1": "gone",
+                "Never reported 1": "silent",
+                "Idle 1": "quiet",
+            }.items():
+                page.get_by_role("link", name=link).click()
+                expect(listed).to_have_text([name])
+            page.get_by_role("link", name="Expired 1").click()
+            expect(page.locator(".ranges tbody tr")).to_contain_text("nobody")
+
+
+def test_a_name_that_is_none(flights: Flights, open_page: Opened):
+    refused = frozenset({"404"})
+    with open_page("/#/jobs/no-such-job", allowed=refused) as page:
+        expect(page.get_by_role("alert")).to_contain_text("no-such-job")
+    with open_page(f"{JOB}/stages/none", allowed=refused) as page:
+        expect(page.get_by_role("alert")).to_contain_text("has no stage none")
+
+
+@pytest.mark.parametrize("path", ["/", JOB, STAGE])
+def test_360_pixels(flights: Flights, open_page: Opened, path: str):
+    with open_page(path, width=360, height=740) as page:
+        expect(page.get_by_text("2013-01-").first).to_be_visible()
+        # Nothing is wider than the screen but what scrolls by itself.
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360
