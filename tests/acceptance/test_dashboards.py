@@ -1,4 +1,4 @@
-"""The dashboards: what is committed, and each of its queries against a real Prometheus of a real service."""
+"""The dashboards: what is committed, and each query against a real Prometheus of a real service."""
 
 from __future__ import annotations
 
