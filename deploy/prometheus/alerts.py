@@ -252,14 +252,22 @@ def _words(seconds: int) -> str:
     return f"{seconds} s" if seconds % 60 else f"{seconds // 60} min"
 
 
-def rules(at: Thresholds) -> str:
-    """Return the file with all alerts."""
+def rules(at: Thresholds, *, operator: bool = False) -> str:
+    """Return the file with all alerts; with `operator` as the Prometheus operator has them."""
     group = {"name": "tidegauge", "rules": [alert.rule(at.runbook) for alert in alerts(at)]}
     yaml: Any = YAML()
     yaml.width = 1_000
     text = StringIO()
     text.write("# Written by deploy/prometheus/alerts.py: change it there.\n")
-    yaml.dump({"groups": [group]}, text)
+    content: dict[str, Any] = {"groups": [group]}
+    if operator:
+        content = {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PrometheusRule",
+            "metadata": {"name": "tidegauge"},
+            "spec": content,
+        }
+    yaml.dump(content, text)
     return text.getvalue()
 
 
@@ -276,7 +284,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             default=default,
             help=f"{default}{unit}",
         )
-    sys.stdout.write(rules(Thresholds(**vars(parser.parse_args(arguments)))))
+    parser.add_argument(
+        "--operator", action="store_true", help="as a PrometheusRule of the Prometheus operator"
+    )
+    given = vars(parser.parse_args(arguments))
+    operator = given.pop("operator")
+    sys.stdout.write(rules(Thresholds(**given), operator=operator))
 
 
 if __name__ == "__main__":
