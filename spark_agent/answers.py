@@ -136,6 +136,7 @@ class StepAnswer(TypedDict):
 class HolderAnswer(TypedDict):
     """A range that holds a stage back."""
 
+    stage: str
     range: str
     promise: int | None
     would_be: int | None
