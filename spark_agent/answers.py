@@ -146,7 +146,7 @@ class HolderAnswer(TypedDict):
     reported_at: str | None
     since: str | None
     reason: str
-    component: NotRequired[str]
+    component: str | None
 
 
 class ExplainAnswer(TypedDict):
