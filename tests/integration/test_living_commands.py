@@ -218,5 +218,4 @@ def test_a_shell_completes_jobs_and_stages(water: Water, tmp_path: Path) -> None
 
     assert water.job in completed("show", water.job[:-2])
     assert completed("explain", water.job, "h") == ["hourly"]
-    assert set(completed("ranges", water.job, "")) == {"taps", "hourly"}
     assert completed("show", "no-such-job") == []
