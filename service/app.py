@@ -131,6 +131,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
                     settings.audit_retention_ms,
                 ),
                 limits=Limits(settings.max_jobs, settings.max_ranges_per_job, settings.max_ranges),
+                metrics_stages=settings.metrics_stages,
                 operator_keys=operator_keys(settings),
                 open_without_keys=may_be_open(settings),
             )

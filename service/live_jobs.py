@@ -159,7 +159,7 @@ class LiveJobs:
     def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
         """Count leases that have run out, by job and stage, and publish what follows from that."""
         for job, stages in expired.items():
-            self._metrics.leases_expired.inc(sum(stages.values()))
+            self._metrics.count_expired(job, stages)
             self._publisher.touch(job, stages)
 
     async def flush(self, job: str) -> Published:

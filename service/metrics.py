@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import generate_latest
 
-from service.frontier.timestamps import MAX, MIN
-from service.model.jobs import JobView
-from service.model.reports import Reported
+from service.model.reports import Report, Reported
+from service.stage_metrics import ByStage, StageMetrics, Survey
+
+_STAGES_COUNTED = 100_000
+"""For so many stages this process keeps counts. Beyond, as after many jobs were deleted that nobody has
+scraped, it starts over: to Prometheus, a counter that starts over is nothing special.
+"""
 
 # They would add a second series for each counter, which nobody needs.
 disable_created_metrics()
@@ -76,6 +86,10 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._arrivals: ByStage = Tally()
+        self._expired: ByStage = Tally()
+        ProcessCollector(registry=self.registry)
+
         # Looked up once: to find a labelled counter takes a lock and a hash of strings.
         self._accepted = self.reports.labels("accepted")
         self._waiting = self.reports.labels("waiting")
@@ -83,7 +97,9 @@ class Metrics:
         self._ranges_behind = self.reported_ranges.labels("behind")
         self._ranges_rejected = self.reported_ranges.labels("rejected")
 
-    def count_report(self, reported: Reported, *, waiting: bool) -> None:
+    def count_report(
+        self, job: str, stage: str, report: Report, reported: Reported, *, waiting: bool
+    ) -> None:
         """Count a report that was accepted, and its ranges."""
         (self._waiting if waiting else self._accepted).inc()
         self._ranges_accepted.inc(reported.accepted)
@@ -91,60 +107,41 @@ class Metrics:
             self._ranges_behind.inc(len(reported.behind))
         if reported.rejected:
             self._ranges_rejected.inc(len(reported.rejected))
+        if not _is_quiet(report):
+            _count(self._arrivals, (job, stage), 1)
+
+    def count_expired(self, job: str, stages: Mapping[str, int]) -> None:
+        """Count leases that have run out, by stage."""
+        self.leases_expired.inc(sum(stages.values()))
+        for stage, count in stages.items():
+            _count(self._expired, (job, stage), count)
 
     def count_refused_report(self, slug: str) -> None:
         """Count a report that was refused."""
         self.reports.labels(slug).inc()
 
-    def render(self, jobs: Sequence[JobView], now_ms: int) -> bytes:
-        """Return all metrics in Prometheus's text format."""
+    def render(self, survey: Survey | None, now_ms: int) -> bytes:
+        """Return all metrics in Prometheus's text format; without a survey, those of the process."""
+        if survey is None:
+            return generate_latest(self.registry)
+        if not survey.left_out:
+            # All stages are in the survey: what else was counted is of stages that are gone.
+            there = {(each.job, each.stage) for each in survey.stages}
+            for counts in (self._arrivals, self._expired):
+                for gone in counts.keys() - there:
+                    del counts[gone]
         registry = CollectorRegistry()
-        registry.register(_Watermarks(jobs, now_ms))
+        registry.register(StageMetrics(survey, now_ms, self._arrivals, self._expired))
         return generate_latest(self.registry) + generate_latest(registry)
 
 
-class _Watermarks:
-    def __init__(self, jobs: Sequence[JobView], now_ms: int) -> None:
-        self._jobs = jobs
-        self._now_ms = now_ms
-
-    def collect(self) -> Iterator[Metric]:
-        names = ["job", "stage"]
-        watermark = GaugeMetricFamily(
-            "tidegauge_watermark_seconds",
-            "Watermark of a stage in seconds since the epoch; absent while there is none, +Inf at the"
-            " end of time",
-            labels=[*names, "kind"],
-        )
-        lag = GaugeMetricFamily(
-            "tidegauge_lag_seconds",
-            "How far a stage's output watermark is behind the wall clock; 0 at the end of time",
-            labels=names,
-        )
-        version = GaugeMetricFamily(
-            "tidegauge_watermark_version",
-            "Version of a stage's watermark: a flat line is a watermark that stands still",
-            labels=names,
-        )
-        status = GaugeMetricFamily(
-            "tidegauge_stage_status", "1 for the status that a stage has", labels=[*names, "status"]
-        )
-        for job in self._jobs:
-            for name, view in job.stages.items():
-                for side, value in (
-                    ("input", view.watermark.input),
-                    ("output", view.watermark.output),
-                ):
-                    if value != MIN:
-                        watermark.add_metric([job.name, name, side], _seconds(value))
-                output = view.watermark.output
-                if output != MIN:
-                    behind = 0 if output == MAX else self._now_ms - output
-                    lag.add_metric([job.name, name], behind / 1_000)
-                version.add_metric([job.name, name], view.version)
-                status.add_metric([job.name, name, view.watermark.status.value], 1)
-        yield from (watermark, lag, version, status)
+def _count(counts: ByStage, stage: tuple[str, str], count: int) -> None:
+    if len(counts) >= _STAGES_COUNTED and stage not in counts:
+        counts.clear()
+    counts[stage] += count
 
 
-def _seconds(value: int) -> float:
-    return float("inf") if value == MAX else value / 1_000
+def _is_quiet(report: Report) -> bool:
+    """Whether each of its ranges says that nothing came, and that nothing is left to read."""
+    facts = report.facts
+    return bool(facts) and all(each is not None and each.is_quiet for each in facts)

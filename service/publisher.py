@@ -177,6 +177,7 @@ class Publisher:
         except Exception as error:
             # Unexpected, so it is logged and raised to those who wait; the next round goes on.
             log.exception("publishing failed")
+            self._metrics.publish_failures.inc()
             for touched in left.values():
                 _fail(touched.done, error)
             left.clear()

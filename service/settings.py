@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     """Ranges of one job, in all its stages. Each takes about a hundred bytes in every replica."""
     max_ranges: int = Field(default=4_000_000, ge=1)
     """Ranges of all jobs together."""
+    metrics_stages: int = Field(default=2_000, ge=0)
+    """Stages that have metrics. Each is about twenty series to Prometheus."""
     audit_retention_ms: int = Field(default=90 * DAY_MS, ge=0)
     """Records of the audit older than this are deleted."""
     admin_key: SecretStr | None = None

@@ -17,6 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_agent.arrival import Arrival
+    from spark_agent.async_client import AsyncClient
     from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import FinalSourceError, Pipeline, StageTakenError
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregatorError",
+    "Arrival",
     "Ascending",
+    "AsyncClient",
     "BoundedOutOfOrderness",
     "Client",
     "FinalSourceError",
@@ -38,6 +42,8 @@ __all__ = [
 
 _MODULES = {
     "AggregatorError": "spark_agent.client",
+    "Arrival": "spark_agent.arrival",
+    "AsyncClient": "spark_agent.async_client",
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client",

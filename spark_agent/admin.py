@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Final
@@ -25,6 +25,7 @@ from spark_agent.client import (
 )
 from spark_agent.durations import duration_ms
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
+from spark_agent.profiles import read_profile
 
 _EXIT_CANNOT_RUN: Final = 2
 _PIPE_WIDTH: Final = 2_000
@@ -32,13 +33,58 @@ _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-Url = Annotated[str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")]
+READER: Final = "a key that may read"
+
+
+def _url(context: typer.Context, value: str) -> str:
+    """Return the URL: as it is given, else that of the profile."""
+    source = context.get_parameter_source("url")
+    if source is not None and source.name != "DEFAULT":
+        return value
+    try:
+        return read_profile().url or value
+    except ValueError as error:
+        raise exit_with(context.info_name or "", str(error)) from None
+
+
+def complete_job(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the jobs that begin like this. A shell waits for it, so it is quick or returns nothing."""
+    return [each for each in _known(context, None) if each.startswith(incomplete)]
+
+
+def complete_stage(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the stages of the job before it that begin like this."""
+    job = context.params.get("job")
+    return [each for each in _known(context, job) if job and each.startswith(incomplete)]
+
+
+def _known(context: typer.Context, job: str | None) -> Sequence[str]:
+    try:
+        url = context.params.get("url")
+        url = url or os.environ.get("TIDEGAUGE_URL") or read_profile().url or DEFAULT_URL
+        client = client_of(url, context.params.get("key_file"), timeout_ms=1_000)
+        lines = client.jobs()["jobs"]
+    except (ValueError, AggregatorError):
+        return ()
+    if job is None:
+        return [each["job"] for each in lines]
+    return [stage for each in lines if each["job"] == job for stage in each["stages"]]
+
+
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="TIDEGAUGE_URL", callback=_url, help="Where tidegauge is; else as the profile says."
+    ),
+]
+Job = Annotated[str, typer.Argument(help="The job.", autocompletion=complete_job)]
+Stage = Annotated[str, typer.Argument(help="The stage.", autocompletion=complete_stage)]
 # There is no option for the key itself: everybody on the machine could see it in the list of processes.
 KeyFile = Annotated[
     str | None,
     typer.Option(
         help=f"A file with the key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
-        f" {_ADMIN_FILE_VARIABLE} or {_ADMIN_KEY_VARIABLE}.",
+        f" {_ADMIN_FILE_VARIABLE}, {_ADMIN_KEY_VARIABLE}, or as the profile says.",
         show_default=False,
     ),
 ]
@@ -164,8 +210,17 @@ def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Cli
     if key_file is None and not agents:
         key_file = os.environ.get(_ADMIN_FILE_VARIABLE)
         key = None if key_file else os.environ.get(_ADMIN_KEY_VARIABLE)
+        if not key and not key_file:
+            key_file = _key_file_of(url)
         return make(url, key=key or None, key_file=key_file or None)
     return make(url, key_file=key_file)
+
+
+def _key_file_of(url: str) -> str | None:
+    """Return the profile's key for its own service: no other one is shown it."""
+    profile = read_profile()
+    same = profile.url is not None and profile.url.rstrip("/") == url.rstrip("/")
+    return profile.key_file if same else None
 
 
 @contextmanager

@@ -11,19 +11,58 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlencode
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from spark_agent.answers import (
+    MAX_MS,
+    AdviceAnswer,
+    EtaAnswer,
+    ExplainAnswer,
+    GroupAnswer,
+    HistoryAnswer,
+    JobAnswer,
+    JobsAnswer,
+    RangesAnswer,
+    SnapshotAnswer,
+    ThrottleAnswer,
+    WatermarkAnswer,
+)
 from spark_agent.clock import Clock, SystemClock
-from spark_agent.keys import FILE_VARIABLE, UnusableKeyError, key_source
-from spark_agent.spec import check_name, read_spec
+from spark_agent.durations import Duration, duration_ms
 
-MAX_MS: Final = 9_223_372_036_854_775_807
-"""The end of time: nothing more will come."""
+# AggregatorError is for those who catch what the client raises.
+from spark_agent.errors import (
+    AggregatorError as AggregatorError,  # noqa: PLC0414
+)
+from spark_agent.errors import (
+    ChangedMeanwhile,
+    DeclaredOtherwise,
+    Forbidden,
+    InputAhead,
+    LeaseConflict,
+    LeaseLost,
+    NoUsableKey,
+    PreconditionRequired,
+    Refused,
+    StaleEpoch,
+    StaleRun,
+    Unauthenticated,
+    Unavailable,
+    UnknownJob,
+    UnknownStage,
+)
+from spark_agent.errors import (
+    NotAllowed as NotAllowed,  # noqa: PLC0414
+)
+from spark_agent.keys import UnusableKeyError, key_source
+from spark_agent.polling import Waited, Waiting
+from spark_agent.spec import check_name, read_spec
 
 Json = dict[str, Any]
 
@@ -31,110 +70,9 @@ _RETRYABLE_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
 _RANGES_PER_REPORT: Final = 10_000
-
-
-class AggregatorError(Exception):
-    """A request to the service failed."""
-
-
-class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service gave no usable answer within the caller's patience."""
-
-
-class Refused(AggregatorError):  # noqa: N818
-    """The service refused the request and changed nothing. `problem` is its answer (RFC 9457)."""
-
-    slug: ClassVar[str] = ""
-
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
-        title = str(problem.get("title", "refused"))
-        super().__init__(f"{status}: {title} {problem.get('detail', '')}".strip())
-        self.status = status
-        self.problem = problem
-
-
-class NoUsableKey(AggregatorError):  # noqa: N818
-    """There is a key, but it cannot be sent."""
-
-
-class NotAllowed(Refused):
-    """The request needs a key, or another one. The base of two refusals."""
-
-
-class Unauthenticated(NotAllowed):
-    """The request was sent without a key, or with one that is unknown, revoked or expired."""
-
-    slug = "unauthenticated"
-
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
-        super().__init__(status, problem)
-        self.args = (f"{self.args[0]} (the agent takes its key from {FILE_VARIABLE} or key_file=)",)
-
-
-class Forbidden(NotAllowed):
-    """The key may not do this."""
-
-    slug = "forbidden"
-
-
-class UnknownJob(Refused):
-    """The service knows no job of this name."""
-
-    slug = "unknown-job"
-
-
-class UnknownStage(Refused):
-    """The job has no stage of this name."""
-
-    slug = "unknown-stage"
-
-
-class PreconditionRequired(Refused):
-    """The job is declared otherwise, and the request does not allow replacing that."""
-
-    slug = "precondition-required"
-
-
-class DeclaredOtherwise(PreconditionRequired):
-    """The same, with a message for users of `Pipeline`."""
-
-    def __init__(self, job: str, refusal: Refused) -> None:
-        super().__init__(refusal.status, refusal.problem)
-        message = (
-            f"job {job!r} is already declared with other stages, or with another throttle: pass "
-            f"Pipeline(…, replace=True) to replace them, or give this pipeline a job name of its own"
-        )
-        self.args = (message,)
-
-
-class LeaseConflict(Refused):
-    """None of the ranges was granted."""
-
-    slug = "lease-conflict"
-
-
-class LeaseLost(Refused):
-    """The token no longer covers any of the ranges."""
-
-    slug = "lease-lost"
-
-
-class StaleRun(Refused):
-    """A newer run has taken the stage over."""
-
-    slug = "stale-run"
-
-
-class StaleEpoch(Refused):
-    """The epoch is at or below the last committed one."""
-
-    slug = "stale-epoch"
-
-
-class InputAhead(Refused):
-    """The input watermark was never published."""
-
-    slug = "input-ahead"
+_POLL_S: Final = 10
+_PATIENCE_MS: Final = 5_000
+"""How much longer than the service takes to answer: it may be on its way up again."""
 
 
 _REFUSALS: Final = {
@@ -145,6 +83,7 @@ _REFUSALS: Final = {
         UnknownJob,
         UnknownStage,
         PreconditionRequired,
+        ChangedMeanwhile,
         LeaseConflict,
         LeaseLost,
         StaleRun,
@@ -291,10 +230,10 @@ class StageWatermark:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """What a job's sources are asked to wait for, in the service's JSON."""
+    """What a job's sources are asked to wait for."""
 
-    groups: Sequence[Json]
-    shards: Mapping[str, Mapping[str, Json]]
+    groups: Sequence[GroupAnswer]
+    shards: Mapping[str, Mapping[str, AdviceAnswer]]
     """By stage and shard: only those that are asked to do something."""
     etag: str | None = None
 
@@ -313,6 +252,7 @@ class Client:
         patience_ms: int = 2_000,
         key: str | None = None,
         key_file: str | None = None,
+        connections: int = 4,
         clock: Clock | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -322,7 +262,13 @@ class Client:
         self._patience_ms = patience_ms
         self._clock = clock or SystemClock()
         self._jitter = jitter
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False)
+        self._pool = urllib3.PoolManager(maxsize=connections, retries=False)
+
+    def with_patience(self, patience_ms: int) -> Client:
+        """Return a client on the same connections that waits so long for an answer."""
+        made = copy(self)
+        made.__dict__.update(_timeout_ms=patience_ms, _patience_ms=patience_ms)
+        return made
 
     def declare(
         self,
@@ -468,29 +414,50 @@ class Client:
         ranges = self._call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
 
-    def jobs(self) -> Json:
-        """Return every job that the key may read, in the service's JSON."""
-        return self._call("GET", "/v1/jobs")[0]
+    def jobs(self) -> JobsAnswer:
+        """Return every job that the key may read."""
+        return cast("JobsAnswer", self._call("GET", "/v1/jobs")[0])
 
-    def snapshot(self, job: str) -> Json:
-        """Return the watermarks of all stages of a job, in the service's JSON."""
-        return self._call("GET", f"{_job(job)}/watermarks")[0]
+    def job(self, job: str) -> tuple[JobAnswer, str]:
+        """Return a job's specification, and its ETag for `apply`. Raises `UnknownJob`."""
+        body, etag = self._call("GET", _job(job))
+        return cast("JobAnswer", body), etag or ""
+
+    def apply(self, job: str, spec: Mapping[str, Any], *, etag: str | None = None) -> JobAnswer:
+        """Declare a job by its whole specification, in place of the one with this ETag.
+
+        Raises `PreconditionRequired` if there is another one, `ChangedMeanwhile` if that is not the one
+        with this ETag.
+        """
+        headers = {"If-Match": etag} if etag else {}
+        return cast("JobAnswer", self._call("PUT", _job(job), dict(spec), headers)[0])
+
+    def delete(self, job: str) -> None:
+        """Delete a job, with all its watermarks. Raises `UnknownJob`."""
+        self._call("DELETE", _job(job))
+
+    def snapshot(self, job: str) -> SnapshotAnswer:
+        """Return the watermarks of all stages of a job, at one instant."""
+        return cast("SnapshotAnswer", self._call("GET", f"{_job(job)}/watermarks")[0])
 
     def show(
         self, job: str, stage: str, *, at_least_ms: int | None = None, wait_s: int = 0
-    ) -> Json:
-        """Return the watermarks of a stage, in the service's JSON.
+    ) -> WatermarkAnswer:
+        """Return the watermarks of a stage.
 
         With `at_least_ms`, once its output watermark has reached that, or after `wait_s` seconds.
         """
         path, headers = f"{_stage(job, stage)}/watermark", {}
         if at_least_ms is not None:
             path, headers = f"{path}?at_least={at_least_ms}", {"Prefer": f"wait={wait_s}"}
-        return self._call("GET", path, headers=headers)[0]
+        return cast("WatermarkAnswer", self._call("GET", path, headers=headers)[0])
 
-    def ranges(self, job: str, stage: str, *, limit: int) -> Json:
-        """Return the ranges of a stage that hold it back most, in the service's JSON."""
-        return self._call("GET", f"{_stage(job, stage)}/ranges?limit={limit}&order=promise")[0]
+    def ranges(
+        self, job: str, stage: str, *, limit: int, order: Literal["range", "promise"] = "promise"
+    ) -> RangesAnswer:
+        """Return the ranges of a stage that hold it back most; or the first by their names."""
+        asked = _query({"limit": limit, "order": order})
+        return cast("RangesAnswer", self._call("GET", f"{_stage(job, stage)}/ranges{asked}")[0])
 
     def history(
         self,
@@ -500,25 +467,34 @@ class Client:
         from_ms: int | None = None,
         until_ms: int | None = None,
         points: int | None = None,
-    ) -> Json:
-        """Return where a stage's watermarks were, by wall time, in the service's JSON.
-
-        None: the service's defaults.
-        """
+    ) -> HistoryAnswer:
+        """Return where a stage's watermarks were, by wall time. None: the service's defaults."""
         asked = _query({"from": from_ms, "to": until_ms, "points": points})
-        return self._call("GET", f"{_stage(job, stage)}/history{asked}")[0]
+        return cast("HistoryAnswer", self._call("GET", f"{_stage(job, stage)}/history{asked}")[0])
 
-    def eta(self, job: str, stage: str, at_ms: int) -> Json:
-        """Return when a stage's output watermark will get to a time, in the service's JSON."""
-        return self._call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0]
+    def eta(self, job: str, stage: str, at_ms: int) -> EtaAnswer:
+        """Return when a stage's output watermark will get to a time."""
+        return cast("EtaAnswer", self._call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
 
-    def explain(self, job: str, stage: str, *, limit: int) -> Json:
-        """Return why a stage's watermark is where it is, in the service's JSON."""
-        return self._call("GET", f"{_stage(job, stage)}/explain?limit={limit}")[0]
+    def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
+        """Return why a stage's watermark is where it is."""
+        path = f"{_stage(job, stage)}/explain?limit={limit}"
+        return cast("ExplainAnswer", self._call("GET", path)[0])
 
-    def throttle(self, job: str) -> Json:
-        """Return what a job's sources are asked to wait for, in the service's JSON."""
-        return self._call("GET", f"{_job(job)}/throttle")[0]
+    def throttle(self, job: str) -> ThrottleAnswer:
+        """Return what a job's sources are asked to wait for."""
+        return cast("ThrottleAnswer", self._call("GET", f"{_job(job)}/throttle")[0])
+
+    def wait_until(self, job: str, stage: str, at_ms: int, *, timeout: Duration = "1h") -> Waited:
+        """Wait until a stage's output watermark has reached a time: everything before it has arrived.
+
+        Returns as soon as it has, or after the timeout, and says which. A service that restarts
+        meanwhile is waited for. Raises `AggregatorError` if it refuses the question, or has never
+        answered it.
+        """
+        patient = self.with_patience(1_000 * _POLL_S + _PATIENCE_MS)
+        asking = Waiting(patient, self._clock, job, stage, at_ms, _POLL_S)
+        return asking.wait(duration_ms(timeout, name="timeout"), lambda _: None)
 
     def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
         """Return what a job's sources are asked to wait for; None if that is as at `etag`."""

@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
-from spark_agent.admin import KeyFile, client_of, exit_with
+from spark_agent.admin import DEFAULT_URL, Job, KeyFile, Url, client_of, exit_with
 from spark_agent.client import AggregatorError, NotAllowed, UnknownJob
 
 
 def reset(
-    job: Annotated[str, typer.Argument(help="The job to start over.")],
+    job: Job,
     *,
-    url: Annotated[
-        str, typer.Option(envvar="TIDEGAUGE_URL", help="Where tidegauge is.")
-    ] = "http://127.0.0.1:8000",
+    url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
@@ -11,28 +12,43 @@ from rich.tree import Tree
 
 from spark_agent.admin import (
     DEFAULT_URL,
+    READER,
     AsJson,
+    Job,
     KeyFile,
+    Stage,
     Url,
     client_of,
+    complete_job,
+    complete_stage,
     explained,
     output,
     print_table,
 )
-from spark_agent.client import Client, Json
+from spark_agent.answers import (
+    ExplainAnswer,
+    HeldByAnswer,
+    HolderAnswer,
+    JobsAnswer,
+    SnapshotAnswer,
+    WatermarkAnswer,
+)
+from spark_agent.client import Client
+from spark_agent.polling import eta_text
 from spark_agent.times import instant_text, read_instant_ms
 
-Job = Annotated[str, typer.Argument(help="The job.")]
-Stage = Annotated[str, typer.Argument(help="The stage.")]
-
-READER: Final = "a key that may read"
 _RANGES: Final = 10
 _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
 
 
 def show(
-    job: Annotated[str | None, typer.Argument(help="The job; all if left out.")] = None,
-    stage: Annotated[str | None, typer.Argument(help="The stage; all if left out.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="The job; all if left out.", autocompletion=complete_job)
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Argument(help="The stage; all if left out.", autocompletion=complete_stage),
+    ] = None,
     *,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
@@ -52,7 +68,7 @@ def show(
             _show_stage(client, job, stage, json_=json_)
 
 
-def _show_jobs(found: Json, *, json_: bool) -> None:
+def _show_jobs(found: JobsAnswer, *, json_: bool) -> None:
     if json_:
         typer.echo(json.dumps(found))
         return
@@ -60,7 +76,7 @@ def _show_jobs(found: Json, *, json_: bool) -> None:
     print_table(("job", "generation", "stages"), rows)
 
 
-def _show_stages(found: Json, *, json_: bool) -> None:
+def _show_stages(found: SnapshotAnswer, *, json_: bool) -> None:
     if json_:
         typer.echo(json.dumps(found))
     else:
@@ -92,7 +108,7 @@ def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
         )
 
 
-def _print_stages(watermarks: Json) -> None:
+def _print_stages(watermarks: Mapping[str, WatermarkAnswer]) -> None:
     print_table(
         ("stage", "status", "input watermark", "output watermark", "reported", "leased", "since"),
         [
@@ -182,20 +198,6 @@ def eta(
         typer.echo(json.dumps(found) if json_ else f"{stage} {eta_text(found)}: {found['because']}")
 
 
-def eta_text(found: Json) -> str:
-    """Write an estimate for people."""
-    there = instant_text(found["at"])
-    if found["reached"]:
-        return f"has reached {there}"
-    if found["expected_at"] is None:
-        return f"will get to {there}, nobody can say when"
-    early, late = found["between"]
-    return (
-        f"will get to {there} at about {found['expected_at']},"
-        f" between {early} and {late} in {found['confidence']:.0%} of all cases"
-    )
-
-
 def explain(
     job: Job,
     stage: Stage,
@@ -219,7 +221,7 @@ def explain(
             output().print(_tree(found))
 
 
-def _tree(found: Json) -> Tree:
+def _tree(found: ExplainAnswer) -> Tree:
     since = f", since {found['since']}" if found["since"] else ""
     where = instant_text(found["output_watermark"])
     # As plain text throughout: names may look like markup.
@@ -240,14 +242,14 @@ def _tree(found: Json) -> Tree:
     return root
 
 
-def _reason(holder: Json) -> str:
+def _reason(holder: HolderAnswer) -> str:
     component = holder.get("component")
     since = f", since {holder['since']}" if holder["since"] else ""
     named = f" by {component!r}" if component else ""
     return f"{holder['reason'].replace('_', ' ')}{named}{since}"
 
 
-def _facts(holder: Json) -> list[str]:
+def _facts(holder: HolderAnswer) -> list[str]:
     would_be = holder["would_be"]
     without = "" if would_be is None else f"; without it, {instant_text(would_be)}"
     reported = f", reported at {holder['reported_at']}" if holder["reported_at"] else ""
@@ -295,5 +297,5 @@ def _limit(at_ms: int | None) -> str:
     return "no limit" if at_ms is None else instant_text(at_ms)
 
 
-def _holder(held_by: dict[str, Any] | None) -> str:
+def _holder(held_by: HeldByAnswer | None) -> str:
     return f"{held_by['stage']} {held_by['range']}" if held_by else ""

@@ -38,7 +38,7 @@ class NotStartedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class HeldBack:
     """How long a batch was held back before it ran, and why."""
 
     ms: int
@@ -55,14 +55,14 @@ class Offset:
 
     watermark_ms: int | None
     turn: int
-    waited: Waited | None = field(default=None, compare=False)
+    waited: HeldBack | None = field(default=None, compare=False)
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Offset:
         """Read it from the form that Spark logs."""
         waited = stored.get("waited")
         return cls(
-            stored["watermark"], stored["turn"], None if waited is None else Waited(**waited)
+            stored["watermark"], stored["turn"], None if waited is None else HeldBack(**waited)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Offset:
     def is_stored(stored: object) -> bool:
         """Return whether this is an offset in the form that Spark logs.
 
-        >>> Offset.is_stored(Offset(5, 1, Waited(2, "…")).to_dict()), Offset.is_stored({"turn": 1})
+        >>> Offset.is_stored(Offset(5, 1, HeldBack(2, "…")).to_dict()), Offset.is_stored({"turn": 1})
         (True, False)
         """
         return isinstance(stored, dict) and stored.keys() - {"waited"} == {"watermark", "turn"}

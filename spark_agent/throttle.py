@@ -15,7 +15,7 @@ from typing import Final
 
 from spark_agent.client import AggregatorError, Client, Throttle
 from spark_agent.clock import Clock
-from spark_agent.link import Waited
+from spark_agent.link import HeldBack
 from spark_agent.plan import CommittedBatch
 
 _log: Final = logging.getLogger("spark_agent")
@@ -79,12 +79,12 @@ class SourceThrottle:
             self._wait = since_ms, because
         return because
 
-    def end_wait(self) -> Waited | None:
+    def end_wait(self) -> HeldBack | None:
         """Return how long the batch that may run now has waited, and why; None: it has not."""
         if self._wait is None:
             return None
         (since_ms, because), self._wait = self._wait, None
-        return Waited(self._clock.steady_ms() - since_ms, because)
+        return HeldBack(self._clock.steady_ms() - since_ms, because)
 
     def _ahead(self, throttle: Throttle, now_ms: int) -> str | None:
         """Return why every shard has to pause; None: one of them need not."""

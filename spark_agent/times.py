@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from spark_agent.client import MAX_MS
+from spark_agent.answers import MAX_MS
+from spark_agent.durations import duration_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -28,8 +30,9 @@ def instant_text(time_ms: int | None) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read_instant_ms(text: str, *, name: str) -> int:
-    """Read an instant as people write it: ISO 8601, in UTC unless it says otherwise, or milliseconds.
+def read_instant_ms(text: str, *, name: str, now_ms: int | None = None) -> int:
+    """Read an instant as people write it: ISO 8601, in UTC unless it says otherwise, or milliseconds; or
+    `now`, or so long before or after it. `now_ms` is now, if the clock is not to be asked.
 
     `name` is what an error calls it. Raises `ValueError`.
 
@@ -37,18 +40,54 @@ def read_instant_ms(text: str, *, name: str) -> int:
     (1357041600000, 1356998400000)
     >>> read_instant_ms("2013-01-01T13:00:00.250+01:00", name="T"), read_instant_ms("-5", name="T")
     (1357041600250, -5)
+    >>> [read_instant_ms(text, name="T", now_ms=7_200_000) for text in ("-2h", "now", "+1 day")]
+    [0, 7200000, 93600000]
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
-    ValueError: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, or in ms since 1970
+    ValueError: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, \
+or like -2h
     """
     if re.fullmatch(r"-?[0-9]{1,19}", text):
         return int(text)
     try:
+        relative = _relative_ms(text)
+        if relative is not None:
+            return (time.time_ns() // 1_000_000 if now_ms is None else now_ms) + relative
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            f"{name} {text!r} is no time: write it like 2026-01-01T00:00:00Z, or in ms since 1970"
+            f"{name} {text!r} is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
+            " like -2h"
         ) from None
     if instant.tzinfo is None:
         instant = instant.replace(tzinfo=UTC)
     return (instant - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _relative_ms(text: str) -> int | None:
+    """Read how far from now an instant is; None: it is not said like that. Raises `ValueError`."""
+    if text == "now":
+        return 0
+    if text[:1] not in {"-", "+"}:
+        return None
+    away = duration_ms(text[1:])
+    return -away if text.startswith("-") else away
+
+
+def duration_text(length_ms: int | None) -> str:
+    """Write how long something takes, in its two largest units.
+
+    >>> [duration_text(ms) for ms in (None, -5, 250, 61_000, 7_260_000, 200_000_000)]
+    ['', '0 s', '0.2 s', '1 min 1 s', '2 h 1 min', '2 d 7 h']
+    """
+    if length_ms is None:
+        return ""
+    if length_ms < 10_000:
+        return f"{max(length_ms, 0) / 1_000:.1f} s".replace("0.0 s", "0 s")
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+    parts: list[str] = []
+    for unit, size in units:
+        count, length_ms = divmod(length_ms, size)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.status import Status
 
-from spark_agent.admin import DEFAULT_URL, AsJson, KeyFile, Url, client_of, explained
-from spark_agent.client import AggregatorError, Client, Json, Unavailable
-from spark_agent.clock import Clock, SystemClock
+from spark_agent.admin import (
+    DEFAULT_URL,
+    READER,
+    AsJson,
+    Job,
+    KeyFile,
+    Stage,
+    Url,
+    client_of,
+    explained,
+)
+from spark_agent.clock import SystemClock
 from spark_agent.durations import duration_ms
-from spark_agent.inspection import READER, Job, Stage, eta_text
+from spark_agent.polling import Show, Waited, Waiting
 from spark_agent.times import instant_text, read_instant_ms
 
 _EXIT_NOT_IN_TIME: Final = 3
@@ -25,19 +31,6 @@ _SHOWN_POLL_S: Final = 2
 """The same, where somebody watches."""
 _PATIENCE_MS: Final = 5_000
 """How much longer than the service takes to answer: it may be on its way up again."""
-_PAUSE_MS: Final = 500
-
-Show = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """What came of it."""
-
-    reached: bool
-    seen: Json
-    """The stage's watermark when it was last read."""
-    waited_ms: int
 
 
 def wait(
@@ -77,60 +70,6 @@ def wait(
         else:
             waited = asking.wait(timeout_ms, lambda text: console.print(text, markup=False))
     _end(job, stage, target_ms, timeout, waited, console, json_=json_)
-
-
-class Waiting:
-    """Asks for a watermark again and again."""
-
-    def __init__(
-        self, client: Client, clock: Clock, job: str, stage: str, target_ms: int, poll_s: int
-    ) -> None:
-        self._client = client
-        self._clock = clock
-        self._job = job
-        self._stage = stage
-        self._target_ms = target_ms
-        self._poll_s = poll_s
-
-    def wait(self, timeout_ms: int, show: Show, *, estimates: bool = False) -> Waited:
-        """Return once the watermark is there, or after the timeout.
-
-        Raises `AggregatorError` if the service refuses the question, or has never answered it.
-        """
-        began_ms = self._clock.steady_ms()
-        deadline_ms = began_ms + timeout_ms
-        seen: Json | None = None
-        answers = True
-        while True:
-            left_ms = max(deadline_ms - self._clock.steady_ms(), 0)
-            wait_s = min(self._poll_s, -(-left_ms // 1_000))
-            try:
-                seen = self._client.show(
-                    self._job, self._stage, at_least_ms=self._target_ms, wait_s=wait_s
-                )
-                answers = True
-            except Unavailable as error:
-                if seen is None:
-                    raise
-                if answers:
-                    show(f"{error}: waiting for it to come back")
-                answers = False
-                self._clock.pause(min(_PAUSE_MS, left_ms))
-            now_ms = self._clock.steady_ms()
-            output_ms = seen["output_watermark"]
-            reached = answers and output_ms is not None and output_ms >= self._target_ms
-            if reached or now_ms >= deadline_ms:
-                return Waited(reached, seen, now_ms - began_ms)
-            if answers and estimates:
-                show(self._progress(seen))
-
-    def _progress(self, seen: Json) -> str:
-        where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
-        with suppress(AggregatorError):
-            return (
-                f"{where} and {eta_text(self._client.eta(self._job, self._stage, self._target_ms))}"
-            )
-        return where
 
 
 def _updates(status: Status) -> Show:

@@ -23,6 +23,7 @@ from service.aggregator.overview import Overviews
 from service.aggregator.range_summary import RangeSummaries
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
+from service.aggregator.survey import survey
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
 from service.errors import (
@@ -45,6 +46,7 @@ from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.reports import Commit, Report, Reported
 from service.publisher import Publisher
 from service.reconciler import Reconciler
+from service.stage_metrics import Survey
 from service.tasks import Shutdown, run_to_completion
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Aggregator:
         checkpoint_interval_ms: int,
         retention: Retention,
         limits: Limits,
+        metrics_stages: int = 2_000,
         operator_keys: Sequence[Key] = (),
         open_without_keys: bool = True,
     ) -> None:
@@ -73,6 +76,7 @@ class Aggregator:
         self._ledger = ledger
         self._clock = clock
         self._metrics = metrics
+        self._metrics_stages = metrics_stages
         self._publisher = Publisher(live, ledger, clock, metrics)
         self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
         last_seen = LastSeen(ledger)
@@ -158,6 +162,10 @@ class Aggregator:
     def now_ms(self) -> int:
         """Return the wall-clock time, for lag."""
         return self._clock.wall_ms()
+
+    async def survey(self) -> Survey:
+        """Return the stages that metrics are shown of. Raises `UnavailableError`."""
+        return await survey(self.reader, self._metrics_stages)
 
     # ---- runs and leases
 
@@ -251,7 +259,7 @@ class Aggregator:
             if isinstance(error, StaleRunError):
                 raise await self._naming_holder(job, error) from None
             raise
-        self._metrics.count_report(reported, waiting=report.epoch is not None)
+        self._metrics.count_report(job, stage, report, reported, waiting=report.epoch is not None)
         if not reported.advances:
             return reported, reported.view
         self._publisher.touch(job, (stage,))

@@ -32,9 +32,9 @@ async def readyz(call: Call[None]) -> HealthBody:
 async def metrics(call: Call[None]) -> Response:
     """Show the metrics."""
     try:
-        jobs = await call.aggregator.reader.jobs()
+        survey = await call.aggregator.survey()
     except UnavailableError:
         # Neither store answers. That is when the counters of this process matter most.
-        jobs = ()
-    text = call.metrics.render(jobs, call.aggregator.now_ms())
+        survey = None
+    text = call.metrics.render(survey, call.aggregator.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -111,7 +111,14 @@ def port_of(name: str) -> int:
     """Where a service of the compose file listens, inside."""
     if name in REPLICAS:
         return int(image_environment()["TIDEGAUGE_PORT"])
-    return {"redis": 6379, "postgres": 5432, "prometheus": 9090, "balancer": bound_port()}[name]
+    ports = {
+        "redis": 6379,
+        "postgres": 5432,
+        "prometheus": 9090,
+        "alertmanager": 9093,
+        "grafana": 3000,
+    }
+    return {**ports, "balancer": bound_port()}[name]
 
 
 def bound_port() -> int:
@@ -213,13 +220,13 @@ def test_every_service_has_what_it_needs_to_run_for_long() -> None:
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             there = (
-                (ROOT / source).is_file()
+                (ROOT / source).exists()
                 if source.startswith("./")
                 else source in COMPOSE["volumes"]
             )
             assert there, (name, volume)
     # Only on this machine, and each at the port that is listened on.
-    for name in ("balancer", "prometheus"):
+    for name in ("balancer", "prometheus", "alertmanager", "grafana"):
         [published] = SERVICES[name]["ports"]
         host, _, inside = published.split(":")
         assert (host, int(inside)) == ("127.0.0.1", port_of(name))
@@ -384,6 +391,8 @@ def test_prometheus_asks_every_replica() -> None:
     # It has a key for that, and for nothing else.
     [secret] = SERVICES["prometheus"]["secrets"]
     assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
+    # The label job of the metrics of a stage is tidegauge's own, and the alerts go by it.
+    assert job["honor_labels"] is True
     assert COMPOSE["secrets"][secret] == {"environment": "SCRAPE_KEY"}
     environment = SERVICES[REPLICAS[0]]["environment"]
     assert environment["TIDEGAUGE_SCRAPE_KEY"] == SECRETS["SCRAPE_KEY"]

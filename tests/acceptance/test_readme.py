@@ -18,6 +18,7 @@ from service.model.keys import Role
 from service.settings import Settings
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.operators import TABLE
+from spark_agent.profiles import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.tally import Count
 from tests.support.server import Service, free_port
 
@@ -302,7 +303,7 @@ def test_the_table_of_routes_has_all_of_them() -> None:
 
 def test_every_setting_it_names_is_there() -> None:
     named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", README)}
-    of_the_agent = {KEY_VARIABLE, FILE_VARIABLE}
+    of_the_agent = {KEY_VARIABLE, FILE_VARIABLE, CONFIG_VARIABLE, PROFILE_VARIABLE}
     assert {f"TIDEGAUGE_{name.upper()}" for name in Settings.model_fields} | of_the_agent == {
         f"TIDEGAUGE_{name.upper()}" for name in named
     }

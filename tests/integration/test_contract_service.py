@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from tests.support.api import Api, ok, problem
-from tests.support.inprocess import InProcess
+from tests.support.inprocess import InProcess, with_schema
 from tests.support.server import ROOT, Service, free_port
+from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
 
@@ -97,6 +98,59 @@ async def test_metrics(job: Api, gauge: InProcess):
     assert any("watermark" in name and 'stage="s"' in name for name in after), after
     assert any("lag" in name and 'stage="s"' in name for name in after), after
     assert not any(token in name for name in after)
+
+
+def series(text: str, name: str) -> dict[str, float]:
+    """The samples of one metric by their labels other than the job."""
+    found = re.findall(rf'^{name}{{job="job",(.*)}} (\S+)$', text, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+async def test_metrics_of_a_stage(job: Api, gauge: InProcess):
+    async def read(name: str) -> dict[str, float]:
+        return series((await gauge.client.get("/metrics")).text, f"tidegauge_{name}")
+
+    quiet = 'stage="s"'
+    assert (await read("stage_ranges"))['stage="s",state="never_reported"'] == 2
+    # From the start, or Prometheus would not see the first one.
+    assert (await read("stage_arrivals_total"))[quiet] == 0
+    assert (await read("stage_leases_expired_total"))[quiet] == 0
+    assert quiet not in await read("system_lag_seconds")
+
+    now = gauge.clock.wall_ms()
+    token = await job.token("s", ttl_ms=1_000)
+    said = {"watermark": now - 5_000, "records": 7, "late": 2, "oldest_work": now - 3_000}
+    await job.report("s", token, {"0": said, "1": now - 4_000})
+    await job.report("s", token, {"0": {"watermark": now - 5_000, "records": 0}})
+    assert (await read("lag_seconds"))[quiet] == 5
+    assert (await read("stage_records_total"))[quiet] == 7
+    assert (await read("stage_late_total"))[quiet] == 2
+    assert (await read("stage_arrivals_total"))[quiet] == 1
+    ranges = await read("stage_ranges")
+    assert ranges['stage="s",state="reported"'] == ranges['stage="s",state="leased"'] == 2
+    assert ranges['stage="s",state="unleased"'] == 0
+
+    gauge.advance(1_001)
+    assert (await read("stage_ranges"))['stage="s",state="unleased"'] == 2
+    assert (await read("stage_leases_expired_total"))[quiet] == 1
+    # Nobody has said anything for so long.
+    assert (await read("system_lag_seconds"))[quiet] == pytest.approx(1.001)
+
+
+async def test_metrics_are_of_so_many_stages_and_no_more(tmp_path: Path, stores: Stores):
+    async with InProcess(with_schema(tmp_path), stores=stores, metrics_stages=3) as gauge:
+        for name in ("b", "a"):
+            job = gauge.api(name)
+            await job.define({stage: {"shards": ["0"]} for stage in ("x", "y")})
+            await job.report("x", await job.token("x"), {"0": 5})
+        text = (await gauge.client.get("/metrics")).text
+        shown = re.findall(r'tidegauge_watermark_version\{job="(\w)",stage="(\w)"\}', text)
+        assert shown == [("a", "x"), ("a", "y"), ("b", "x")]
+        assert 'tidegauge_left_out_stages{metrics="all"} 1.0' in text
+        await gauge.api("a").delete()
+        text = (await gauge.client.get("/metrics")).text
+        assert 'tidegauge_left_out_stages{metrics="all"} 0.0' in text
+        assert 'job="a"' not in text
 
 
 async def test_metrics_do_not_grow_with_what_strangers_ask(api: Api):

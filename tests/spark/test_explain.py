@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from spark_agent.answers import HolderAnswer
 from tests.spark.flow import COUNTS, JOB, SOURCE, START_MS, Flow, Reading, steady, until
 
 pytestmark = pytest.mark.spark
 
 
-def held_by(flow: Flow) -> dict[str, Any] | None:
+def held_by(flow: Flow) -> HolderAnswer | None:
     """What holds back the counts, if it is one range alone."""
     found = flow.client.explain(JOB, COUNTS, limit=10)
     if [step["stage"] for step in found["path"]] != [COUNTS, SOURCE]:

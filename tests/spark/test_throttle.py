@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
 from spark_agent import pipeline as pipeline_module
+from spark_agent.answers import RangeAnswer
 from spark_agent.client import RangeReport, Rank
 from tests.spark.flow import (
     AVAILABLE_NOW,
@@ -81,7 +82,7 @@ def with_windows(flow: Flow, pipeline: Pipeline) -> DataFrame:
 every_query = pytest.mark.parametrize("build", [source_alone, with_windows])
 
 
-def ranges(flow: Flow) -> list[dict[str, Any]]:
+def ranges(flow: Flow) -> Sequence[RangeAnswer]:
     return flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]
 
 
@@ -104,7 +105,9 @@ def test_a_throttled_query_waits_and_goes_on(
     done = batches(query)
     # Both shards are ahead, the one that started the wait by no more than its last report brought.
     for each in ranges(flow):
-        assert LIMIT_S * 1_000 < each["promise"] - START_MS <= (LIMIT_S + 10) * 1_000
+        promise_ms = each["promise"]
+        assert promise_ms is not None
+        assert LIMIT_S * 1_000 < promise_ms - START_MS <= (LIMIT_S + 10) * 1_000
     # Longer than its tasks' leases: the driver keeps them, so nobody takes the shards for abandoned.
     end = time.monotonic() + 3
     until(lambda: time.monotonic() > end, "some time")

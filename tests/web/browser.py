@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-REQUIRED: Final = "TIDEGAUGE_TEST_BROWSER"
-"""Set to `required`, tests fail where there is no Chromium, in place of being skipped."""
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 PATIENCE_MS: Final = 20_000

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from playwright.sync_api import Browser, Page
 
+from tests.support.required import REQUIRE
 from tests.support.server import Service
-from tests.web.browser import REQUIRED, chromium, opened, started
+from tests.web.browser import chromium, opened, started
 from tests.web.flights import Flights
 from tests.web.protected import ADMIN, Protected
 
@@ -32,7 +33,7 @@ def browser() -> Iterator[Browser]:
     path = chromium()
     if path is None:
         reason = "no Chromium: install it (Debian: apt-get install chromium)"
-        if os.environ.get(REQUIRED) == "required":
+        if os.environ.get(REQUIRE):
             pytest.fail(reason)
         pytest.skip(reason)
     with started(path) as running:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from spark_agent.client import Client, Refused, Unavailable
-from spark_agent.waiting import Waiting
+from spark_agent.polling import Waiting
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,10 @@ def run(name: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
 
 
-OF_A_STAGE = ["show", "history", "eta", "explain", "throttle", "wait"]
+OF_A_STAGE = [
+    *("show", "history", "eta", "explain", "throttle", "wait"),
+    *("jobs", "watch", "ranges", "apply", "delete"),
+]
 
 
 @pytest.mark.parametrize("name", OF_A_STAGE)

@@ -1,0 +1,610 @@
+"""The dashboards, as code: writes `dashboards/*.json` for Grafana.
+
+    python deploy/grafana/dashboards.py
+
+Replicas show the same stages, so everything of a stage is the maximum over them, and what each process
+counts by itself is the sum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models import prometheus as prometheus_models
+
+FOLDER: Final = Path(__file__).parent / "dashboards"
+TAG: Final = "tidegauge"
+_SOURCE: Final = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_SMALL, _HALF, _WHOLE = 4, 12, 24
+"""Widths, of 24."""
+
+SECONDS, MOMENT, PER_SECOND, COUNT, BYTES = "s", "dateTimeAsIso", "cps", "short", "bytes"
+"""Units, by Grafana's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel: what it shows, as queries with their legends."""
+
+    title: str
+    about: str
+    unit: str
+    queries: Sequence[tuple[str, str]]
+    kind: Literal["lines", "number", "table"] = "lines"
+    width: int = _HALF
+    to_job: bool = False
+    """Whether a series leads to the dashboard of its job."""
+    to_stage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A dashboard: its panels, and the variables that their queries use."""
+
+    name: str
+    title: str
+    about: str
+    panels: Sequence[Panel]
+    variables: Sequence[tuple[str, str]] = ()
+    """Names, each with the query for its values."""
+
+    @property
+    def uid(self) -> str:
+        """What its address ends in."""
+        return f"{TAG}-{self.name}"
+
+
+def _at(kind: str, labels: str) -> str:
+    """Return a watermark as Grafana's moments are, in ms. The end of time is no moment."""
+    series = f'tidegauge_watermark_seconds{{{labels}, kind="{kind}"}}'
+    return f"1000 * (max by (stage) ({series}) < +Inf)"
+
+
+def _rate(metric: str, by: str, labels: str = "") -> str:
+    chosen = f"{{{labels}}}" if labels else ""
+    return f"sum by ({by}) (rate({metric}{chosen}[$__rate_interval]))"
+
+
+def _shared_rate(metric: str, labels: str, by: str = "stage") -> str:
+    """Return the rate of a count that is in the live store, and so is the same on each replica."""
+    return f"sum by ({by}) (max by (job, stage) (rate({metric}{{{labels}}}[$__rate_interval])))"
+
+
+_LAG: Final = "tidegauge_lag_seconds"
+_SYSTEM_LAG: Final = "tidegauge_system_lag_seconds"
+_RANGES: Final = "tidegauge_stage_ranges"
+_RANGES_IN: Final = f'sum(max by (job, stage) ({_RANGES}{{{{state="{{}}"}}}}))'
+
+OVERVIEW: Final = Dashboard(
+    "overview",
+    "tidegauge: overview",
+    "All jobs: which are behind, and what is odd.",
+    (
+        Panel(
+            "Jobs",
+            "Jobs with metrics.",
+            COUNT,
+            [("count(count by (job) (tidegauge_watermark_version))", "jobs")],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Stages",
+            "Stages with metrics.",
+            COUNT,
+            [("count(count by (job, stage) (tidegauge_watermark_version))", "stages")],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Furthest behind",
+            "The largest lag of all stages.",
+            SECONDS,
+            [(f"max({_LAG})", "lag")],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Never reported",
+            "Ranges that have never reported: their stages have no watermark.",
+            COUNT,
+            [(_RANGES_IN.format("never_reported"), "ranges")],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Without a worker",
+            "Ranges that are neither leased nor final.",
+            COUNT,
+            [(_RANGES_IN.format("unleased"), "ranges")],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Alerts",
+            "Alerts of tidegauge that are firing.",
+            COUNT,
+            [
+                (
+                    'count(ALERTS{alertname=~"Tidegauge.+", alertstate="firing"}) or vector(0)',
+                    "alerts",
+                )
+            ],
+            "number",
+            _SMALL,
+        ),
+        Panel(
+            "Slowest stage of each job",
+            "The stage with the largest lag. Click for its job.",
+            SECONDS,
+            [(f"topk by (job) (1, max by (job, stage) ({_LAG}))", "{{job}} {{stage}}")],
+            "table",
+            _WHOLE,
+            to_job=True,
+        ),
+        Panel(
+            "Lag by job",
+            "How far the slowest stage is behind the clock; the twenty largest.",
+            SECONDS,
+            [(f"topk(20, max by (job) ({_LAG}))", "{{job}}")],
+            to_job=True,
+        ),
+        Panel(
+            "System lag by job",
+            "For how long the oldest work has been waiting; the twenty largest.",
+            SECONDS,
+            [(f"topk(20, max by (job) ({_SYSTEM_LAG}))", "{{job}}")],
+            to_job=True,
+        ),
+        Panel(
+            "Late rows by job",
+            "Rows that came late, as reported.",
+            PER_SECOND,
+            [(_shared_rate("tidegauge_stage_late_total", 'job=~".+"', "job"), "{{job}}")],
+            to_job=True,
+        ),
+        Panel(
+            "Arrivals by job",
+            "Reports that did not say that nothing came.",
+            PER_SECOND,
+            [(_rate("tidegauge_stage_arrivals_total", "job"), "{{job}}")],
+            to_job=True,
+        ),
+    ),
+)
+
+_JOB: Final = 'job="$job"'
+JOB: Final = Dashboard(
+    "job",
+    "tidegauge: job",
+    "One job: where each of its stages is, and which holds the others back.",
+    (
+        Panel(
+            "Output watermarks",
+            "Where each stage is in event time. Not shown at the end of time.",
+            MOMENT,
+            [(_at("output", _JOB), "{{stage}}")],
+            width=_WHOLE,
+            to_stage=True,
+        ),
+        Panel(
+            "Lag",
+            "How far each output watermark is behind the clock.",
+            SECONDS,
+            [(f"max by (stage) ({_LAG}{{{_JOB}}})", "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "System lag",
+            "For how long the oldest work of a stage, or above it, has been waiting.",
+            SECONDS,
+            [(f"max by (stage) ({_SYSTEM_LAG}{{{_JOB}}})", "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "Lag of each stage itself",
+            "How far its output watermark is behind its input watermark.",
+            SECONDS,
+            [(f"({_at('input', _JOB)} - {_at('output', _JOB)}) / 1000", "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "Advances",
+            "Changes of watermark or status, per second. A flat 0 stands still.",
+            PER_SECOND,
+            [
+                (
+                    f"max by (stage) (rate(tidegauge_watermark_version{{{_JOB}}}[$__rate_interval]))",
+                    "{{stage}}",
+                )
+            ],
+            to_stage=True,
+        ),
+        Panel(
+            "Status",
+            "The status of each stage.",
+            COUNT,
+            [
+                (
+                    f"max by (stage, status) (tidegauge_stage_status{{{_JOB}}})",
+                    "{{stage}} {{status}}",
+                )
+            ],
+            "table",
+            to_stage=True,
+        ),
+        Panel(
+            "Ranges",
+            "Ranges of each stage, by state.",
+            COUNT,
+            [(f"max by (stage, state) ({_RANGES}{{{_JOB}}})", "{{stage}} {{state}}")],
+            "table",
+            to_stage=True,
+        ),
+        Panel(
+            "Records",
+            "As reported; the Spark agent reports none.",
+            PER_SECOND,
+            [(_shared_rate("tidegauge_stage_records_total", _JOB), "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "Late rows",
+            "As reported; the Spark agent counts them in its driver's metrics.",
+            PER_SECOND,
+            [(_shared_rate("tidegauge_stage_late_total", _JOB), "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "Arrivals",
+            "Reports that did not say that nothing came.",
+            PER_SECOND,
+            [(_rate("tidegauge_stage_arrivals_total", "stage", _JOB), "{{stage}}")],
+            to_stage=True,
+        ),
+        Panel(
+            "Expired leases",
+            "Leases that ran out.",
+            PER_SECOND,
+            [(_rate("tidegauge_stage_leases_expired_total", "stage", _JOB), "{{stage}}")],
+            to_stage=True,
+        ),
+    ),
+    (("job", "label_values(tidegauge_watermark_version, job)"),),
+)
+
+_STAGE: Final = 'job="$job", stage="$stage"'
+STAGE: Final = Dashboard(
+    "stage",
+    "tidegauge: stage",
+    "One stage: its input and output, and its ranges.",
+    (
+        Panel(
+            "Watermarks",
+            "Input and output in event time. Not shown at the end of time.",
+            MOMENT,
+            [
+                (
+                    f"1000 * (max by (kind) (tidegauge_watermark_seconds{{{_STAGE}}}) < +Inf)",
+                    "{{kind}}",
+                )
+            ],
+            width=_WHOLE,
+        ),
+        Panel(
+            "Lag",
+            "How far it is behind the clock: by event time, and by the oldest work.",
+            SECONDS,
+            [
+                (f"max({_LAG}{{{_STAGE}}})", "lag"),
+                (f"max({_SYSTEM_LAG}{{{_STAGE}}})", "system lag"),
+            ],
+        ),
+        Panel(
+            "Ranges",
+            "By state. The stage waits for those never reported, and those unleased.",
+            COUNT,
+            [(f"max by (state) ({_RANGES}{{{_STAGE}}})", "{{state}}")],
+        ),
+        Panel(
+            "Rows",
+            "As reported: all, and the late ones.",
+            PER_SECOND,
+            [
+                (
+                    f"max(rate(tidegauge_stage_records_total{{{_STAGE}}}[$__rate_interval]))",
+                    "records",
+                ),
+                (f"max(rate(tidegauge_stage_late_total{{{_STAGE}}}[$__rate_interval]))", "late"),
+            ],
+        ),
+        Panel(
+            "Workers",
+            "Reports that did not say that nothing came, and leases that ran out.",
+            PER_SECOND,
+            [
+                (
+                    f"sum(rate(tidegauge_stage_arrivals_total{{{_STAGE}}}[$__rate_interval]))",
+                    "arrivals",
+                ),
+                (
+                    f"sum(rate(tidegauge_stage_leases_expired_total{{{_STAGE}}}[$__rate_interval]))",
+                    "expired leases",
+                ),
+            ],
+        ),
+        Panel(
+            "Status",
+            "1 for the status that it has.",
+            COUNT,
+            [(f"max by (status) (tidegauge_stage_status{{{_STAGE}}})", "{{status}}")],
+        ),
+        Panel(
+            "Advances",
+            "Changes of watermark or status, per second.",
+            PER_SECOND,
+            [(f"max(rate(tidegauge_watermark_version{{{_STAGE}}}[$__rate_interval]))", "advances")],
+        ),
+    ),
+    (
+        ("job", "label_values(tidegauge_watermark_version, job)"),
+        ("stage", 'label_values(tidegauge_watermark_version{job="$job"}, stage)'),
+    ),
+)
+
+_THIS: Final = 'instance=~"$instance"'
+SERVICE: Final = Dashboard(
+    "service",
+    "tidegauge: service",
+    "The service itself: requests, publishing, stores, processes.",
+    (
+        Panel(
+            "Requests",
+            "Answered, by status.",
+            PER_SECOND,
+            [(_rate("tidegauge_requests_total", "status", _THIS), "{{status}}")],
+        ),
+        Panel(
+            "Requests by route",
+            "The ten that are asked most.",
+            PER_SECOND,
+            [
+                (
+                    f"topk(10, {_rate('tidegauge_requests_total', 'method, route', _THIS)})",
+                    "{{method}} {{route}}",
+                )
+            ],
+        ),
+        Panel(
+            "Reports",
+            "By result: accepted, waiting for their epoch, or the reason for the refusal.",
+            PER_SECOND,
+            [(_rate("tidegauge_reports_total", "result", _THIS), "{{result}}")],
+        ),
+        Panel(
+            "Reported ranges",
+            "Accepted, of those behind their earlier promise, and rejected.",
+            PER_SECOND,
+            [(_rate("tidegauge_reported_ranges_total", "result", _THIS), "{{result}}")],
+        ),
+        Panel(
+            "Publishing",
+            "From the first report of a round until its advances are durable and visible.",
+            SECONDS,
+            [
+                (
+                    f"histogram_quantile({q}, {_rate('tidegauge_publish_seconds_bucket', 'le', _THIS)})",
+                    f"p{q * 100:g}",
+                )
+                for q in (0.5, 0.9, 0.99)
+            ],
+        ),
+        Panel(
+            "Advances",
+            "Watermarks that were published, and rounds that failed.",
+            PER_SECOND,
+            [
+                (f"sum(rate(tidegauge_advances_total{{{_THIS}}}[$__rate_interval]))", "advances"),
+                (
+                    f"sum(rate(tidegauge_publish_failures_total{{{_THIS}}}[$__rate_interval]))",
+                    "failed rounds",
+                ),
+            ],
+        ),
+        Panel(
+            "Leases",
+            "Granted, expired; and ranges that were denied to claims.",
+            PER_SECOND,
+            [
+                (
+                    f"sum(rate(tidegauge_leases_granted_total{{{_THIS}}}[$__rate_interval]))",
+                    "granted",
+                ),
+                (
+                    f"sum(rate(tidegauge_leases_expired_total{{{_THIS}}}[$__rate_interval]))",
+                    "expired",
+                ),
+                (
+                    f"sum(rate(tidegauge_denied_ranges_total{{{_THIS}}}[$__rate_interval]))",
+                    "denied",
+                ),
+            ],
+        ),
+        Panel(
+            "Live stores lost",
+            "Jobs that were restored from the ledger, in the last hour.",
+            COUNT,
+            [
+                (
+                    f"sum by (instance) (increase(tidegauge_incarnations_total{{{_THIS}}}[1h]))",
+                    "{{instance}}",
+                )
+            ],
+        ),
+        Panel(
+            "Refused requests",
+            "Requests and connections refused at a limit, by reason.",
+            PER_SECOND,
+            [(_rate("tidegauge_refused_requests_total", "reason", _THIS), "{{reason}}")],
+        ),
+        Panel(
+            "Left out",
+            "Stages without metrics: without any, or without those of their work.",
+            COUNT,
+            [(f"max by (metrics) (tidegauge_left_out_stages{{{_THIS}}})", "{{metrics}}")],
+        ),
+        Panel(
+            "Memory",
+            "Resident, by process.",
+            BYTES,
+            [(f"process_resident_memory_bytes{{{_THIS}}}", "{{instance}}")],
+        ),
+        Panel(
+            "Processor",
+            "Cores in use, by process.",
+            COUNT,
+            [(f"rate(process_cpu_seconds_total{{{_THIS}}}[$__rate_interval])", "{{instance}}")],
+        ),
+        Panel(
+            "Open files",
+            "Files and connections, by process.",
+            COUNT,
+            [(f"process_open_fds{{{_THIS}}}", "{{instance}}")],
+        ),
+        Panel(
+            "Restarts",
+            "Since when each process runs.",
+            MOMENT,
+            [(f"1000 * process_start_time_seconds{{{_THIS}}}", "{{instance}}")],
+            "table",
+        ),
+    ),
+    (("instance", "label_values(tidegauge_publish_failures_total, instance)"),),
+)
+
+DASHBOARDS: Final = (OVERVIEW, JOB, STAGE, SERVICE)
+
+
+def build(wanted: Dashboard) -> str:
+    """Return a dashboard's JSON."""
+    made = (
+        builders.Dashboard(wanted.title)
+        .uid(wanted.uid)
+        .description(wanted.about)
+        .tags([TAG])
+        .refresh("10s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .readonly()
+        .link(
+            builders.DashboardLink("tidegauge")
+            .type(dashboard.DashboardLinkType.DASHBOARDS)
+            .tags([TAG])
+            .include_vars(True)
+            .keep_time(True)
+        )
+        .with_variable(
+            builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+        )
+    )
+    for name, query in wanted.variables:
+        made.with_variable(_variable(name, query))
+    for panel in wanted.panels:
+        made.with_panel(_panel(panel))
+    return json.dumps(made.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+
+
+def _variable(name: str, query: str) -> builders.QueryVariable:
+    # By itself and not as text, which older versions take for a query of labels.
+    asked: dict[str, object] = {
+        "query": query,
+        "refId": "PrometheusVariableQueryEditor-VariableQuery",
+    }
+    made = (
+        builders.QueryVariable(name)
+        .datasource(_SOURCE)
+        .query(asked)
+        .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+    )
+    return made.multi(True).include_all(True) if name == "instance" else made
+
+
+def _panel(panel: Panel) -> Any:  # noqa: ANN401  (the SDK's builders have no common type)
+    match panel.kind:
+        case "lines":
+            made = _lines(timeseries.Panel(), panel)
+        case "number":
+            made = stat.Panel().height(4)
+        case "table":
+            made = table.Panel().height(8).transformations(list(_tidied(panel)))
+    made.title(panel.title).description(panel.about).datasource(_SOURCE).span(panel.width)
+    made.unit(panel.unit).data_links(list(_links(panel)))
+    for index, (expression, legend) in enumerate(panel.queries):
+        made.with_target(_query(panel, expression, legend, chr(ord("A") + index)))
+    return made
+
+
+def _lines(made: timeseries.Panel, panel: Panel) -> timeseries.Panel:
+    made.height(8).fill_opacity(5).span_nulls(False).show_points(common.VisibilityMode.NEVER)
+    made.legend(
+        common_builders.VizLegendOptions()
+        .display_mode(common.LegendDisplayMode.TABLE)
+        .placement(common.LegendPlacement.RIGHT)
+        .calcs(["lastNotNull"])
+        .show_legend(True)
+    )
+    made.tooltip(
+        common_builders.VizTooltipOptions()
+        .mode(common.TooltipDisplayMode.MULTI)
+        .sort(common.SortOrder.DESCENDING)
+    )
+    return made if panel.unit == MOMENT else made.min(0)
+
+
+def _tidied(panel: Panel) -> Iterable[dashboard.DataTransformerConfig]:
+    states = [label for label in ("state", "status") if f"{{{{{label}}}}}" in panel.queries[0][1]]
+    if states:
+        matrix = {"columnField": states[0], "rowField": "stage", "valueField": "Value"}
+        yield dashboard.DataTransformerConfig(id_val="groupingToMatrix", options=matrix)
+    else:
+        hidden: dict[str, object] = {"excludeByName": {"Time": True}}
+        yield dashboard.DataTransformerConfig(id_val="organize", options=hidden)
+
+
+def _links(panel: Panel) -> Iterable[builders.DashboardLink]:
+    if panel.to_job:
+        yield builders.DashboardLink("Show the job").url(
+            f"/d/{JOB.uid}?var-job=${{__field.labels.job}}&${{__url_time_range}}"
+        )
+    if panel.to_stage:
+        yield builders.DashboardLink("Show the stage").url(
+            f"/d/{STAGE.uid}?var-job=$job&var-stage=${{__field.labels.stage}}&${{__url_time_range}}"
+        )
+
+
+def _query(panel: Panel, expression: str, legend: str, name: str) -> prometheus.Dataquery:
+    made = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(name)
+    if panel.kind == "lines":
+        return made.range()
+    made = made.instant()
+    return made.format(prometheus_models.PromQueryFormat.TABLE) if panel.kind == "table" else made
+
+
+def main() -> None:
+    """Write them all."""
+    for each in DASHBOARDS:
+        (FOLDER / f"{each.name}.json").write_text(build(each))
+
+
+if __name__ == "__main__":
+    main()

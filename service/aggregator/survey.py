@@ -1,0 +1,65 @@
+"""Surveying all stages for the metrics, of all jobs that there are, within limits.
+
+A scrape comes every few seconds to every replica, whoever else is being served. So it looks at no more
+stages than the operator has set, at the ranges' work only where there are not too many, and at a few
+jobs at a time, so that other requests get their turns between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from service.aggregator.reader import Reader
+from service.aggregator.states import StageState
+from service.errors import UnavailableError, UnknownJobError
+from service.model.jobs import JobView
+from service.stage_metrics import Survey, SurveyedStage, Work
+
+_AT_ONCE = 8
+_RANGES = 200_000
+"""Jobs of more ranges are shown without what their ranges say of their work."""
+
+
+async def survey(reader: Reader, limit: int) -> Survey:
+    """Return the first `limit` stages, by the names of their jobs: the same ones at each scrape.
+
+    Raises `UnavailableError` if neither store answers.
+    """
+    jobs = sorted(await reader.jobs(), key=lambda job: job.name)
+    chosen: list[tuple[JobView, Sequence[str]]] = []
+    left = limit
+    for job in jobs:
+        if left == 0:
+            break
+        stages = list(job.stages)[:left]
+        left -= len(stages)
+        chosen.append((job, stages))
+    found: list[SurveyedStage] = []
+    for start in range(0, len(chosen), _AT_ONCE):
+        some = chosen[start : start + _AT_ONCE]
+        # On the embedded stores nothing below gives way to other requests.
+        await asyncio.sleep(0)
+        for stages in await asyncio.gather(*(_look_at(reader, job, names) for job, names in some)):
+            found.extend(stages)
+    return Survey(found, sum(len(job.stages) for job in jobs) - (limit - left))
+
+
+async def _look_at(reader: Reader, job: JobView, stages: Collection[str]) -> list[SurveyedStage]:
+    try:
+        states = await reader.snapshot(job.name, stages, soft=_ranges(job) <= _RANGES)
+    except UnknownJobError:
+        return []
+    except UnavailableError:
+        return [SurveyedStage(job.name, name, job.stages[name], None, None) for name in stages]
+    return [_surveyed(job.name, state) for state in states.values()]
+
+
+def _surveyed(job: str, state: StageState) -> SurveyedStage:
+    work = None if state.soft is None else Work(state.soft.processing_ms, state.soft.counts)
+    return SurveyedStage(job, state.name, state.view, state.census, work)
+
+
+def _ranges(job: JobView) -> int:
+    layouts = (stage.layout for stage in job.pipeline.stages.values())
+    return sum(len(layout) for layout in layouts if layout is not None)

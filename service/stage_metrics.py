@@ -1,0 +1,179 @@
+"""The metrics of stages: never of ranges, and of no more stages than the operator has set."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from service.frontier.facts import Counts
+from service.frontier.timestamps import MAX, MIN
+from service.model.jobs import Census, StageView
+
+ByStage = Tally[tuple[str, str]]
+"""Counts by job and stage."""
+
+_NAMES = ("job", "stage")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stage's ranges have said of their work, in sum."""
+
+    processing_ms: int | None
+    """The processing watermark; None: some range has never reported."""
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedStage:
+    """A stage at the time of the scrape."""
+
+    job: str
+    stage: str
+    view: StageView
+    census: Census | None
+    """None: the live store does not answer."""
+    work: Work | None
+    """None: it does not answer, or the job has too many ranges to look at them all for a scrape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The stages whose metrics are shown."""
+
+    stages: Sequence[SurveyedStage] = ()
+    left_out: int = 0
+    """Stages that are not shown at all, because there are too many."""
+
+    @property
+    def without_work(self) -> int:
+        """Stages that are shown without system lag, records and late rows."""
+        return sum(each.work is None for each in self.stages)
+
+
+class StageMetrics:
+    """A collector of the metrics of a survey, and of what this process has counted by stage."""
+
+    def __init__(self, survey: Survey, now_ms: int, arrivals: ByStage, expired: ByStage) -> None:
+        self._survey = survey
+        self._now_ms = now_ms
+        self._arrivals = arrivals
+        self._expired = expired
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client`'s collectors."""
+        yield from self._watermarks()
+        yield from self._ranges()
+        yield from self._work()
+        yield from self._counted()
+        left_out = GaugeMetricFamily(
+            "tidegauge_left_out_stages",
+            "Stages without metrics: without any (there are more stages than TIDEGAUGE_METRICS_STAGES),"
+            " or without those of work (the live store does not answer, or the job has too many ranges)",
+            labels=["metrics"],
+        )
+        left_out.add_metric(["all"], self._survey.left_out)
+        left_out.add_metric(["work"], self._survey.without_work)
+        yield left_out
+
+    def _watermarks(self) -> Iterator[Metric]:
+        watermark = _gauge(
+            "tidegauge_watermark_seconds",
+            "Watermark of a stage in seconds since the epoch; absent while there is none, +Inf at the"
+            " end of time",
+            "kind",
+        )
+        lag = _gauge(
+            "tidegauge_lag_seconds",
+            "How far a stage's output watermark is behind the wall clock; 0 at the end of time",
+        )
+        version = _gauge(
+            "tidegauge_watermark_version",
+            "Version of a stage's watermark: a flat line is a watermark that stands still",
+        )
+        status = _gauge("tidegauge_stage_status", "1 for the status that a stage has", "status")
+        for each in self._survey.stages:
+            names, mark = [each.job, each.stage], each.view.watermark
+            for side, value in (("input", mark.input), ("output", mark.output)):
+                if value != MIN:
+                    watermark.add_metric([*names, side], _seconds(value))
+            if mark.output != MIN:
+                behind = 0 if mark.output == MAX else self._now_ms - mark.output
+                lag.add_metric(names, behind / 1_000)
+            version.add_metric(names, each.view.version)
+            status.add_metric([*names, mark.status.value], 1)
+        return iter((watermark, lag, version, status))
+
+    def _ranges(self) -> Iterator[Metric]:
+        ranges = _gauge(
+            "tidegauge_stage_ranges",
+            "Ranges of a stage by state: total, reported, never_reported, leased, unleased (neither"
+            " leased nor final), idle, final",
+            "state",
+        )
+        for each in self._survey.stages:
+            if each.census is not None:
+                for state, count in _states(each.census).items():
+                    ranges.add_metric([each.job, each.stage, state], count)
+        yield ranges
+
+    def _work(self) -> Iterator[Metric]:
+        system_lag = _gauge(
+            "tidegauge_system_lag_seconds",
+            "For how long the oldest unfinished work of a stage, or of a stage above it, may have been"
+            " waiting",
+        )
+        records = _counter("tidegauge_stage_records", "Records that a stage's ranges have reported")
+        late = _counter("tidegauge_stage_late", "Late records that a stage's ranges have reported")
+        for each in self._survey.stages:
+            if each.work is None:
+                continue
+            names, processing_ms = [each.job, each.stage], each.work.processing_ms
+            if processing_ms is not None:
+                system_lag.add_metric(names, max(0, self._now_ms - processing_ms) / 1_000)
+            records.add_metric(names, each.work.counts.records)
+            late.add_metric(names, each.work.counts.late)
+        return iter((system_lag, records, late))
+
+    def _counted(self) -> Iterator[Metric]:
+        arrivals = _counter(
+            "tidegauge_stage_arrivals",
+            "Reports for a stage that this process took, those left out which say that nothing came",
+        )
+        expired = _counter(
+            "tidegauge_stage_leases_expired",
+            "Leases of a stage that ran out, as far as this process has noticed first",
+        )
+        for each in self._survey.stages:
+            # From 0 on: Prometheus sees no increase in a series that begins at 1.
+            names = (each.job, each.stage)
+            arrivals.add_metric(names, self._arrivals[names])
+            expired.add_metric(names, self._expired[names])
+        return iter((arrivals, expired))
+
+
+def _states(census: Census) -> dict[str, int]:
+    return {
+        "total": census.total,
+        "reported": census.reported,
+        "never_reported": census.total - census.reported,
+        "leased": census.leased,
+        "unleased": max(0, census.total - census.leased - census.final),
+        "idle": census.idle,
+        "final": census.final,
+    }
+
+
+def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, about, labels=[*_NAMES, *labels])
+
+
+def _counter(name: str, about: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, about, labels=_NAMES)
+
+
+def _seconds(value: int) -> float:
+    return float("inf") if value == MAX else value / 1_000

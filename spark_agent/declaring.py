@@ -1,0 +1,176 @@
+"""Commands that declare jobs, and delete them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from spark_agent.admin import DEFAULT_URL, AsJson, Job, KeyFile, Url, client_of, explained, output
+from spark_agent.client import ChangedMeanwhile, Client, UnknownJob
+
+_PARTS = ("stages", "throttle")
+
+
+def apply(
+    file: Annotated[
+        str, typer.Argument(help="The specification, in YAML or JSON; -: standard input.")
+    ],
+    *,
+    job: Annotated[
+        str | None, typer.Option(help="The job, unless the file names it.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, also if stages are removed.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Declare a job, or change it to what a file says, and show what that changes.
+
+    The file has `job`, `stages` and perhaps `throttle`, as the service has them. If somebody else
+    changes the job at the same time, nothing is changed.
+
+    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`
+    """
+    with explained("apply", url):
+        name, wanted = _read(file, job)
+        client = client_of(url, key_file)
+        before, etag = _stored(client, name)
+        changes = list(differences(before, wanted))
+        if not json_:
+            for line in changes or ["nothing changes"]:
+                output().print(line, style=_STYLES.get(line[0]), markup=False)
+        if changes and not dry_run:
+            removed = [line for line in changes if line.startswith("- stage")]
+            if removed and not yes:
+                typer.confirm(
+                    f"{len(removed)} stages of job {name} are removed. Go on?", abort=True
+                )
+            _apply(client, name, wanted, etag)
+        if json_:
+            done = bool(changes) and not dry_run
+            typer.echo(json.dumps({"job": name, "changes": changes, "applied": done}))
+        elif changes:
+            typer.echo(
+                f"job {name} is {'not changed: --dry-run' if dry_run else 'as the file says'}"
+            )
+
+
+_STYLES = {"+": "green", "-": "red", "~": "yellow"}
+
+
+def _apply(client: Client, job: str, wanted: Mapping[str, Any], etag: str | None) -> None:
+    try:
+        client.apply(job, wanted, etag=etag)
+    except ChangedMeanwhile:
+        raise ValueError(f"somebody has changed job {job} meanwhile: look again") from None
+
+
+def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
+    try:
+        found, etag = client.job(job)
+    except UnknownJob:
+        return {}, None
+    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}, etag
+
+
+def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the job's name, and its specification. Raises `ValueError`."""
+    # Slow to import, and no other command needs it.
+    from ruamel.yaml import YAML  # noqa: PLC0415
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        yaml: Any = YAML(typ="safe", pure=True)
+        # JSON is YAML, too.
+        content: Any = yaml.load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file {file} cannot be read: {error}") from None
+    except YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"the file {file} is neither YAML nor JSON: {problem}") from None
+    spec = cast("dict[str, Any]", content if isinstance(content, dict) else {})
+    if not spec.get("stages"):
+        raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
+    named = spec.pop("job", None)
+    if named is not None and job is not None and named != job:
+        raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")
+    if named is None and job is None:
+        raise ValueError(f"the file {file} names no job: write 'job: NAME', or say --job NAME")
+    return str(named or job), spec
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Say in lines what changes from one specification to another.
+
+    >>> before = {"stages": {"s": {"shards": ["a"]}, "k": {"inputs": ["s"], "ranges": 2}}}
+    >>> after = {"stages": {"s": {"shards": ["a", "b"]}, "m": {"inputs": ["s"]}}, "throttle": {}}
+    >>> for line in differences(before, after): print(line)
+    - stage k
+    ~ stage s: shards: + "b"
+    + stage m: {"inputs": ["s"]}
+    ~ throttle: null -> {}
+    """
+    old: Mapping[str, Any] = before.get("stages", {})
+    new: Mapping[str, Any] = after.get("stages", {})
+    yield from (f"- stage {name}" for name in old if name not in new)
+    for name, stage in new.items():
+        if name not in old:
+            yield f"+ stage {name}: {json.dumps(stage)}"
+        elif old[name] != stage:
+            yield f"~ stage {name}: {'; '.join(_members(old[name], stage))}"
+    for part in sorted({*before, *after} - {"stages"}):
+        if before.get(part) != after.get(part):
+            yield f"~ {part}: {json.dumps(before.get(part))} -> {json.dumps(after.get(part))}"
+
+
+def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (whatever the file says)
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        yield f"{json.dumps(old)} -> {json.dumps(new)}"
+        return
+    before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            yield f"{name}: {_change(before.get(name), after.get(name))}"
+
+
+def _change(old: Any, new: Any) -> str:  # noqa: ANN401
+    if isinstance(old, list) and isinstance(new, list):
+        before, after = cast("list[Any]", old), cast("list[Any]", new)
+        # A layout may have a million shards.
+        gone = [f"- {json.dumps(each)}" for each in before if each not in after][:_LISTED]
+        come = [f"+ {json.dumps(each)}" for each in after if each not in before][:_LISTED]
+        return ", ".join([*gone, *come]) or "in another order"
+    return f"{json.dumps(old)} -> {json.dumps(new)}"
+
+
+_LISTED = 10
+
+
+def delete(
+    job: Job,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Delete a job, with all its watermarks and their history.
+
+    Examples: `tidegauge delete scores`, `tidegauge delete scores --yes --json`
+    """
+    if not yes:
+        typer.confirm(f"Every watermark of job {job} is lost. Go on?", abort=True)
+    with explained("delete", url):
+        client_of(url, key_file).delete(job)
+    typer.echo(json.dumps({"job": job, "deleted": True}) if json_ else f"job {job} is deleted")

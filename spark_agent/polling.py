@@ -1,0 +1,98 @@
+"""Waiting for a watermark, through restarts of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from spark_agent.answers import EtaAnswer, WatermarkAnswer
+from spark_agent.clock import Clock
+from spark_agent.errors import AggregatorError, Unavailable
+from spark_agent.times import instant_text
+
+if TYPE_CHECKING:
+    from spark_agent.client import Client
+
+_PAUSE_MS: Final = 500
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What came of it."""
+
+    reached: bool
+    seen: WatermarkAnswer
+    """The stage's watermark when it was last read."""
+    waited_ms: int
+
+
+class Waiting:
+    """Asks for a watermark again and again."""
+
+    def __init__(
+        self, client: Client, clock: Clock, job: str, stage: str, target_ms: int, poll_s: int
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._job = job
+        self._stage = stage
+        self._target_ms = target_ms
+        self._poll_s = poll_s
+
+    def wait(self, timeout_ms: int, show: Show, *, estimates: bool = False) -> Waited:
+        """Return once the watermark is there, or after the timeout.
+
+        Raises `AggregatorError` if the service refuses the question, or has never answered it.
+        """
+        began_ms = self._clock.steady_ms()
+        deadline_ms = began_ms + timeout_ms
+        seen: WatermarkAnswer | None = None
+        answers = True
+        while True:
+            left_ms = max(deadline_ms - self._clock.steady_ms(), 0)
+            wait_s = min(self._poll_s, -(-left_ms // 1_000))
+            try:
+                seen = self._client.show(
+                    self._job, self._stage, at_least_ms=self._target_ms, wait_s=wait_s
+                )
+                answers = True
+            except Unavailable as error:
+                if seen is None:
+                    raise
+                if answers:
+                    show(f"{error}: waiting for it to come back")
+                answers = False
+                self._clock.pause(min(_PAUSE_MS, left_ms))
+            now_ms = self._clock.steady_ms()
+            output_ms = seen["output_watermark"]
+            reached = answers and output_ms is not None and output_ms >= self._target_ms
+            if reached or now_ms >= deadline_ms:
+                return Waited(reached, seen, now_ms - began_ms)
+            if answers and estimates:
+                show(self._progress(seen))
+
+    def _progress(self, seen: WatermarkAnswer) -> str:
+        where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
+        with suppress(AggregatorError):
+            return (
+                f"{where} and {eta_text(self._client.eta(self._job, self._stage, self._target_ms))}"
+            )
+        return where
+
+
+def eta_text(found: EtaAnswer) -> str:
+    """Write an estimate for people."""
+    there = instant_text(found["at"])
+    if found["reached"]:
+        return f"has reached {there}"
+    if found["expected_at"] is None or found["between"] is None:
+        return f"will get to {there}, nobody can say when"
+    early, late = found["between"]
+    return (
+        f"will get to {there} at about {found['expected_at']},"
+        f" between {early} and {late} in {found['confidence']:.0%} of all cases"
+    )

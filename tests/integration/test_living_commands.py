@@ -1,0 +1,221 @@
+"""`tidegauge jobs`, `watch`, `ranges`, `apply`, `delete`, profiles, completion, on a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_agent.client import Client, RangeReport, Rank, UnknownJob
+from tests.support.server import ROOT, Service
+from tests.unit.agent.test_inspection import run
+
+NEW_YEAR = 1_767_225_600_000
+SPEC = """
+job: JOB
+stages:
+  taps: {shards: [north, south]}
+  hourly: {inputs: [taps], ranges: 2}   # by house
+"""
+
+
+class Water:
+    """A job of two stages; one of them has a watermark."""
+
+    def __init__(self, service: Service, job: str) -> None:
+        self.url, self.job = ("--url", service.url), job
+        self.client = Client(service.url, patience_ms=30_000)
+
+    def report(self, watermark_ms: int) -> None:
+        rank = Rank(self.client.open_run(self.job, ["taps"], holder="me"), 0, 0)
+        lease = self.client.claim(self.job, "taps", None, holder="me", ttl_ms=600_000, rank=rank)
+        promised = {name: RangeReport(watermark_ms) for name in ("north", "south")}
+        self.client.report(self.job, "taps", lease, promised)
+
+
+@pytest.fixture
+def water(server: Service, request: pytest.FixtureRequest) -> Water:
+    return Water(server, re.sub(r"\W+", "-", request.node.name)[:100])
+
+
+def applied(water: Water, tmp_path: Path, text: str = SPEC, *options: str) -> list[str]:
+    file = tmp_path / "spec.yaml"
+    file.write_text(text.replace("JOB", water.job))
+    done = run("apply", str(file), *options, *water.url)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path) -> None:
+    planned = applied(water, tmp_path, SPEC, "--dry-run")
+    assert planned == [
+        '+ stage taps: {"shards": ["north", "south"]}',
+        '+ stage hourly: {"inputs": ["taps"], "ranges": 2}',
+        f"job {water.job} is not changed: --dry-run",
+    ]
+    with pytest.raises(UnknownJob):
+        water.client.job(water.job)
+    assert applied(water, tmp_path)[-1] == f"job {water.job} is as the file says"
+    assert applied(water, tmp_path) == ["nothing changes"]
+    wider = SPEC.replace("south]", "south, east]")
+    assert applied(water, tmp_path, wider)[0] == '~ stage taps: shards: + "east"'
+    assert list(water.client.job(water.job)[0]["stages"]["taps"]["shards"])[-1] == "east"
+    fewer = json.dumps({"job": water.job, "stages": {"taps": {"shards": ["north"]}}})
+    (tmp_path / "spec.json").write_text(fewer)
+    # Nobody answers the question.
+    asked = run("apply", str(tmp_path / "spec.json"), *water.url)
+    assert (asked.exit_code, "1 stages" in asked.stdout) == (1, True)
+    assert "hourly" in water.client.job(water.job)[0]["stages"]
+    done = run("apply", str(tmp_path / "spec.json"), "--yes", "--json", *water.url)
+    assert json.loads(done.stdout)["changes"] == [
+        "- stage hourly",
+        '~ stage taps: shards: - "south", - "east"',
+    ]
+    assert list(water.client.job(water.job)[0]["stages"]) == ["taps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("stages: {s: {shards: [a]}}", "names no job: write 'job: NAME'"),
+        ("job: x", "has no stages: write 'stages:'"),
+        ("- 5", "has no stages"),
+        ("job: [", "is neither YAML nor JSON: "),
+        ("job: JOB\nstages: {s: {shrads: [a]}}", "shrads"),
+        ("job: JOB\nstages: {s: {inputs: [nosuch], ranges: 1}}", "nosuch"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_in_a_line(
+    water: Water, tmp_path: Path, text: str, says: str
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(text.replace("JOB", "wrong"))
+    done = run("apply", str(file), *water.url)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_jobs_are_shown_by_their_slowest_stage(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.report(NEW_YEAR)
+    [head, row] = run("jobs", water.job, *water.url).stdout.splitlines()
+    assert head.split()[:4] == ["job", "stages", "slowest", "stage"]
+    assert row.split()[:5] == [water.job, "2", "hourly", "unknown", "none"]
+    listed = json.loads(run("jobs", "--json", "--limit", "10000", *water.url).stdout)["jobs"]
+    [ours] = [each for each in listed if each["job"] == water.job]
+    assert (ours["slowest"], ours["output_watermark"]) == ("hourly", None)
+
+
+def test_ranges_are_shown_slowest_first(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.report(NEW_YEAR)
+    shown = run("ranges", water.job, "taps", "--order", "range", *water.url).stdout
+    assert [line.split()[0] for line in shown.splitlines()] == ["range", "north", "south"]
+    assert "2026-01-01T00:00:00.000Z" in shown
+    one = run("ranges", water.job, "taps", "--limit", "1", *water.url).stdout
+    assert one.splitlines()[-1] == "and 1 more: --limit"
+    found = json.loads(run("ranges", water.job, "hourly", "--json", *water.url).stdout)
+    assert [each["promise"] for each in found["ranges"]] == [None, None]
+
+
+def test_watch_shows_the_job_and_what_holds_it(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.report(NEW_YEAR)
+    shown = run("watch", water.job, "--count", "1", *water.url).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == f"{water.job}, generation 1"
+    assert any(line.startswith("taps active none yet 2026-01-01T00:00:00.000Z") for line in lines)
+    assert any("which has never reported" in line for line in lines)
+    looks = run("watch", water.job, "--json", "--count", "2", "--interval", "0.1", *water.url)
+    [first, second] = [json.loads(line) for line in looks.stdout.splitlines()]
+    assert first["watermarks"]["taps"]["output_watermark"] == NEW_YEAR
+    assert first.keys() == second.keys()
+
+
+def test_a_deleted_job_is_gone(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    assert run("delete", water.job, *water.url).exit_code == 1
+    water.client.job(water.job)
+    done = run("delete", water.job, "--yes", *water.url)
+    assert done.stdout == f"job {water.job} is deleted\n"
+    with pytest.raises(UnknownJob):
+        water.client.job(water.job)
+
+
+def test_a_time_may_be_said_from_now(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+    water.report(NEW_YEAR)
+    done = run("history", water.job, "taps", "--from", "-2h", "--to", "now", "--json", *water.url)
+    assert json.loads(done.stdout)["points"]
+    done = run("wait", water.job, "taps", "--until", "-9 h", "--timeout", "0s", *water.url)
+    assert done.exit_code == 3
+    assert json.loads(run("eta", water.job, "taps", "+1h", "--json", *water.url).stdout)["at"] > 0
+
+
+# ---- the profile, and completion
+
+
+def tidegauge(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed, with every command that is added to it."""
+    code = "import sys; sys.argv[0] = 'tidegauge'; from service.cli import main; main()"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+SECRET = "operator-0123456789abcdef0123456789abcdef"
+
+
+def test_a_profile_says_where_and_with_which_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.toml"
+    (tmp_path / "key").write_text(SECRET)
+    monkeypatch.setenv("TIDEGAUGE_CONFIG", str(config))
+    with Service(tmp_path, environment={"TIDEGAUGE_ADMIN_KEY": SECRET}) as service:
+        config.write_text(
+            f'[default]\nurl = "{service.url}/"\nkey_file = "{tmp_path / "key"}"\n'
+            f'[other]\nurl = "http://127.0.0.1:1"\n[odd]\nkey = "x"\n'
+        )
+        assert run("jobs").exit_code == 0
+        # No other service is shown the key, not even the same one by another name.
+        elsewhere = run("jobs", "--url", service.url.replace("127.0.0.1", "localhost"))
+        assert "Name a file with a key that may read" in elsewhere.stderr
+        monkeypatch.setenv("TIDEGAUGE_PROFILE", "other")
+        assert "is tidegauge at http://127.0.0.1:1?" in run("jobs").stderr
+        for name, says in {
+            "nosuch": "has no profile 'nosuch': it has default, other, odd",
+            "odd": "profile 'odd' has 'key': it may have url and key_file",
+        }.items():
+            monkeypatch.setenv("TIDEGAUGE_PROFILE", name)
+            done = run("jobs")
+            assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+
+
+def test_a_shell_completes_jobs_and_stages(water: Water, tmp_path: Path) -> None:
+    applied(water, tmp_path)
+
+    def completed(*words: str) -> list[str]:
+        done = tidegauge(
+            _TIDEGAUGE_COMPLETE="complete_bash",
+            COMP_WORDS=" ".join(["tidegauge", *words]),
+            COMP_CWORD=str(len(words)),
+            TIDEGAUGE_URL=water.url[1],
+        )
+        return done.stdout.split()
+
+    assert water.job in completed("show", water.job[:-2])
+    assert completed("explain", water.job, "h") == ["hourly"]
+    assert completed("show", "no-such-job") == []
