@@ -80,12 +80,10 @@ class Scores:
         self.job, self.client = job, Client(service.url, patience_ms=30_000)
         self.client.declare(job, SPEC)
         rank = Rank(self.client.open_run(job, ["mobile"], holder="me"), 0, 0)
-        self.token = self.client.claim(
-            job, "mobile", None, holder="me", ttl_ms=600_000, rank=rank
-        ).token
+        self.lease = self.client.claim(job, "mobile", None, holder="me", ttl_ms=600_000, rank=rank)
 
     def report(self, watermark_ms: int) -> None:
-        self.client.report(self.job, "mobile", self.token, {"a": RangeReport(watermark_ms)})
+        self.client.report(self.job, "mobile", self.lease, {"a": RangeReport(watermark_ms)})
 
 
 @pytest.fixture

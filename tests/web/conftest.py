@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -21,21 +22,28 @@ from tests.web.protected import ADMIN, Protected
 Opened = Callable[..., AbstractContextManager[Page]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/web/" in str(item.path):
-            # They share a browser, so they run in one process.
-            item.add_marker(pytest.mark.xdist_group("web"))
+MISSING = "install Chromium (Debian: apt-get install chromium)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in ours:
+        # They share a browser, so they run in one process.
+        item.add_marker(pytest.mark.xdist_group("web"))
+    if ours and chromium() is None and not os.environ.get(REQUIRE):
+        # One of them stands for all, so that there is one line and not one for each.
+        first, *others = ours
+        reason = f"the {len(ours)} tests of the page: {MISSING}"
+        first.add_marker(pytest.mark.skip(reason=reason))
+        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     path = chromium()
     if path is None:
-        reason = "no Chromium: install it (Debian: apt-get install chromium)"
-        if os.environ.get(REQUIRE):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        pytest.fail(MISSING)
     with started(path) as running:
         yield running
 

@@ -11,7 +11,7 @@ from tests.web.flights import START, Feed, Flights, shown
 
 def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
     before = flights.advance()
-    with open_page("/#/jobs/nyc-flights") as page:
+    with open_page("/#/jobs/nyc-flights", allowed=frozenset({"ERR_FAILED"})) as page:
         newark = page.locator('a[data-stage="newark"] .output')
         expect(newark).to_have_text(before)
         expect(page.locator('[data-state="live"]')).to_be_visible()
