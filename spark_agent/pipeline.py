@@ -468,7 +468,9 @@ class Pipeline:
             client=self._client,
             progress=lambda: plan.last_progress(holder[0]) if holder else None,
             clock=self._clock,
-            throttle=self._source_throttle(name, query_stages, ends=bounded or available_now),
+            throttle=self._source_throttle(
+                name, query_stages, ends=bounded or available_now or trigger == _ONCE
+            ),
             is_active=lambda: not holder or plan.is_active(holder[0]),
         )
         for control in controls:

@@ -271,6 +271,7 @@ class Supervisor:
         try:
             if self._follow():
                 self._log_if_unfinished()
+                self._release_leases()
         finally:
             for stage in self._assignment.stages:
                 pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
@@ -298,6 +299,21 @@ class Supervisor:
                 self._notify_step(failing=False)
                 pause_ms = _TICK_MS
         return True
+
+    def _release_leases(self) -> None:
+        """Give back the leases of a query that has ended well, so that nobody takes it for dead.
+
+        The tasks hold them, whose tokens are not known here. The driver's claim takes them over.
+        """
+        if self._run is None or self._query is None or self._query.failed():
+            return
+        try:
+            leases = [self._claim(self._run, stage, None) for stage in self._assignment.stages]
+            self._client.release(
+                self._assignment.job, [each for each in leases if each is not None]
+            )
+        except AggregatorError as error:
+            _log.debug("query %s: leases are not given back: %s", self._assignment.query, error)
 
     def _log_if_unfinished(self) -> None:
         """Log why stages of a query that has ended are unfinished, if that is unexpected.

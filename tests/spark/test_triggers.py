@@ -145,3 +145,10 @@ def test_a_bounded_query_without_a_stateful_operator_ends(flow: Flow, pipeline: 
     assert flow.watermark(COUNTS).final
     written = flow.spark.read.json(str(flow.output)).count()
     assert written == sum(r.key != "b" for r in readings)
+
+
+def test_a_query_that_has_ended_has_given_its_leases_back(flow: Flow, pipeline: Pipeline) -> None:
+    """Else it would look like one that died, until they run out."""
+    flow.write(steady(range(30)))
+    ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
+    until(lambda: flow.leased(SOURCE) == flow.leased(COUNTS) == 0, "the leases are given back", 20)
