@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spark_agent.client import (
     AggregatorError,
@@ -158,14 +159,16 @@ def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson
 
 
 @keys.command("revoke")
-def revoke(name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None) -> None:
+def revoke(
+    name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
+) -> None:
     """Revoke a key. Every replica refuses it within two seconds.
 
     Example: `tidegauge keys revoke workers`
     """
     with explained("keys revoke", url):
         client_of(url, key_file).revoke_key(name)
-    typer.echo(f"key {name} is revoked")
+    typer.echo(json.dumps({"revoked": name}) if json_ else f"key {name} is revoked")
 
 
 def audit(
@@ -263,10 +266,14 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
+def plain(cell: object) -> Text:
+    """Return what somebody else has named as text that neither is markup nor controls a terminal."""
+    return Text("".join(each if each.isprintable() else "\ufffd" for each in str(cell)))
+
+
 def print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     """Print a table."""
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        # As plain text: brackets in a pattern of jobs are no markup.
-        table.add_row(*(str(cell).replace("[", r"\[") for cell in row))
+        table.add_row(*(plain(cell) for cell in row))
     output().print(table)

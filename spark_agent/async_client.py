@@ -6,6 +6,7 @@ A call that is cancelled is given up by its caller at once; its request ends in 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -145,5 +146,12 @@ class AsyncClient:
         *,
         timeout: Duration = "1h",  # noqa: ASYNC109
     ) -> Waited:
-        """See `Client`."""
-        return await self._run(self._client.wait_until, job, stage, at_ms, timeout=timeout)
+        """See `Client`. If it is cancelled, its thread ends within a quarter of a minute."""
+        over = threading.Event()
+        try:
+            return await self._run(
+                self._client.wait_until, job, stage, at_ms, timeout=timeout, is_over=over.is_set
+            )
+        except asyncio.CancelledError:
+            over.set()
+            raise

@@ -45,7 +45,9 @@ class QueryStages:
     promises: Mapping[str, Promise]
     """By keyed stage."""
     reads_all: bool
-    """Whether each batch reads all available data: no source is rate limited."""
+    """Whether each batch reads all available data: each source is known, and not rate limited."""
+    may_wait_for_more: bool = False
+    """Whether a source may leave data unread until there is more of it."""
 
 
 def check(
@@ -86,7 +88,8 @@ def check(
     return QueryStages(
         sources=tuple(sources),
         promises=_promises(plan, reports),
-        reads_all=not any(node.limits for node in plan.walk()),
+        reads_all=all(node.reads_all for node in plan.walk()),
+        may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
     )
 
 

@@ -485,16 +485,25 @@ class Client:
         """Return what a job's sources are asked to wait for."""
         return cast("ThrottleAnswer", self._call("GET", f"{_job(job)}/throttle")[0])
 
-    def wait_until(self, job: str, stage: str, at_ms: int, *, timeout: Duration = "1h") -> Waited:
+    def wait_until(
+        self,
+        job: str,
+        stage: str,
+        at_ms: int,
+        *,
+        timeout: Duration = "1h",
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Waited:
         """Wait until a stage's output watermark has reached a time: everything before it has arrived.
 
         Returns as soon as it has, or after the timeout, and says which. A service that restarts
-        meanwhile is waited for. Raises `AggregatorError` if it refuses the question, or has never
-        answered it.
+        meanwhile is waited for. Another thread may end it with `is_over`, which is looked at every 15
+        seconds or so. Raises `AggregatorError` if it refuses the question, or has never answered it.
         """
         patient = self.with_patience(1_000 * _POLL_S + _PATIENCE_MS)
         asking = Waiting(patient, self._clock, job, stage, at_ms, _POLL_S)
-        return asking.wait(duration_ms(timeout, name="timeout"), lambda _: None)
+        timeout_ms = duration_ms(timeout, name="timeout")
+        return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
 
     def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
         """Return what a job's sources are asked to wait for; None if that is as at `etag`."""
@@ -567,6 +576,11 @@ class Client:
             return {}, etag
         if answer.status in _RETRYABLE_STATUSES:
             raise _RetryableError(f"status {answer.status}")
+        if answer.status >= 300 and answer.status < 400:
+            location = answer.headers.get("Location", "another address")
+            raise Unavailable(
+                f"{method} {self._url}{path}: {answer.status} to {location}: give that as the URL"
+            )
         content = _json_object(answer.data)
         if answer.status >= 400:
             raise _refusal(answer.status, content)

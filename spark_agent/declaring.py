@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,6 +14,7 @@ from spark_agent.admin import DEFAULT_URL, AsJson, Job, KeyFile, Url, client_of,
 from spark_agent.client import ChangedMeanwhile, Client, UnknownJob
 
 _PARTS = ("stages", "throttle")
+_SHOWN = 10
 
 
 def apply(
@@ -50,10 +51,13 @@ def apply(
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
         if changes and not dry_run:
-            removed = [line for line in changes if line.startswith("- stage")]
+            removed = list(removals(before, wanted))
             if removed and not yes:
                 typer.confirm(
-                    f"{len(removed)} stages of job {name} are removed. Go on?", abort=True
+                    f"{_few(removed)} of job {name} will be removed, and nobody waits for them any"
+                    " more. Go on?",
+                    abort=True,
+                    err=True,
                 )
             _apply(client, name, wanted, etag)
         if json_:
@@ -100,7 +104,13 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         problem = " ".join(str(error).split())
         raise ValueError(f"the file {file} is neither YAML nor JSON: {problem}") from None
     spec = cast("dict[str, Any]", content if isinstance(content, dict) else {})
-    if not spec.get("stages"):
+    try:
+        json.dumps(spec)
+    except TypeError as error:
+        raise ValueError(
+            f"the file {file} has a value that JSON does not have ({error}): write it in quotes"
+        ) from None
+    if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
     named = spec.pop("job", None)
     if named is not None and job is not None and named != job:
@@ -108,6 +118,29 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
     if named is None and job is None:
         raise ValueError(f"the file {file} names no job: write 'job: NAME', or say --job NAME")
     return str(named or job), spec
+
+
+def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Name the stages and shards that are gone.
+
+    >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}}
+    >>> list(removals(before, {"stages": {"s": {"shards": ["b"]}}}))
+    ['shard a of s', 'stage k']
+    """
+    new: Mapping[str, Any] = after.get("stages", {})
+    for name, stage in before.get("stages", {}).items():
+        if name not in new:
+            yield f"stage {name}"
+        elif isinstance(new[name], dict):
+            kept = set(new[name].get("shards") or ())
+            yield from (
+                f"shard {each} of {name}" for each in stage.get("shards") or () if each not in kept
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
@@ -146,10 +179,11 @@ def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (whatever th
 
 def _change(old: Any, new: Any) -> str:  # noqa: ANN401
     if isinstance(old, list) and isinstance(new, list):
-        before, after = cast("list[Any]", old), cast("list[Any]", new)
         # A layout may have a million shards.
-        gone = [f"- {json.dumps(each)}" for each in before if each not in after][:_LISTED]
-        come = [f"+ {json.dumps(each)}" for each in after if each not in before][:_LISTED]
+        before = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", old))
+        after = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", new))
+        gone = [f"- {each}" for each in before if each not in after][:_LISTED]
+        come = [f"+ {each}" for each in after if each not in before][:_LISTED]
         return ", ".join([*gone, *come]) or "in another order"
     return f"{json.dumps(old)} -> {json.dumps(new)}"
 

@@ -438,11 +438,13 @@ class Pipeline:
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
                 reads_all=query_stages.reads_all,
-                looks_often=plan.interval_ms_of(writer) <= _OFTEN_MS,
+                looks_often=plan.interval_ms_of(writer) <= _OFTEN_MS
+                and not query_stages.may_wait_for_more,
                 may_idle=[
                     each
                     for each, above in inputs.items()
                     if any(self._stages[name].has_idle_policy for name in above)
+                    and self._counts_state()
                 ],
                 inputs=inputs,
             ),
@@ -490,6 +492,7 @@ class Pipeline:
                     fail=lambda message: plan.fail(self._spark, query, message),
                     stops_when_fenced=on_fenced == "stop",
                     has_no_new_data=lambda: plan.has_no_new_data(query),
+                    has_just_found_nothing=lambda: plan.has_just_found_nothing(query),
                     failed=lambda: plan.has_failed(query),
                     has_control_sources=any(not each.is_gate for each in controls),
                 )
@@ -497,6 +500,11 @@ class Pipeline:
             self._started.append((query, supervisor))
             self._events.register(str(query.runId), supervisor)
         return query
+
+    def _counts_state(self) -> bool:
+        """Return whether Spark counts the rows that its operators keep. If not, it reports zero."""
+        counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+        return str(self._spark.conf.get(counts, "true")).lower() == "true"
 
     def _source_throttle(
         self, query: str, query_stages: QueryStages, *, ends: bool

@@ -52,6 +52,11 @@ _LIMITS: Final = frozenset(
 """Options, in lower case, that make a source leave available data for a later batch."""
 
 
+_UNLIMITED: Final = frozenset(
+    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text", FORMAT}
+)
+"""Sources that read all that is there unless an option of `_LIMITS` says otherwise. Others have limits
+of their own: a Delta table reads a thousand files at a time."""
 _INTERVAL: Final = re.compile(r"ProcessingTimeTrigger\((\d+)\)")
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
@@ -122,6 +127,8 @@ class Node:
     control: Control | None = None
     limits: tuple[str, ...] = ()
     """Options that limit how much of a source one batch reads."""
+    reads_all: bool = True
+    """Of a source: whether each batch certainly reads all that is there."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
 
@@ -202,6 +209,7 @@ class PlanReader:
             bounds=bounds,
             control=_control(node) if name == "StreamingRelationV2" else None,
             limits=tuple(sorted(_LIMITS & set(_options(node)))),
+            reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
         )
 
@@ -368,6 +376,18 @@ def _control(node: JavaObject) -> Control | None:
     )
 
 
+def _reads_all(node: JavaObject) -> bool:
+    """Return whether a source is one that is known to read everything, and is not limited."""
+    match node.nodeName():
+        case "StreamingRelation":
+            known = str(node.dataSource().className()).lower() in _UNLIMITED
+        case "StreamingRelationV2":
+            known = str(node.sourceName()).lower() in _UNLIMITED
+        case _:
+            return True
+    return known and not _LIMITS & set(_options(node))
+
+
 def _options(node: JavaObject) -> list[str]:
     """Return the names of a streaming relation's options, in lower case."""
     match node.nodeName():
@@ -423,6 +443,11 @@ def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
 def has_no_new_data(query: StreamingQuery) -> bool:
     """Return whether the latest trigger found no new data in any of the query's sources."""
     return bool(_execution(query).noNewData())
+
+
+def has_just_found_nothing(query: StreamingQuery) -> bool:
+    """Return whether no trigger runs now, and the latest one found no new data."""
+    return not query.status["isTriggerActive"] and has_no_new_data(query)
 
 
 def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:

@@ -43,8 +43,15 @@ class Waiting:
         self._target_ms = target_ms
         self._poll_s = poll_s
 
-    def wait(self, timeout_ms: int, show: Show, *, estimates: bool = False) -> Waited:
-        """Return once the watermark is there, or after the timeout.
+    def wait(
+        self,
+        timeout_ms: int,
+        show: Show,
+        *,
+        estimates: bool = False,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Waited:
+        """Return once the watermark is there, or after the timeout, or soon after `is_over`.
 
         Raises `AggregatorError` if the service refuses the question, or has never answered it.
         """
@@ -61,7 +68,7 @@ class Waiting:
                 )
                 answers = True
             except Unavailable as error:
-                if seen is None:
+                if seen is None or is_over():
                     raise
                 if answers:
                     show(f"{error}: waiting for it to come back")
@@ -70,7 +77,7 @@ class Waiting:
             now_ms = self._clock.steady_ms()
             output_ms = seen["output_watermark"]
             reached = answers and output_ms is not None and output_ms >= self._target_ms
-            if reached or now_ms >= deadline_ms:
+            if reached or now_ms >= deadline_ms or is_over():
                 return Waited(reached, seen, now_ms - began_ms)
             if answers and estimates:
                 show(self._progress(seen))

@@ -40,6 +40,8 @@ RUN_PROPERTY: Final = "tidegauge.run"
 """Likewise: the run number; empty if the aggregator was unavailable at the start."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
+_SHORT_TTL_MS: Final = 5_000
+"""Of a lease that lasts for a report alone."""
 BACKOFF_MS: Final = 5_000
 """After a call without an answer, the tasks of this process make no requests for this long.
 Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
@@ -127,6 +129,7 @@ class TaskAttempt:
         self._target = target
         self._task = task
         self._leases: list[Lease] = []
+        self._wanted: tuple[str, ...] = ()
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
@@ -146,6 +149,13 @@ class TaskAttempt:
 
         `ranges` must include those claimed before, so that one lease covers them all.
         """
+        if self._target.releases:
+            # A lease that is held while the rows are read would count as a proof that there are none.
+            self._wanted = tuple(ranges)
+        else:
+            self._claim(ranges, self._target.ttl_ms)
+
+    def _claim(self, ranges: Sequence[str], ttl_ms: int) -> None:
         rank, target = self._task.rank, self._target
         if rank is None or not ranges or self._backing_off():
             return
@@ -155,7 +165,7 @@ class TaskAttempt:
                 target.stage,
                 ranges,
                 holder=self._task.holder,
-                ttl_ms=target.ttl_ms,
+                ttl_ms=ttl_ms,
                 rank=rank,
             )
         except AggregatorError as error:
@@ -169,6 +179,7 @@ class TaskAttempt:
         For a source, `reports` are by shard. Key ranges have none: they promise the input watermark
         that Spark ran the batch with, which the driver adds at the commit.
         """
+        self._claim(self._wanted, _SHORT_TTL_MS)
         for lease in self._leases:
             ranges = {
                 name: RangeReport() if reports is None else reports[name]

@@ -26,6 +26,7 @@ from spark_agent.client import (
     InputAhead,
     Lease,
     LeaseConflict,
+    LeaseLost,
     RangeReport,
     Rank,
     StaleEpoch,
@@ -39,7 +40,7 @@ from spark_agent.metrics import count_rows
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
 from spark_agent.spec import StageSpec
-from spark_agent.tally import Count, Tallies, Tally, pop_tallies
+from spark_agent.tally import Count, Tallies, Tally, pop_tallies, shards_with_rows
 from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
@@ -126,6 +127,8 @@ class QueryHandle:
     """Make it fail with this error."""
     has_no_new_data: Callable[[], bool]
     """Whether its latest trigger found no new data in any source."""
+    has_just_found_nothing: Callable[[], bool]
+    """Whether no trigger runs now, and the latest one found no new data."""
     failed: Callable[[], bool]
     """Whether it has ended with an error."""
     stops_when_fenced: bool = True
@@ -179,8 +182,9 @@ class Supervisor:
         self._last_error_type: type[AggregatorError] | None = None
         self._shutdown_deadline_ms: int | None = None
         self._watched = [stage.name for stage in assignment.sources if stage.has_idle_policy]
-        self._backlogs: dict[str, set[str]] = {}
-        self._told_backlogs: set[str] = set()
+        self._told_backlogs = set(self._watched)  # perhaps by the driver before this one
+        self._watch_leases: list[Lease] = []
+        self._looked_ms: int | None = None
         self._watch_again_ms: int | None = None
         self._waits_because: str | None = None
         self._renew_leases_ms: int | None = None
@@ -411,9 +415,9 @@ class Supervisor:
     def _step(self) -> None:
         if self._run is None:
             self._run = self._open_run(self._assignment.stages)
-        # Before the next commit, which would be one more proof that the run finds nothing in them.
-        self._report_backlogs(self._run)
         if self._uncommitted is not None:
+            # Before the commit, which would be one more proof that the run finds nothing in them.
+            self._report_backlogs(self._run, self._uncommitted)
             self._commit(self._run, self._uncommitted)
             self._uncommitted = None
         self._report_pending(self._run)
@@ -478,9 +482,6 @@ class Supervisor:
             newest: dict[str, RangeReport] = {}
             for tally in tallies:
                 _add(newest, tally.promises)
-            if stage.name in self._watched and not self._assignment.reads_all:
-                rest = self._not_final[stage.name] - newest.keys()
-                self._backlogs[stage.name] = set() if batch.read_nothing else rest
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
                 # Which of them were applied is not known, so some rows are counted twice. To leave
@@ -558,14 +559,17 @@ class Supervisor:
         granted = [shard for shard in lease.granted if shard in reports]
         if granted:
             some = {shard: reports[shard] for shard in granted}
-            self._client.report(self._assignment.job, stage, lease, some)
+            try:
+                self._client.report(self._assignment.job, stage, lease, some)
+            except LeaseLost:  # to the next batch's tasks, which have begun meanwhile
+                return []
         return granted
 
     def _report_input(self, stage: str, lease: Lease, input_ms: int, *, idle: bool = False) -> bool:
         reports = {name: RangeReport(idle=idle) for name in lease.granted}
         try:
             self._client.report(self._assignment.job, stage, lease, reports, input_ms=input_ms)
-        except InputAhead:
+        except (InputAhead, LeaseLost):
             return False
         return True
 
@@ -584,17 +588,20 @@ class Supervisor:
         except LeaseConflict:
             return None
 
-    def _report_backlogs(self, run: int) -> None:
-        """Report that shards may have rows that are not read yet: their source is rate limited.
+    def _report_backlogs(self, run: int, batch: CommittedBatch) -> None:
+        """Report that shards without rows in a batch may have some that it has not read.
 
-        How many they are, nobody knows. One that is denied is being read by a task.
+        Either their source is rate limited, or nobody knows how it reads. How many they are, nobody
+        knows either. A shard that is denied is being read by a task.
         """
-        for stage, shards in list(self._backlogs.items()):
-            unread = {shard: RangeReport(backlog=1) for shard in shards}
+        if self._assignment.reads_all or (batch.read_nothing and self._assignment.looks_often):
+            return
+        query = self._assignment.query
+        for stage in self._watched:
+            seen = shards_with_rows(self._tallies, query, stage, batch.epoch)
+            unread = {shard: RangeReport(backlog=1) for shard in self._not_final[stage] - seen}
+            self._told_backlogs.add(stage)
             self._report_shards(run, stage, unread, ttl_ms=_WATCH_MS)
-            del self._backlogs[stage]
-            if unread:
-                self._told_backlogs.add(stage)
 
     def _watch(self, run: int) -> None:
         """Hold the leases of what the service may take for idle, while nothing is left to read.
@@ -602,31 +609,47 @@ class Supervisor:
         That is what the lease proves. When a batch finds something to read, nobody renews it.
         """
         now_ms = self._clock.steady_ms()
-        if not self._has_nothing_to_read():
-            self._watch_again_ms = None
+        if not self._has_nothing_to_read(now_ms):
+            self._end_watch()
             return
         if self._watch_again_ms is not None and now_ms < self._watch_again_ms:
             return
+        self._watch_leases.clear()
         for stage in self._watched:
             shards = sorted(self._not_final[stage])
             if stage in self._told_backlogs:
                 nothing = {shard: RangeReport(records=0, backlog=0) for shard in shards}
-                self._report_shards(run, stage, nothing, ttl_ms=_WATCH_MS)
-                self._told_backlogs.discard(stage)
-            elif shards:
-                self._claim(run, stage, shards, ttl_ms=_WATCH_MS)
+                if len(self._report_shards(run, stage, nothing, ttl_ms=_WATCH_MS)) == len(shards):
+                    self._told_backlogs.discard(stage)
+            elif shards and (lease := self._claim(run, stage, shards, ttl_ms=_WATCH_MS)):
+                self._watch_leases.append(lease)
         for stage, input_ms in self._emitted_all.items():
             if stage in self._assignment.may_idle and input_ms != MAX_MS:
                 self._report_emitted(run, stage, input_ms)
         self._watch_again_ms = now_ms + _WATCH_MS // _RENEWALS_PER_LEASE
 
-    def _has_nothing_to_read(self) -> bool:
-        """Return whether the query has looked just now, and found nothing."""
+    def _end_watch(self) -> None:
+        """Give the leases back: they neither prove anything now, nor shall they look like lost ones."""
+        self._watch_again_ms = None
+        leases, self._watch_leases = self._watch_leases, []
+        if leases:
+            self._client.release(self._assignment.job, leases)
+
+    def _has_nothing_to_read(self, now_ms: int) -> bool:
+        """Return whether the query has looked just now, and found nothing.
+
+        What its last trigger found is known once that has ended. One that hangs, since its storage does
+        not answer, proves nothing. A batch that has ended meanwhile is still in the inbox.
+        """
         if not (self._watched or self._assignment.may_idle) or not self._assignment.looks_often:
             return False
-        if self._waits_because is not None or self._uncommitted is not None:
+        if self._query is None or self._waits_because is not None:
             return False
-        return self._query is not None and self._query.has_no_new_data()
+        if self._query.has_just_found_nothing():
+            self._looked_ms = now_ms
+        found_nothing = self._looked_ms is not None and now_ms - self._looked_ms <= _WATCH_MS
+        has_new = not self._query.has_no_new_data()
+        return found_nothing and not has_new and self._inbox.empty() and self._uncommitted is None
 
     def _report_emitted(self, run: int, stage: str, input_ms: int) -> None:
         """Report a keyed stage's ranges as idle: they keep nothing that has not come out."""
@@ -635,18 +658,22 @@ class Supervisor:
             self._report_input(stage, lease, input_ms, idle=True)
 
     def _keep_leases(self, run: int) -> None:
-        """Hold the leases of sources that wait: their workers do not run, but they are not gone.
+        """Hold the leases of what this query executes while no task does: nobody is gone.
 
-        A task of the next batch outranks this claim.
+        A query that has nothing to read, or waits for its next trigger or its throttle, runs no task
+        for longer than a lease lasts. The next batch's tasks outrank this claim. Before the first
+        batch is committed there is none, since it would outrank that batch's own tasks.
         """
         now_ms = self._clock.steady_ms()
-        if self._waits_because is None:
-            self._renew_leases_ms = None
-        elif self._renew_leases_ms is None or now_ms >= self._renew_leases_ms:
-            for stage, shards in self._not_final.items():
+        if self._committed_epoch < 0 or self._drained:
+            return
+        if self._renew_leases_ms is None:
+            self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
+        elif now_ms >= self._renew_leases_ms:
+            for stage in self._assignment.stages:
                 # For one that may be idle, the lease would prove that somebody looks.
-                if shards and stage not in self._watched:
-                    self._claim(run, stage, sorted(shards))
+                if stage not in self._watched:
+                    self._claim(run, stage, None)
             self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
 
     def _finish_bounded(self, run: int) -> None:
@@ -674,8 +701,8 @@ class Supervisor:
             run, stage, {shard: RangeReport(final=True) for shard in shards}
         )
         shards.difference_update(final)
-        if final:
-            self._pending_reports.pop(stage, None)
+        for shard in final:
+            self._pending_reports.get(stage, {}).pop(shard, None)
 
 
 def _add(reports: dict[str, RangeReport], later: Mapping[str, RangeReport]) -> None:

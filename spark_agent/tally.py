@@ -123,6 +123,18 @@ class TallyParam(AccumulatorParam[Tallies]):
         return value1
 
 
+def shards_with_rows(
+    tallies: Tallies, query: str, stage: str, through_epoch: int
+) -> frozenset[str]:
+    """Return the shards of a source that had rows in the epochs up to one. Safe like `pop_tallies`."""
+    return frozenset(
+        shard
+        for key, tally in list(tallies.items())
+        if key[:2] == (query, stage) and key[2] <= through_epoch
+        for shard in tally.promises
+    )
+
+
 def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
     """Remove and return a stage's tallies up to an epoch, oldest first.
 

@@ -167,9 +167,7 @@ def watch(
         looks = _looks(client, job, interval, count)
         if json_:
             for look in looks:
-                typer.echo(
-                    json.dumps(look.found) if look.found else json.dumps({"error": look.lost})
-                )
+                typer.echo(json.dumps({"error": look.lost} if look.lost else look.found))
             return
         # Not on the screen of its own where the output is no terminal: then the last look remains.
         with (

@@ -18,7 +18,7 @@ from service.stage_metrics import Survey, SurveyedStage, Work
 
 _AT_ONCE = 8
 _RANGES = 200_000
-"""Jobs of more ranges are shown without what their ranges say of their work."""
+"""The most ranges whose work is looked at for one scrape. Jobs beyond that are shown without."""
 
 
 async def survey(reader: Reader, limit: int) -> Survey:
@@ -27,27 +27,32 @@ async def survey(reader: Reader, limit: int) -> Survey:
     Raises `UnavailableError` if neither store answers.
     """
     jobs = sorted(await reader.jobs(), key=lambda job: job.name)
-    chosen: list[tuple[JobView, Sequence[str]]] = []
-    left = limit
+    chosen: list[tuple[JobView, Sequence[str], bool]] = []
+    left, ranges_left = limit, _RANGES
     for job in jobs:
         if left == 0:
             break
         stages = list(job.stages)[:left]
         left -= len(stages)
-        chosen.append((job, stages))
+        ranges = _ranges(job)
+        looks = ranges <= ranges_left
+        ranges_left -= ranges if looks else 0
+        chosen.append((job, stages, looks))
     found: list[SurveyedStage] = []
     for start in range(0, len(chosen), _AT_ONCE):
         some = chosen[start : start + _AT_ONCE]
         # On the embedded stores nothing below gives way to other requests.
         await asyncio.sleep(0)
-        for stages in await asyncio.gather(*(_look_at(reader, job, names) for job, names in some)):
+        for stages in await asyncio.gather(*(_look_at(reader, *each) for each in some)):
             found.extend(stages)
     return Survey(found, sum(len(job.stages) for job in jobs) - (limit - left))
 
 
-async def _look_at(reader: Reader, job: JobView, stages: Collection[str]) -> list[SurveyedStage]:
+async def _look_at(
+    reader: Reader, job: JobView, stages: Collection[str], looks: bool
+) -> list[SurveyedStage]:
     try:
-        states = await reader.snapshot(job.name, stages, soft=_ranges(job) <= _RANGES)
+        states = await reader.snapshot(job.name, stages, soft=looks)
     except UnknownJobError:
         return []
     except UnavailableError:

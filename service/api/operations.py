@@ -36,5 +36,5 @@ async def metrics(call: Call[None]) -> Response:
     except UnavailableError:
         # Neither store answers. That is when the counters of this process matter most.
         survey = None
-    text = call.metrics.render(survey, call.aggregator.now_ms())
+    text = await call.metrics.render(survey, call.aggregator.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -42,7 +42,9 @@ def mount(app: FastAPI) -> None:
         "/", StaticFile("text/html", lambda: page, headers).__call__, include_in_schema=False
     )
     for path, file in _walk(root, SITE):
-        kind = _TYPES[path.rpartition(".")[2]]
+        kind = _TYPES.get(path.rpartition(".")[2])
+        if kind is None:  # what an editor or a file manager has left there
+            continue
         served = StaticFile(kind, partial(file.read_bytes), {})
         app.add_route(f"/{path}", served.__call__, include_in_schema=False)
 

@@ -36,6 +36,9 @@ from service.model.reports import (
     holds_at,
 )
 
+_JOBS_AT_ONCE = 16
+"""Of all jobs: half of the connections, which readers of single jobs and reports share."""
+
 
 class _ExpiredError(Exception):
     """Leases have run out and must be ended before the agreements are read."""
@@ -68,15 +71,19 @@ async def heads(steps: Steps) -> Mapping[str, Position]:
 
 async def jobs(steps: Steps) -> Sequence[JobView]:
     """See the port."""
-    found = await asyncio.gather(
-        *(job_view(steps, name) for name in await steps.names()), return_exceptions=True
-    )
+    names = list(await steps.names())
     views: list[JobView] = []
-    for each in found:
-        if isinstance(each, JobView):
-            views.append(each)
-        elif not isinstance(each, StateLostError):
-            raise each
+    # A few at a time: reports use the same connections, and must not queue behind thousands of these.
+    for first in range(0, len(names), _JOBS_AT_ONCE):
+        found = await asyncio.gather(
+            *(job_view(steps, name) for name in names[first : first + _JOBS_AT_ONCE]),
+            return_exceptions=True,
+        )
+        for each in found:
+            if isinstance(each, JobView):
+                views.append(each)
+            elif not isinstance(each, StateLostError):
+                raise each
     return views
 
 

@@ -115,7 +115,7 @@ export class JobStore {
       || (body.generation === known.generation && body.version < known.version))) return;
     this.stages.set(body.stage, body);
     this._moved.add(body.stage);
-    this.version += 1;
+    if (!known || body.generation !== known.generation || body.version !== known.version) this.version += 1;
     if (this.graph && !this.graph.has(body.stage)) this._readGraph();
   }
 

@@ -5,11 +5,14 @@ const END = 2 ** 62;
 
 /** @typedef {"utc" | "local"} Zone */
 
+/** Beyond this, `Date` has no text. */
+const LAST_DATE = 8.64e15;
+
 /** @param {number | null | undefined} ms */
 export const isEnd = (ms) => typeof ms === "number" && ms >= END;
 
 /** @param {number | null | undefined} ms */
-export const isInstant = (ms) => typeof ms === "number" && ms < END;
+export const isInstant = (ms) => typeof ms === "number" && Math.abs(ms) <= LAST_DATE;
 
 const two = (number) => String(number).padStart(2, "0");
 

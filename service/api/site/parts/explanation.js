@@ -19,7 +19,7 @@ export function useExplanation(job, stage, version) {
   useEffect(() => {
     if (!stage) return undefined;
     const ending = new AbortController();
-    const load = () => read(`${pathOf(job, stage)}/explain?limit=10`, { signal: ending.signal }).then(
+    const load = () => document.hidden ? undefined : read(`${pathOf(job, stage)}/explain?limit=10`, { signal: ending.signal }).then(
       (body) => ending.signal.aborted || setFound(body), () => {});
     const soon = atMostEvery(LEAST_MS, load);
     ask.current = soon;
