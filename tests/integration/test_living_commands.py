@@ -69,7 +69,9 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     (tmp_path / "spec.json").write_text(fewer)
     # Nobody answers the question.
     asked = run("apply", str(tmp_path / "spec.json"), *water.url)
-    assert (asked.exit_code, "1 stages" in asked.stdout) == (1, True)
+    assert asked.exit_code == 1
+    for gone in ("stage hourly", "shard south of taps", "shard east of taps"):
+        assert gone in asked.stderr
     assert "hourly" in water.client.job(water.job)[0]["stages"]
     done = run("apply", str(tmp_path / "spec.json"), "--yes", "--json", *water.url)
     assert json.loads(done.stdout)["changes"] == [
