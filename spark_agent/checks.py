@@ -88,7 +88,7 @@ def check(
     return QueryStages(
         sources=tuple(sources),
         promises=_promises(plan, reports),
-        reads_all=all(node.reads_all for node in plan.walk()),
+        reads_all=not any(node.limits or not node.reads_all for node in plan.walk()),
         may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
     )
 
