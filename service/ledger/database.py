@@ -120,13 +120,13 @@ class Database:
         self._url = _checked_url(url)
         self.is_sqlite = self._url.drivername == SQLITE
         self._engine = _sqlite(self._url) if self.is_sqlite else _postgres(self._url)
-        # A read takes several statements (a job, its stages) that must see the same snapshot.
+        # A read takes several statements (a job, its stages) that must see the same snapshot. It is not
+        # declared to be read-only: SQLAlchemy would leave the connection with "read write" after it,
+        # against a server whose operator, or whose full disk, has made it read-only.
         self._reads = (
             self._engine
             if self.is_sqlite
-            else self._engine.execution_options(
-                isolation_level="REPEATABLE READ", postgresql_readonly=True
-            )
+            else self._engine.execution_options(isolation_level="REPEATABLE READ")
         )
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         # SQLite allows one writer. Waiting for it here costs nothing; SQLite itself would poll.
