@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from service.aggregator.throttling import Throttling
 from service.errors import ProblemError
-from service.frontier.idleness import is_quiet
+from service.frontier.idleness import is_quiet, wait_for_last
 from service.frontier.policies import IdlePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
@@ -50,9 +50,29 @@ class IdlePolicies:
                 continue
             advice, index = asked.shards.get(name, {}), seen.layout.index
             paused = {index[shard] for shard, one in advice.items() if one.pause and shard in index}
-            decisions = decide(policy, seen, now, paused)
-            if decisions and await self._live.settle(job, name, decisions):
-                self._publisher.touch(job, (name,))
+            for turn in in_turns(decide(policy, seen, now, paused)):
+                await self._settle(job, name, turn)
+
+    async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
+        """Carry decisions out. What the shards agree on before is published first: a moment later, the
+        last active one may be idle. Another replica may have settled the turn before, so this replica
+        publishes, whoever did.
+        """
+        if any(each.idle for each in decisions):
+            self._publisher.touch(job, (stage,))
+            await self._publisher.flush(job)
+        if await self._live.settle(job, stage, decisions):
+            self._publisher.touch(job, (stage,))
+
+
+def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
+    """Return the decisions in the order in which to carry them out: who has been quiet for the shortest
+    time leaves last.
+    """
+    last = wait_for_last(each.quiet_since_ms for each in decisions if each.idle)
+    later = [each for each in decisions if each.idle and each.quiet_since_ms == last is not None]
+    sooner = [each for each in decisions if each not in later]
+    return [turn for turn in (sooner, later) if turn]
 
 
 def decide(

@@ -8,9 +8,11 @@ only for silence).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from service.frontier.facts import Facts
+from service.frontier.timestamps import MIN
 
 MIN_COMMITS = 2
 """So many commits of a run, none with a report for a shard, show that the run found nothing in it."""
@@ -96,6 +98,20 @@ def is_quiet(
     else:
         return False
     return quiet_since_ms is None or quiet_since_ms <= proved_until_ms - after_ms
+
+
+def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
+    """Of several shards that are quiet enough at once, return since when the last ones are.
+
+    Those leave the minimum after the others, and after the others' leaving is published. If all left at
+    once, nobody would be active, and the watermark would stand at the least promise of all: at that of
+    the shard that has been quiet for longest. None: they may leave together.
+
+    >>> wait_for_last([70, None, 90, 90]), wait_for_last([90, 90]), wait_for_last([])
+    (90, None, None)
+    """
+    instants = {MIN if since is None else since for since in quiet_since_ms}
+    return max(instants) if len(instants) > 1 else None
 
 
 def stays_idle(*, was_idle_by_policy: bool, reported_quiet: bool) -> bool:

@@ -153,6 +153,32 @@ async def test_a_quiet_shard_that_is_watched_is_left_out(
     assert await api.output("s") == 200, "it holds the stage until it has caught up"
 
 
+async def test_who_is_quiet_for_longer_leaves_first(
+    quiet: tuple[Api, str], gauge: InProcess
+) -> None:
+    """Found idle in the same moment, they would stand at the promise of the one that lags."""
+    api, token = quiet
+    gauge.advance(500)
+    await api.report("s", token, said(a=200))
+    gauge.advance(1_500)
+    await outputs(api, 200)
+    await eventually(
+        lambda: counts(api, "s"), lambda found: found["idle"] == 2, what="both are idle"
+    )
+    assert await api.output("s") == 200
+
+
+async def test_who_is_quiet_since_the_same_moment_leaves_together(
+    quiet: tuple[Api, str], gauge: InProcess
+) -> None:
+    api, _ = quiet
+    gauge.advance(1_500)
+    await eventually(
+        lambda: counts(api, "s"), lambda found: found["idle"] == 2, what="both are idle"
+    )
+    assert await api.output("s") == 50
+
+
 async def test_its_clock_is_followed(api: Api, gauge: InProcess) -> None:
     gauge.skip_on_redis()
     policy = {"after_ms": 1_000, "then": "follow_clock", "slack_ms": 5_000}

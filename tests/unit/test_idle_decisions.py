@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.aggregator.idleness import decide
+from service.aggregator.idleness import decide, in_turns
 from service.frontier.facts import Counts, Facts
 from service.frontier.idleness import Commits
 from service.frontier.policies import IdlePolicy
@@ -57,3 +57,13 @@ def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
     assert decide(EXCLUDE, recent, NOW, ()) == []
     enough = replace(unleased, commits=Commits(since_ms=0, last_ms=1_500, count=9))
     assert decide(EXCLUDE, enough, NOW, ()) == [Settled(0, 0, 500, True, MIN)]
+
+
+def test_what_does_not_leave_the_minimum_comes_first() -> None:
+    long_ago, lately = Settled(0, 3, 5, True, MIN), Settled(1, 3, 90, True, MIN)
+    back, never = Settled(2, 3, 99, False, MIN), Settled(3, 3, None, True, MIN)
+    assert in_turns([lately, long_ago, back, never]) == [[long_ago, back, never], [lately]]
+    assert in_turns([back]) == [[back]]
+    assert in_turns([lately, back]) == [[lately, back]]
+    assert in_turns([never]) == [[never]]
+    assert in_turns([]) == []

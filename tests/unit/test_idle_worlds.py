@@ -16,7 +16,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from service.aggregator.idleness import decide
+from service.aggregator.idleness import decide, in_turns
 from service.errors import LeaseConflictError
 from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
@@ -67,8 +67,8 @@ class World:
         start = InstalledStage(StageView(StageWatermark(), 0, 0, 0), StageProgress(), 1)
         flow = Pipeline({"s": stage})
         await store.begin(InstalledJob("j", flow, 1, 1, 1, 0, 0, {"s": start}))
-        output = StageWatermark()
-        for version in range(1, STEPS + 1):
+        output, version = StageWatermark(), 0
+        for _ in range(STEPS):
             clock.advance(STEP_MS)
             now = clock.now_ms
             for shard in shards:
@@ -77,14 +77,14 @@ class World:
             await store.expire()
             paused = [k for k, shard in enumerate(shards) if shard.is_paused]
             instant, observed = await store.observe("j", ["s"])
-            await store.settle("j", "s", decide(POLICY, observed["s"], instant, paused))
             self.idle_steps += int(observed["s"].idle.sum())
-            _, agreements = await store.agreements("j", frozenset("s"))
-            reached = agreements["s"]
-            output = output.advance(output.input, reached.watermark, idle=reached.idle)
-            await store.publish(
-                "j", 1, version, {"s": StageView(output, version, version, now)}, {}
-            )
+            for turn in [*in_turns(decide(POLICY, observed["s"], instant, paused)), ()]:
+                _, agreements = await store.agreements("j", frozenset("s"))
+                reached, version = agreements["s"], version + 1
+                output = output.advance(output.input, reached.watermark, idle=reached.idle)
+                view = StageView(output, version, version, now)
+                await store.publish("j", 1, version, {"s": view}, {})
+                await store.settle("j", "s", turn)
 
     def arrive(self, shard: Shard, now: int) -> None:
         if shard.random.random() < 0.08:
