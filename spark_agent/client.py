@@ -112,6 +112,21 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class StageProgress:
+    """What an epoch of a keyed stage ran with. All its ranges have it in common."""
+
+    input_ms: int
+    """Its input watermark."""
+    holds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What they keep back of it, by component."""
+
+    def body(self) -> Json:
+        """Return its JSON form."""
+        body: Json = {"input_watermark": self.input_ms}
+        return body | {"holds": dict(self.holds)} if self.holds else body
+
+
+@dataclass(frozen=True, slots=True)
 class RangeReport:
     """The report for one range. `watermark_ms` and `final` are for sources only.
 
@@ -380,18 +395,18 @@ class Client:
         return accepted
 
     def commit(
-        self, job: str, run: int, epoch: int, stages: Mapping[str, int | None]
+        self, job: str, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
     ) -> dict[str, int]:
         """Commit an epoch; return how many ranges of each stage were applied.
 
-        `stages` maps each stage to the input watermark (ms) it ran with; None if it has none.
+        `stages` maps each stage to what the epoch ran with; None if it has no input.
         """
         body: Json = {
             "run": run,
             "epoch": epoch,
             "stages": {
-                name: {} if input_ms is None else {"input_watermark": input_ms}
-                for name, input_ms in stages.items()
+                name: {} if progress is None else progress.body()
+                for name, progress in stages.items()
             },
         }
         answer = self._call("POST", f"{_job(job)}/commits", body)[0]

@@ -17,6 +17,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from spark_agent.client import StageProgress
 from spark_agent.plan import SOURCE_MARK, Column, Node, Stamp
 
 
@@ -56,6 +57,8 @@ class Operator:
     """Whether it keeps rows across batches, so that Spark's watermark decides when they leave."""
     empty_batches: bool = False
     """Whether Spark runs a batch without data for it when the watermark has advanced."""
+    component: str = ""
+    """What a hold of its rows is called, in reports and explanations; empty: it keeps none."""
     uses_event_time: bool = False
     """Whether Spark drops or holds rows by a column that its metadata marks as event time."""
 
@@ -91,6 +94,7 @@ _ROWS: Final = [
         OutputWatermark.SAME,
         "groupBy(window(…))",
         buffers=True,
+        component="window",
         empty_batches=True,
         uses_event_time=True,
     ),
@@ -101,6 +105,7 @@ _ROWS: Final = [
         "groupBy(session_window(…)), groupBy(event time)",
         late_at_watermark=True,
         buffers=True,
+        component="session",
         empty_batches=True,
         uses_event_time=True,
     ),
@@ -111,6 +116,7 @@ _ROWS: Final = [
         "join of two streams with time bounds on both sides",
         late_at_watermark=True,
         buffers=True,
+        component="join",
         empty_batches=True,
         uses_event_time=True,
     ),
@@ -140,6 +146,7 @@ _ROWS: Final = [
         "applyInPandasWithState",
         late_at_watermark=True,
         buffers=True,
+        component="state",
         empty_batches=True,
     ),
     Operator(
@@ -149,6 +156,7 @@ _ROWS: Final = [
         "transformWithState, transformWithStateInPandas",
         late_at_watermark=True,
         buffers=True,
+        component="state",
         empty_batches=True,
     ),
     Operator(
@@ -158,6 +166,7 @@ _ROWS: Final = [
         "transformWithState(…, eventTimeColumnName=…)",
         late_at_watermark=True,
         buffers=True,
+        component="state",
         empty_batches=True,
         uses_event_time=True,
     ),
@@ -197,6 +206,8 @@ class OutputRows:
     """How far behind W they may be at most."""
     buffered: bool = False
     """Whether an operator below keeps rows across batches."""
+    component: str = ""
+    """The nearest such operator's name for what it keeps."""
     late_at_watermark: bool = False
     """Whether an operator below would drop rows dated W."""
     declared_only: bool = False
@@ -249,6 +260,7 @@ def _merge(children: list[OutputRows]) -> OutputRows:
     return OutputRows(
         behind_ms=max((child.behind_ms for child in children), default=0),
         buffered=any(child.buffered for child in children),
+        component=next((child.component for child in children if child.component), ""),
         late_at_watermark=any(child.late_at_watermark for child in children),
         declared_only=any(child.declared_only for child in children),
         watermarked=bool(children) and all(child.watermarked for child in children),
@@ -263,6 +275,7 @@ def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRo
     return replace(
         below,
         buffered=below.buffered or row.buffers,
+        component=row.component or below.component,
         late_at_watermark=below.late_at_watermark or row.late_at_watermark,
         # Only an event time column of its own ends this: after a state function Spark's other
         # operators have no watermark, and neither hold nor drop rows by it.
@@ -366,6 +379,7 @@ def _apply_join(
     return replace(
         below,
         buffered=row.buffers,
+        component=row.component,
         late_at_watermark=row.late_at_watermark,
         behind_ms=below.behind_ms + max(left_ms, right_ms),
         stamps=_spark_stamps(node),
@@ -380,6 +394,8 @@ class Promise:
     spark_lag_ms: int = 0
     """How far Spark's watermark is kept behind the service's: 1 where Spark is given W - 1 ms."""
     buffered: bool = False
+    component: str = field(default="", compare=False)
+    """What keeps the rows that are held back."""
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Convert the stage's input watermark to the one given to Spark.
@@ -403,6 +419,23 @@ class Promise:
         """
         return spark_ms - self.behind_ms + (0 if self.buffered else self.spark_lag_ms)
 
+    def progress(self, spark_ms: int) -> StageProgress:
+        """Return what to commit after a batch with this Spark watermark.
+
+        >>> Promise(behind_ms=1_000, component="join").progress(60_000)
+        StageProgress(input_ms=60000, holds={'join': 59000})
+        >>> Promise().progress(60_000)
+        StageProgress(input_ms=60000, holds={})
+        """
+        input_ms, promise_ms = spark_ms + self.spark_lag_ms, self.promise_ms(spark_ms)
+        holds = {self.component or "delay": promise_ms} if promise_ms < input_ms else {}
+        return StageProgress(input_ms, holds)
+
+    @property
+    def is_of_windows(self) -> bool:
+        """Whether all that it keeps is windows or sessions, stamped no earlier than their end."""
+        return not self.behind_ms and self.component in {"", "window", "session"}
+
 
 def promise_of(
     stage: str, rows: OutputRows, column: Column | None, delay_ms: int | None
@@ -423,6 +456,7 @@ def promise_of(
         behind_ms=rows.behind_ms + (delay_ms or 0),
         spark_lag_ms=int(rows.late_at_watermark),
         buffered=rows.buffered,
+        component=rows.component,
     )
 
 

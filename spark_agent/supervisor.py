@@ -29,6 +29,7 @@ from spark_agent.client import (
     LeaseLost,
     RangeReport,
     Rank,
+    StageProgress,
     StaleEpoch,
     StaleRun,
     UnknownJob,
@@ -172,7 +173,7 @@ class Supervisor:
         self._committed_input_ms: int | None = None
         self._emitted_all: Mapping[str, int] = {}
         self._pending_reports: dict[str, dict[str, RangeReport]] = {}
-        self._pending_inputs: dict[str, int] = {}
+        self._pending_inputs: dict[str, StageProgress] = {}
         self._drained = False
         self._not_final: dict[str, set[str]] = {
             stage.name: set(stage.shards) for stage in assignment.sources
@@ -428,8 +429,10 @@ class Supervisor:
             self._finish_bounded(self._run)
 
     def _commit(self, run: int, batch: CommittedBatch) -> None:
-        promised = self._promised_ms(batch)
-        stages: dict[str, int | None] = {stage.name: None for stage in self._assignment.sources}
+        promised = self._progress(batch)
+        stages: dict[str, StageProgress | None] = {
+            stage.name: None for stage in self._assignment.sources
+        }
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
@@ -441,18 +444,22 @@ class Supervisor:
             # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
             _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
         self._committed_epoch = batch.epoch
-        self._committed_input_ms = max(promised.values(), default=None)
-        self._emitted_all = promised if batch.keeps_nothing else {}
+        self._committed_input_ms = max((each.input_ms for each in promised.values()), default=None)
+        self._emitted_all = {
+            stage: each.input_ms
+            for stage, each in promised.items()
+            if batch.keeps_nothing and self._assignment.promises[stage].is_of_windows
+        }
         self._reconcile(batch, promised, applied)
 
-    def _promised_ms(self, batch: CommittedBatch) -> dict[str, int]:
-        """Return what each keyed stage promises after a batch, given Spark's watermark in it."""
+    def _progress(self, batch: CommittedBatch) -> dict[str, StageProgress]:
+        """Return how far each keyed stage is after a batch, given Spark's watermark in it."""
         if batch.watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
             return {}
         if batch.watermark_ms >= END_MS - 1:
-            return dict.fromkeys(self._assignment.promises, MAX_MS)
+            return dict.fromkeys(self._assignment.promises, StageProgress(MAX_MS))
         return {
-            stage: promise.promise_ms(batch.watermark_ms)
+            stage: promise.progress(batch.watermark_ms)
             for stage, promise in self._assignment.promises.items()
         }
 
@@ -473,7 +480,10 @@ class Supervisor:
         )
 
     def _reconcile(
-        self, batch: CommittedBatch, promised: Mapping[str, int], applied: Mapping[str, int]
+        self,
+        batch: CommittedBatch,
+        promised: Mapping[str, StageProgress],
+        applied: Mapping[str, int],
     ) -> None:
         """Compare what was applied with what the batch had to report; keep the rest as pending."""
         for stage in self._assignment.sources:
@@ -537,11 +547,11 @@ class Supervisor:
                 del reports[shard]
             if not reports:
                 del self._pending_reports[stage]
-        for stage, input_ms in list(self._pending_inputs.items()):
+        for stage, progress in list(self._pending_inputs.items()):
             lease = self._claim(run, stage, None)
             if lease is None:
                 continue
-            if self._report_input(stage, lease, input_ms) and not lease.denied:
+            if self._report_progress(stage, lease, progress) and not lease.denied:
                 del self._pending_inputs[stage]
 
     def _report_shards(
@@ -565,10 +575,14 @@ class Supervisor:
                 return []
         return granted
 
-    def _report_input(self, stage: str, lease: Lease, input_ms: int, *, idle: bool = False) -> bool:
-        reports = {name: RangeReport(idle=idle) for name in lease.granted}
+    def _report_progress(
+        self, stage: str, lease: Lease, progress: StageProgress, *, idle: bool = False
+    ) -> bool:
+        report = RangeReport(idle=idle, holds=progress.holds)
+        reports = dict.fromkeys(lease.granted, report)
+        job = self._assignment.job
         try:
-            self._client.report(self._assignment.job, stage, lease, reports, input_ms=input_ms)
+            self._client.report(job, stage, lease, reports, input_ms=progress.input_ms)
         except (InputAhead, LeaseLost):
             return False
         return True
@@ -655,7 +669,7 @@ class Supervisor:
         """Report a keyed stage's ranges as idle: they keep nothing that has not come out."""
         lease = self._claim(run, stage, None, ttl_ms=_WATCH_MS)
         if lease is not None:
-            self._report_input(stage, lease, input_ms, idle=True)
+            self._report_progress(stage, lease, StageProgress(input_ms), idle=True)
 
     def _keep_leases(self, run: int) -> None:
         """Hold the leases of what this query executes while no task does: nobody is gone.

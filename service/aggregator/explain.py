@@ -11,7 +11,16 @@ from service.aggregator.throttling import Throttling
 from service.errors import UnknownStageError
 from service.frontier.columns import Int64s, lowest, weights
 from service.frontier.durations import duration_text
-from service.frontier.explain import Holder, Reason, Step, least_hold, path, reason
+from service.frontier.explain import (
+    Holder,
+    Reason,
+    Step,
+    follows_input,
+    least_hold,
+    path,
+    reason,
+)
+from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.throttle import Advice
 from service.frontier.timestamps import MAX, MIN, iso
 from service.live_jobs import LiveJobs
@@ -62,6 +71,7 @@ class Explainer:
         now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
+        least |= _following(pipeline, observed, watermarks, least)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         if step is Step.FINAL or root not in observed:
@@ -88,6 +98,36 @@ class Explainer:
             stage, root, holders, len(held.indices), watermarks[root].input, advice, now_ms
         )
         return Explanation(stage, view.stages[stage], because, way, holders, len(held.indices))
+
+
+def _following(
+    pipeline: Pipeline,
+    observed: Mapping[str, StageObservation],
+    watermarks: Mapping[str, StageWatermark],
+    least: Mapping[str, int],
+) -> Mapping[str, int]:
+    """Return the stages that lag by their input, although they keep back something of it, with that
+    input: it is all that they wait for.
+    """
+    found: dict[str, int] = {}
+    for name, seen in observed.items():
+        at = watermarks[name].input
+        if seen.kept is None or seen.kept.observed_input < at:
+            continue
+        hold = min(seen.kept.holds.values())
+        furthest = max(
+            _newest(observed[each])
+            for each in pipeline.ancestors((name,))
+            if pipeline.stages[each].is_source and each in observed
+        )
+        if least[name] >= hold and follows_input(furthest=furthest, published_input=at, hold=hold):
+            found[name] = at
+    return found
+
+
+def _newest(seen: StageObservation) -> int:
+    """Return the furthest promise of a source's shards, but for the final ones."""
+    return int(seen.promises.max(initial=MIN, where=seen.promises != MAX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import UNSET, UnsetType
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
@@ -101,11 +103,27 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     stages: dict[str, StageCommit] = {}
     for name, committed in body.stages.items():
         stage = await aggregator.find_stage(job, name)
-        stages[name] = StageCommit(_observed(name, stage, committed))
+        observed = _observed(name, stage, committed)
+        stages[name] = StageCommit(observed, _holds(name, observed, committed))
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(
         dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
     )
+
+
+def _holds(name: str, observed: int | None, committed: StageCommitBody) -> Mapping[str, int]:
+    for component, hold in committed.holds.items():
+        if observed is None:
+            raise InvalidRequestError(
+                f"stages.{name}.holds.{component} is {hold}: holds belong to an input_watermark,"
+                " which is missing here"
+            )
+        if not is_timestamp(hold):
+            raise InvalidRequestError(
+                f"stages.{name}.holds.{component} is {hold}: it must be milliseconds since the Unix"
+                f" epoch within the years 0001 to 9999, or {MAX}"
+            )
+    return committed.holds
 
 
 def _observed(name: str, stage: Stage, committed: StageCommitBody) -> int | None:

@@ -242,9 +242,10 @@ class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The input watermark that a keyed stage's epoch ran with."""
+    """The input watermark that a keyed stage's epoch ran with, and what all of its ranges keep back."""
 
     input_watermark: Time | UnsetType | None = UNSET
+    holds: Holds = field(default_factory=dict[str, int])
 
 
 class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):

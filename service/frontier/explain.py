@@ -102,6 +102,20 @@ def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bo
     )
 
 
+def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
+    """Whether a stage that keeps back so much of its input lags by its input rather than by its hold.
+
+    Both are lags: the input's behind the furthest of the sources above it, and the hold's behind the
+    input. The larger one is the answer.
+
+    >>> follows_input(furthest=100, published_input=40, hold=30)
+    True
+    >>> follows_input(furthest=100, published_input=90, hold=30)
+    False
+    """
+    return furthest - published_input > published_input - hold
+
+
 class Step(StrEnum):
     """What a stage on the way waits for."""
 

@@ -9,6 +9,7 @@ from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
 from service.frontier.idleness import Commits
 from service.frontier.ranges import Layout
+from service.model.reports import CommittedHolds
 
 Marks = Mapping[str, int]
 """Soft values of a stage, by name, that only rise within an incarnation."""
@@ -39,6 +40,8 @@ class StageObservation:
     """The ranges that the service has decided to be idle, by index."""
     commits: Commits | None
     """The stage's commits; kept only if it has a policy for idleness."""
+    kept: CommittedHolds | None = None
+    """The holds that its last commit brought."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.frontier.facts import Facts, ReportedFacts
+from service.frontier.promises import keyed_promise
 from service.frontier.timestamps import MAX
 from service.model.jobs import StageView
 from service.model.leases import LostReason
@@ -36,6 +37,24 @@ class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 NOTHING_NOTED = RangeNote()
+
+
+class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
+    """The holds that a stage's last commit brought for all of its ranges, kept for display."""
+
+    observed_input: int
+    """The input watermark that the epoch ran with."""
+    holds: dict[str, int]
+
+    def note(self, own: RangeNote, promise: int) -> RangeNote:
+        """Return the note of a range with this promise. Its own, if it has any, says more.
+
+        >>> kept = CommittedHolds(90, {"join": 30})
+        >>> kept.note(NOTHING_NOTED, promise=30).holds, kept.note(NOTHING_NOTED, promise=20).holds
+        ({'join': 30}, {})
+        """
+        return own if own or promise < min(self.holds.values()) else RangeNote(self.holds)
+
 
 HoldColumns = Mapping[str, npt.NDArray[np.int64]]
 """By component, the hold of each range of a packed report; `MAX`: it has none."""
@@ -98,9 +117,26 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class StageCommit:
-    """The input watermark that an epoch ran with; None: it is in the reports, or there is none."""
+    """What an epoch's commit says of a stage."""
 
     observed_input: int | None = None
+    """The input watermark that it ran with; None: it is in the reports, or there is none."""
+    holds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What all of its ranges keep back; only with an input watermark."""
+
+    @property
+    def cap(self) -> int | None:
+        """What no range of the epoch may promise more than; None: as reported."""
+        if self.observed_input is None:
+            return None
+        return keyed_promise(self.observed_input, self.holds.values())
+
+    @property
+    def kept(self) -> CommittedHolds | None:
+        """What is to be shown of the holds; None: there are none."""
+        if self.observed_input is None or not self.holds:
+            return None
+        return CommittedHolds(self.observed_input, dict(self.holds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,15 @@ from service.live.port import LiveStore, StateLostError
 from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
 from service.model.observations import Settled, StageObservation
-from service.model.reports import Commit, Committed, RangeNote, Report, Reported, StageCommit
+from service.model.reports import (
+    Commit,
+    Committed,
+    CommittedHolds,
+    RangeNote,
+    Report,
+    Reported,
+    StageCommit,
+)
 
 SHARDS = ShardLayout.of(["a", "b"])
 KEYS = KeyLayout.tile(2)
@@ -348,6 +356,31 @@ def test_nobody_observes_what_was_not_published(worker: Worker) -> None:
     with pytest.raises(InputAheadError):
         worker.report(token, {LEFT: 11}, stage="k", observed=11)
     assert worker.report(token, {LEFT: 10}, stage="k", observed=10).accepted == 1
+
+
+def test_holds_of_a_commit_are_of_all_ranges_until_the_next(worker: Worker) -> None:
+    worker.publish(k=StageWatermark(90, 0))
+    token = worker.claim(None, stage="k").token
+    everywhere = dict.fromkeys(KEYS.names, MAX)
+    for epoch, holds in (1, {"join": 30, "output": 40}), (2, {}):
+        worker.report(token, everywhere, stage="k", epoch=epoch, capped_at_commit=True)
+        commit = StageCommit(90, holds)
+        worker.run(worker.live.commit("j", Commit(0, epoch, {"k": commit})))
+        shown = worker.run(worker.live.ranges("j", "k", limit=10, order="range"))
+        assert {view.promise for view in shown} == {min(holds.values(), default=90)}
+        assert [view.note.holds for view in shown] == [holds, holds]
+        assert worker.observe("k").kept == (CommittedHolds(90, holds) if holds else None)
+
+
+def test_a_range_that_keeps_something_of_its_own_says_more(worker: Worker) -> None:
+    worker.publish(k=StageWatermark(90, 0))
+    token = worker.claim(None, stage="k").token
+    worker.report(token, {LEFT: MAX}, stage="k", epoch=1, capped_at_commit=True)
+    worker.run(worker.live.commit("j", Commit(0, 1, {"k": StageCommit(90, {"join": 30})})))
+    worker.report(token, {LEFT: 35}, stage="k", holds={LEFT: {"own": 35}})
+    shown = worker.run(worker.live.range_views("j", "k", [0, 1]))
+    # Of the second, nothing was applied: it is not the commit's hold that it waits for.
+    assert [view.note.holds for view in shown] == [{"own": 35}, {}]
 
 
 def test_holds_are_shown_as_said_last(worker: Worker) -> None:

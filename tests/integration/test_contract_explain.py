@@ -116,6 +116,65 @@ async def test_buffering_through_the_chain(job: Api, gauge: InProcess) -> None:
     assert body["output_watermark"] == 40
 
 
+async def commit_with_holds(job: Api, at: int, **holds: int) -> None:
+    """An epoch of `k` that ran with this input, and kept this back."""
+    token = await job.token("k")
+    await job.report("k", token, {KEYS: {}}, epoch=at)
+    await job.commit(at, {"k": {"input_watermark": at, "holds": holds}})
+
+
+async def test_holds_that_the_commit_brings(job: Api) -> None:
+    await job.report("s", await job.token("s"), {"a": 50, "b": 50})
+    await commit_with_holds(job, 50, join=20, output=30)
+    assert await job.output("k") == 20
+    body = await explain(job, "k")
+    assert reasons(body) == [("k", "ranges")]
+    [holder] = body["holders"]
+    assert (holder["reason"], holder["component"]) == ("buffering", "join")
+    assert "a hold 'join'" in body["because"]
+    listed = ok(await job.client.get(f"{job.root}/stages/k/ranges"))["ranges"]
+    assert listed[0]["holds"] == {"join": 20, "output": 30}
+    # The next commit says what is kept now.
+    await job.report("s", await job.token("s"), {"a": 60, "b": 60})
+    await commit_with_holds(job, 60)
+    assert await job.output("k") == 60
+    listed = ok(await job.client.get(f"{job.root}/stages/k/ranges"))["ranges"]
+    assert listed[0]["holds"] == {}
+
+
+async def test_who_lags_more_by_its_input_than_by_what_it_keeps_waits_for_its_input(
+    job: Api,
+) -> None:
+    token = await job.token("s")
+    await job.report("s", token, {"a": 900, "b": 50})
+    await commit_with_holds(job, 50, join=20)
+    body = await explain(job, "k")
+    assert reasons(body) == [("k", "input"), ("s", "ranges")]
+    assert body["holders"][0]["range"] == "b"
+    await job.report("s", token, {"b": 890})
+    await commit_with_holds(job, 890, join=860)
+    assert reasons(await explain(job, "k")) == [("k", "ranges")]
+    # A source that is final is no measure of how far the others are behind.
+    await job.report("s", token, {"a": {"final": True}})
+    assert reasons(await explain(job, "k")) == [("k", "ranges")]
+    # Nor does a hold explain anything, where the input has gone on.
+    await job.report("s", token, {"b": 2_000})
+    assert (await explain(job, "k"))["holders"][0]["reason"] == "buffering"
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ({"k": {"holds": {"join": 5}}}, "belong to an input_watermark"),
+        ({"s": {"holds": {"join": 5}}}, "belong to an input_watermark"),
+        ({"k": {"input_watermark": None, "holds": {"join": -(2**62)}}}, "must be milliseconds"),
+    ],
+)
+async def test_holds_that_no_commit_may_bring(job: Api, stages: dict[str, Any], words: str) -> None:
+    response = await job.client.post(f"{job.root}/commits", json={"epoch": 1, "stages": stages})
+    assert words in problem(response, 422, "invalid-request")["detail"]
+
+
 async def test_no_input(job: Api) -> None:
     s = await job.token("s")
     await job.report("s", s, {"a": 500, "b": 500})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent.answers import HolderAnswer
 from tests.spark.flow import COUNTS, JOB, SOURCE, START_MS, Flow, Reading, steady, until
@@ -48,3 +49,29 @@ def test_a_log_that_is_a_day_behind_is_named_through_the_stage_below(flow: Flow)
         found = flow.client.explain(JOB, COUNTS, limit=10)
         assert found["holders"][0]["range"] == "left"
         assert "left" in found["because"]
+
+
+def test_what_a_window_keeps_back_is_named(flow: Flow) -> None:
+    """Rows are stamped with the start of their window, so it holds the watermark back by its length."""
+    flow.write(steady(range(60)))
+    with flow.pipeline() as pipeline:
+        read = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+        counted = read.groupBy(F.window("at", "30 seconds"), "key").count()
+        starts = counted.select("key", F.col("window.start").alias("start"), "count")
+        flow.start(
+            pipeline, pipeline.report(starts, stage=COUNTS, event_time="start", delay="30 seconds")
+        )
+        until(lambda: flow.output_of(SOURCE) == START_MS + 51_000, "the source has promised")
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "so has the stage below")
+        found = flow.client.explain(JOB, COUNTS, limit=10)
+        assert [(step["stage"], step["reason"]) for step in found["path"]] == [(COUNTS, "ranges")]
+        assert {(each["reason"], each["component"]) for each in found["holders"]} == {
+            ("buffering", "window")
+        }
+        assert "a hold 'window'" in found["because"]
+        # Now one shard is further behind than the window is long, and that is the answer.
+        flow.write([Reading("right", "a", 400)])
+        until(lambda: held_by(flow), "the shard is named")
+        holder = held_by(flow)
+        assert holder is not None
+        assert holder["range"] == "left"

@@ -94,7 +94,7 @@ def apply_epoch(
     job: LiveJob,
     state: LiveStage,
     epoch: int,
-    observed_input: int | None,
+    stage_commit: StageCommit,
     *,
     now_ms: int,
     wall_ms: int,
@@ -103,10 +103,12 @@ def apply_epoch(
     waiting = state.waiting.get(epoch, {})
     # Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     state.waiting = {number: reports for number, reports in state.waiting.items() if number > epoch}
+    state.kept = stage_commit.kept
     table = state.table
     if table is None or not waiting:
         return 0
-    promises = [promise_at_commit(report.promise, observed_input) for report in waiting.values()]
+    cap = stage_commit.cap
+    promises = [promise_at_commit(report.promise, cap) for report in waiting.values()]
     idle = [
         report.idle and _stays_idle(job, report, table.owned_by(index), now_ms)
         for index, report in waiting.items()

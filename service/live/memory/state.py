@@ -14,6 +14,7 @@ from service.live import refusals
 from service.live.memory.range_table import RangeLookup, RangeTable
 from service.model.jobs import StageView
 from service.model.leases import LostReason
+from service.model.reports import CommittedHolds
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +61,8 @@ class LiveStage:
     waiting: dict[int, dict[int, Waiting]] = field(default_factory=dict[int, dict[int, Waiting]])
     commits: Commits | None = None
     """Kept only if the stage has a policy for idleness."""
+    kept: CommittedHolds | None = None
+    """The holds that the last commit brought."""
     marks: dict[str, int] = field(default_factory=dict[str, int])
     """See `LiveStore.raise_marks`."""
 

@@ -202,7 +202,7 @@ class MemoryLiveStore:
                 found,
                 state,
                 commit.epoch,
-                commit.stages[name].observed_input,
+                commit.stages[name],
                 now_ms=now_ms,
                 wall_ms=self._clock.wall_ms(),
             )
@@ -267,14 +267,15 @@ class MemoryLiveStore:
     ) -> Sequence[RangeView]:
         """See the port."""
         found = self._job(job)
-        table = found.stage(stage).table
+        state = found.stage(stage)
+        table = state.table
         if table is None:
             return []
         now_ms = self._clock.steady_ms()
         indices = range(min(limit, len(table))) if order == "range" else table.lowest_first(limit)
         found_views: list[RangeView] = []
         for index in indices:
-            found_views.append(views.range_view(found, table, index, now_ms))
+            found_views.append(views.range_view(found, state, table, index, now_ms))
             if not len(found_views) % VIEWS_AT_ONCE:
                 # Others get their turn; this is for people, who need not see all at one instant.
                 await asyncio.sleep(0)
@@ -289,7 +290,7 @@ class MemoryLiveStore:
         now_ms = self._clock.steady_ms()
         return [
             replace(
-                views.range_view(found, table, index, now_ms),
+                views.range_view(found, state, table, index, now_ms),
                 waiting_promise=epochs.waiting_promise(state, index),
             )
             for index in indices
@@ -319,6 +320,7 @@ class MemoryLiveStore:
                 table.leased_since_ms,
                 table.idle_by_policy,
                 found.stage(name).commits,
+                found.stage(name).kept,
             )
             for name in stages
             if (table := found.stage(name).table) is not None

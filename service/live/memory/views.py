@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from service.live.memory.range_table import RangeTable
-from service.live.memory.state import LiveJob
+from service.live.memory.state import LiveJob, LiveStage
 from service.model.checkpoints import PromiseChunk
 from service.model.jobs import Census, JobView
 from service.model.positions import Position
@@ -56,9 +56,14 @@ def census(table: RangeTable | None) -> Census:
     return Census(len(table), table.promised, table.idle, table.final, table.leased)
 
 
-def range_view(job: LiveJob, table: RangeTable, index: int, now_ms: int) -> RangeView:
-    """Return the view of a range, with its lease."""
+def range_view(
+    job: LiveJob, state: LiveStage, table: RangeTable, index: int, now_ms: int
+) -> RangeView:
+    """Return the view of a range, with its lease and what its stage keeps back."""
     lease = job.by_fence.get(table.owned_by(index))
     if lease is None or lease.lost(now_ms) is not None:
-        return replace(table.view(index, None, None), fence=None)
-    return table.view(index, lease.holder, lease.left_ms(now_ms))
+        view = replace(table.view(index, None, None), fence=None)
+    else:
+        view = table.view(index, lease.holder, lease.left_ms(now_ms))
+    kept = state.kept
+    return view if kept is None else replace(view, note=kept.note(view.note, view.promise))

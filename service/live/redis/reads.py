@@ -29,6 +29,7 @@ from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import (
     NOTHING_NOTED,
+    CommittedHolds,
     HoldColumns,
     RangeNote,
     RangeOrder,
@@ -190,7 +191,7 @@ async def observe(
         found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
         (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
         return Instant(int(now), int(now)), {
-            name: _observation(stage_layout(job_layout, name), *parts[6 * k : 6 * k + 6])
+            name: _observation(stage_layout(job_layout, name), *parts[7 * k : 7 * k + 7])
             for k, name in enumerate(found)
         }
 
@@ -203,6 +204,7 @@ def _observation(
     raw_moments: bytes,
     raw_owners: bytes,
     commits: bytes,
+    kept: bytes,
     idle: Any,  # noqa: ANN401 - parts of a reply
     facts: Any,  # noqa: ANN401
 ) -> StageObservation:
@@ -226,7 +228,12 @@ def _observation(
         leased_since,
         {index for index, each in packed.items() if schema.is_by_policy(each)},
         schema.read_commits(commits),
+        _kept(kept),
     )
+
+
+def _kept(raw: bytes | str | None) -> CommittedHolds | None:
+    return msgspec.json.decode(raw, type=CommittedHolds) if raw else None
 
 
 def _whole(raw: bytes) -> Int64s:
@@ -327,7 +334,10 @@ async def _views(
     views: list[RangeView] = []
     for start in range(0, len(indices), _VIEWS_AT_ONCE):
         part = indices[start : start + _VIEWS_AT_ONCE]
-        _, results, packed = await steps.step(job_layout, "ranges", (stage,), [part, waiting])
+        _, results, packed, raw_kept = await steps.step(
+            job_layout, "ranges", (stage,), [part, waiting]
+        )
+        kept = _kept(raw_kept)
         holds = {
             int(fence): _PackedHolds(schema.indices_of(runs), schema.read_holds(text))
             for fence, runs, text in schema.read_list(packed)
@@ -337,6 +347,8 @@ async def _views(
             # A note of its own, even an empty one, is newer than the packed report.
             if view.fence in holds and not result[2]:
                 view = replace(view, note=holds[view.fence].note(index))
+            if kept is not None:
+                view = replace(view, note=kept.note(view.note, view.promise))
             views.append(view)
     return views
 

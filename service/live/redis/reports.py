@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from service.live import refusals
 from service.live.batching import Batcher
 from service.live.redis import schema
@@ -84,7 +86,8 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
     for name in stages:
         if name not in job_layout.pipeline.stages:
             raise refusals.unknown_stage(job_layout.job, name)
-    observed = [commit.stages[name].observed_input for name in stages]
+    committed = [commit.stages[name] for name in stages]
+    observed = [each.observed_input for each in committed]
     code, *values = await steps.step(
         job_layout,
         "commit",
@@ -94,6 +97,11 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
             schema.epoch_text(commit.epoch),
             [False if value is None else float(value) for value in observed],
             [_idle_after(job_layout, name) for name in stages],
+            [False if cap is None else float(cap) for cap in (each.cap for each in committed)],
+            [
+                False if each.kept is None else msgspec.json.encode(each.kept).decode()
+                for each in committed
+            ],
         ],
     )
     if code == "ok":

@@ -16,6 +16,7 @@ from spark_agent.client import (
     RangeReport,
     Rank,
     Refused,
+    StageProgress,
     StaleEpoch,
     StaleRun,
     Unavailable,
@@ -152,13 +153,18 @@ def test_a_report_for_all_shards_of_a_lease_sends_no_names() -> None:
 
 
 def test_a_commit_gives_the_input_only_where_there_is_one() -> None:
+    progress = {"s": None, "k": StageProgress(5), "join": StageProgress(5, {"join": 3})}
     with Answers(Answer(200, {"applied": {"s": 1, "k": 2}})) as server:
-        applied = client(server, FakeClock()).commit("j", 3, 9, {"s": None, "k": 5})
+        applied = client(server, FakeClock()).commit("j", 3, 9, progress)
     assert applied == {"s": 1, "k": 2}
     assert server.asked[0].body == {
         "run": 3,
         "epoch": 9,
-        "stages": {"s": {}, "k": {"input_watermark": 5}},
+        "stages": {
+            "s": {},
+            "k": {"input_watermark": 5},
+            "join": {"input_watermark": 5, "holds": {"join": 3}},
+        },
     }
 
 

@@ -159,6 +159,20 @@ class TestOperators:
         twice = join(node, watermarked(), Bounds(1, 1_000))
         assert promise(twice, "at").behind_ms == 3_601_001
 
+    def test_what_is_held_back_has_the_name_of_what_keeps_it(self) -> None:
+        joined = join(watermarked(), watermarked(), Bounds(60, 1))
+        assert promise(joined, "at").progress(1_000).holds == {"join": 940}
+        assert promise(windows(joined), "window").progress(1_000).holds == {"window": 940}
+        assert promise(windows(watermarked()), "window").progress(1_000).holds == {}
+        starts = promise(windows(watermarked()), "window", 100)
+        assert starts.progress(1_000).holds == {"window": 900}
+        late = promise(watermarked(), "at", 100)
+        assert late.progress(1_000).holds == {"delay": 900}
+        for each in (joined, windows(joined)):
+            assert not promise(each, "at" if each is joined else "window").is_of_windows
+        assert promise(windows(watermarked()), "window").is_of_windows
+        assert not starts.is_of_windows
+
     def test_a_join_needs_bounds_on_both_sides(self) -> None:
         for bounds, side in ((Bounds(None, 1), "left"), (Bounds(1, None), "right")):
             with pytest.raises(UnsoundPlanError, match=f"how old its {side} side may be"):

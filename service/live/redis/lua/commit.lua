@@ -1,9 +1,10 @@
 -- A commit: {run, epoch, {observed input or false, by stage}, {after how long quiet shards are idle or false,
--- by stage}}. For all stages or for none.
+-- by stage}, {what no range may promise more than or false, by stage}, {holds as one text or false, by stage}}.
+-- For all stages or for none.
 
 local refused = check_state()
 if refused then return refused end
-local run, epoch, observed, idle_after = unpack(cmsgpack.unpack(ARGV[3]))
+local run, epoch, observed, idle_after, caps, kept = unpack(cmsgpack.unpack(ARGV[3]))
 local stages, fresh = {}, {}
 for k = 1, #observed do
   local st = load(stage(k))
@@ -39,7 +40,7 @@ for k, st in ipairs(stages) do
       for i, entry in ipairs(waiting[b]) do
         local index, promise = entry[1], entry[2]
         at[i] = index - BLOCK * block + 1
-        promises[i] = promise_at_commit(promise, observed[k])
+        promises[i] = promise_at_commit(promise, caps[k])
         idle[i] = false
         if entry[4] then
           local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
@@ -63,6 +64,11 @@ for k, st in ipairs(stages) do
     -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
     call('HSET', st.keys.state, 'epoch', epoch)
+    if kept[k] then
+      call('HSET', st.keys.marks, KEPT, kept[k])
+    else
+      call('HDEL', st.keys.marks, KEPT)
+    end
     if idle_after[k] then
       local raw = call('HGET', st.keys.marks, COMMITS)
       local series = raw and {struct.unpack('<ddd', raw)}

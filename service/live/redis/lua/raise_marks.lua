@@ -12,7 +12,7 @@ for k, marks in ipairs(cmsgpack.unpack(ARGV[3])) do
   end
   local fields, kept = call('HGETALL', key), {}
   for i = 1, #fields, 2 do
-    if fields[i] ~= COMMITS then kept[#kept + 1] = {fields[i], tonumber(fields[i + 1])} end
+    if fields[i] ~= COMMITS and fields[i] ~= KEPT then kept[#kept + 1] = {fields[i], tonumber(fields[i + 1])} end
   end
   joined[k] = kept
 end

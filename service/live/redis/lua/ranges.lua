@@ -1,5 +1,5 @@
 -- Returns single ranges: {indices, whether to read what waits for a commit}, and for each lease that has
--- sent a packed report: {fence, its ranges, their holds}.
+-- sent a packed report: {fence, its ranges, their holds}; then the holds of the stage's last commit.
 
 local refused = check_state()
 if refused then return refused end
@@ -57,4 +57,4 @@ for n, index in ipairs(indices) do
     waiting and greatest_waiting(index),
   }
 end
-return reply('ok', results, packed_holds)
+return reply('ok', results, packed_holds, call('HGET', st.keys.marks, KEPT))

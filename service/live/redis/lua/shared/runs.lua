@@ -3,6 +3,9 @@
 -- The field of a stage's marks with the series of its commits.
 local COMMITS = '#commits'
 
+-- Likewise, with the holds that the last commit brought.
+local KEPT = '#kept'
+
 local function open_run(st, run)
   load(st)
   if not opens_run(run, st.run) then return end
