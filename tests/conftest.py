@@ -7,9 +7,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.folders import use_memory
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.stores import Stores
+
+# At once: whatever is imported later may ask where temporary files belong.
+use_memory()
 
 # A machine that is busy is no fault of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

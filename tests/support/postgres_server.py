@@ -28,6 +28,8 @@ from tests.support.binaries import (
 )
 
 HOME = "tidegauge-pg"
+KEPT = 100
+"""Databases that are kept: older ones are of tests that have ended."""
 STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
@@ -167,9 +169,13 @@ class PostgresServer:
 
     def database(self) -> str:
         """Create an empty database; return its URL for SQLAlchemy."""
-        name = f"t{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name}")
-        return self.url(name)
+        number = next(self._names)
+        self.execute(f"CREATE DATABASE t{number}")
+        if number > KEPT:
+            # It may still be in use, by a service that many tests share.
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
+                self.execute(f"DROP DATABASE t{number - KEPT}")
+        return self.url(f"t{number}")
 
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{name}"
