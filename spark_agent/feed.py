@@ -18,7 +18,7 @@ from spark_agent.client import AggregatorError, Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
 from spark_agent.diagnostics import log_missing_inputs
-from spark_agent.link import Hold, Offset
+from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
 from spark_agent.throttle import SourceThrottle
@@ -46,6 +46,11 @@ class EpochCommitter(Protocol):
 
     def fail_query(self, message: str) -> None:
         """Make the query fail with this error."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the query has to fail; None: it does not."""
         ...
 
     def wait_because(self, reason: str | None) -> None:
@@ -114,12 +119,18 @@ class Feed:
         the query may run from an old checkpoint. On a source's first call the offset always
         advances, so every start of a query runs a batch in which all ranges report, even if the last
         epoch before a crash was never committed and no data arrives.
+
+        Raises `QueryFailedError` if the query must not run another batch.
         """
         with self._lock:
             latest = self._progress()
             if self._first_epoch is None:
                 self._first_epoch = _epoch(latest)
             self._commit(latest)
+            # Spark looks at a query's failure only between two triggers, and this one has begun: its
+            # batch would still be run.
+            if (failure := self.supervisor.failure) is not None:
+                raise QueryFailedError(failure)
             if self._must_wait(latest):
                 return Hold(self._config.poll_ms)
             found = at
@@ -275,8 +286,10 @@ class Feed:
             self._stalled = _StalledWatermark(stall.watermark_ms, stall.since_epoch, logged=True)
             _log.warning(
                 "Spark's watermark is stuck at %d ms, although the control source handed it %d ms "
-                "%d batches ago: a withWatermark on another source of this query, or an optimiser "
-                "rule that drops the control rows, holds it back",
+                "%d batches ago. Either its batches are not computed: the function of foreachBatch "
+                "does not use its rows, or the output folder has these batches already, from another "
+                "checkpoint. Or something holds it back: a withWatermark on another source of this "
+                "query, or an optimiser rule that drops the control rows",
                 latest.watermark_ms,
                 at.watermark_ms,
                 latest.epoch - stall.since_epoch,

@@ -37,6 +37,10 @@ class NotStartedError(Exception):
         self.stage = stage
 
 
+class QueryFailedError(Exception):
+    """A query must not run another batch; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldBack:
     """How long a batch was held back before it ran, and why."""
@@ -112,7 +116,10 @@ class LinkClient:
         return {**self.__dict__, "_link": None}
 
     def next(self, control: str, at: Offset) -> Offset | Hold:
-        """Ask the driver for the offset after `at`. Raises `LinkError`, `NotStartedError`."""
+        """Ask the driver for the offset after `at`.
+
+        Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
+        """
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
         try:
             link = self._link or self._connect()
@@ -120,6 +127,8 @@ class LinkClient:
             answer = json.loads(_line(link))
             if "not_started" in answer:
                 raise NotStartedError(answer["not_started"])
+            if "failed" in answer:
+                raise QueryFailedError(answer["failed"])
             if "hold" in answer:
                 return Hold(answer["hold"])
             return Offset.from_dict(answer["offset"])
@@ -163,6 +172,8 @@ class LinkServer:
                 found = answer(request.control, request.reader, at)
             except NotStartedError as error:
                 return {"not_started": error.stage}
+            except QueryFailedError as error:
+                return {"failed": str(error)}
             return {"hold": found.ms} if isinstance(found, Hold) else {"offset": found.to_dict()}
 
         class Handler(StreamRequestHandler):

@@ -252,6 +252,13 @@ def _row_name(node: Node) -> str:
             "function of yours (mapInPandas, mapInArrow) comes between, call watermarked() after "
             "that function"
         )
+    times = [column.name for column in node.groups if column.stamp is not None]
+    if len(times) > 1:
+        raise UnsoundPlanError(
+            f"an aggregation groups by several event times ({', '.join(times)}), and Spark's operators "
+            f"take only one: group by one of them, and compute the other from the rows, for example "
+            f"with max()"
+        )
     return "Aggregate" if stamps == {Stamp.WINDOW} else AGGREGATE_BY_TIME
 
 

@@ -371,6 +371,7 @@ class Pipeline:
         *,
         bounded: bool = False,
         on_fenced: Literal["stop", "continue"] = "stop",
+        on_lost_checkpoint: Literal["stop", "continue"] = "stop",
     ) -> StreamingQuery:
         """Open a run for the stages that the query goes through, and start the query.
 
@@ -384,6 +385,10 @@ class Pipeline:
         If another driver takes its stages over, the query fails with an error that says so. With
         `on_fenced="continue"` it goes on, unreported.
 
+        If its checkpoint is new or old, while the job is further, the query fails after its first
+        batch: it would write again what readers have taken for complete. With
+        `on_lost_checkpoint="continue"` it goes on, and what it rereads is late.
+
         Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
         `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`; `NotAllowed` if the service does not
         accept the key.
@@ -392,6 +397,10 @@ class Pipeline:
         trigger = _check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
+        if on_lost_checkpoint not in {"stop", "continue"}:
+            raise ValueError(
+                f"on_lost_checkpoint {on_lost_checkpoint!r} is not known: write 'stop' or 'continue'"
+            )
         tree = self._plans.read(plan.frame_of(writer))
         query_stages = check(tree, self._stages, self._reports)
         controls = [node.control for node in tree.walk() if node.control is not None]
@@ -401,6 +410,8 @@ class Pipeline:
             self._check_not_taken([*query_stages.sources, *query_stages.promises])
             watermarks = self._fetch_watermarks()
             self._check_not_final(query_stages, watermarks, bounded=bounded)
+            if bounded and trigger == _AVAILABLE_NOW:
+                self._check_inputs_final(query_stages, watermarks)
             return self._start(
                 writer,
                 query_stages,
@@ -409,6 +420,7 @@ class Pipeline:
                 watermarks,
                 bounded=bounded,
                 on_fenced=on_fenced,
+                on_lost_checkpoint=on_lost_checkpoint,
             )
 
     def _start(
@@ -421,6 +433,7 @@ class Pipeline:
         *,
         bounded: bool,
         on_fenced: str,
+        on_lost_checkpoint: str,
     ) -> StreamingQuery:
         available_now = trigger == _AVAILABLE_NOW
         sources = [self._stages[each] for each in query_stages.sources]
@@ -437,6 +450,8 @@ class Pipeline:
                 promises=query_stages.promises,
                 bounded=bounded,
                 ttl_ms=self._ttl_ms,
+                stops_when_fenced=on_fenced == "stop",
+                stops_when_rereading=on_lost_checkpoint == "stop",
                 reads_all=query_stages.reads_all,
                 looks_often=plan.interval_ms_of(writer) <= _OFTEN_MS
                 and not query_stages.may_wait_for_more,
@@ -490,7 +505,6 @@ class Pipeline:
                 QueryHandle(
                     stop=lambda: None if available_now else _stop_quietly(query),
                     fail=lambda message: plan.fail(self._spark, query, message),
-                    stops_when_fenced=on_fenced == "stop",
                     has_no_new_data=lambda: plan.has_no_new_data(query),
                     has_just_found_nothing=lambda: plan.has_just_found_nothing(query),
                     failed=lambda: plan.has_failed(query),
@@ -641,6 +655,22 @@ class Pipeline:
             f"start the job over with Pipeline.reset() or `tidegauge reset {self._job}`, with new "
             f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
         )
+
+    def _check_inputs_final(
+        self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None
+    ) -> None:
+        """Refuse a last run that reads what is there now, while the stages above it still go on."""
+        if watermarks is None or query_stages.sources:
+            return
+        for stage in query_stages.promises:
+            for other in sorted(upstream(self._stages, stage, query_stages.promises)):
+                if other in watermarks and not watermarks[other].final:
+                    raise ValueError(
+                        f"stage {stage!r} would end too early: a bounded availableNow query reads what "
+                        f"is there at its start, but its upstream stage {other!r} is not final yet. "
+                        f"Start it once the query of {other!r} has ended, leave out bounded=True, or "
+                        f"let it wait: trigger(processingTime='0 seconds')"
+                    )
 
     def _caps_ms(
         self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None

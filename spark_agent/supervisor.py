@@ -103,6 +103,9 @@ class Assignment:
     """How each keyed stage's promise follows from Spark's watermark."""
     bounded: bool
     ttl_ms: int
+    stops_when_fenced: bool = True
+    stops_when_rereading: bool = True
+    """Whether it fails if its checkpoint is behind the job."""
     reads_all: bool = True
     """Whether each batch reads all available data: no source is rate limited."""
     looks_often: bool = True
@@ -132,7 +135,6 @@ class QueryHandle:
     """Whether no trigger runs now, and the latest one found no new data."""
     failed: Callable[[], bool]
     """Whether it has ended with an error."""
-    stops_when_fenced: bool = True
     has_control_sources: bool = True
     """Whether it has control sources; if so, the feed detects when its input is drained."""
 
@@ -211,6 +213,12 @@ class Supervisor:
             query = self._query
         if query is not None:
             query.fail(message)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the query has to fail; None: it does not."""
+        with self._step_done:
+            return self._failure
 
     def wait_because(self, reason: str | None) -> None:
         """Keep the sources' leases while the query waits for this reason; None: it does not wait.
@@ -361,9 +369,10 @@ class Supervisor:
             f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
             f"them; with on_fenced='continue' the query would go on regardless"
         )
-        _log.warning("%s", message)
-        if self._query is not None and self._query.stops_when_fenced:
-            self._query.fail(message)
+        if self._assignment.stops_when_fenced:
+            self.fail_query(message)
+        else:
+            _log.warning("%s", message)
 
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:
@@ -464,20 +473,24 @@ class Supervisor:
         }
 
     def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:
-        """Log once why an epoch is below the job's. What the batch had to report is pending."""
+        """Say once why an epoch is below the job's. What the batch had to report is pending."""
         if self._rereads:
             return
         self._rereads = True
-        _log.warning(
-            "query %s ran batch %d, but the job already has batches of its stages up to %s: the "
-            "query's checkpoint is new, was lost, or is an older copy. Rows that it rereads are late, "
-            "and windows that were closed come out again. Stop the query. Then either restore the "
-            "old checkpoint, or call Pipeline.reset() and start over with an empty output and a new "
-            "checkpoint",
-            self._assignment.query,
-            batch.epoch,
-            error.problem.get("last_epoch", "a later one"),
+        latest = error.problem.get("last_epoch", "a later one")
+        message = (
+            f"tidegauge: query {self._assignment.query} ran batch {batch.epoch}, but the job already "
+            f"has batches of its stages up to {latest}: the query's checkpoint is new, was lost, or is "
+            f"an older copy. Rows that it rereads are late, and windows that were closed come out "
+            f"again. Either restore the old checkpoint, or call Pipeline.reset() and start over with an "
+            f"empty output and a new checkpoint"
         )
+        if not self._assignment.stops_when_rereading:
+            _log.warning("%s", message)
+        else:
+            self.fail_query(
+                f"{message}. With on_lost_checkpoint='continue' it would go on regardless"
+            )
 
     def _reconcile(
         self,
@@ -509,7 +522,7 @@ class Supervisor:
         for tally in tallies:
             split = sum(len(partitions) > 1 for partitions in tally.partitions.values())
             self._count(stage, {**tally.total, Count.SPLIT_SHARDS: split})
-            if tally.early is not None:
+            if tally.early is not None and not self._rereads:
                 _log.warning(
                     "stage %s: %d rows left it older than it had promised: its published watermark "
                     "was %s, the oldest row is dated %s. To readers they are late. Stamp rows with "

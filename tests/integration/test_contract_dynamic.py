@@ -70,6 +70,15 @@ async def test_a_source_that_is_not_dynamic_gets_no_shards(api: Api) -> None:
     problem(await api.post_claim("s", ["y"]), 409, "lease-conflict")
 
 
+async def test_no_shard_joins_a_source_that_is_final(api: Api) -> None:
+    """The watermark cannot go back, so it could not wait for that shard."""
+    await api.define({"d": {"shards": ["x"], "dynamic": True}})
+    await api.report("d", await api.token("d"), {"x": {"final": True}})
+    response = await api.post_claim("d", ["y"])
+    assert "is final" in problem(response, 422, "invalid-request")["detail"]
+    assert (await counts(api, "d"))["total"] == 1
+
+
 async def test_a_source_that_is_no_longer_dynamic_loses_who_joined(api: Api) -> None:
     await api.define(DYNAMIC)
     await api.claim("d", ["y"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
@@ -118,3 +120,22 @@ def test_late_rows_are_dropped_by_the_authoritative_watermark(flow: Flow) -> Non
     assert dropped == 1
     on_time = windows(steady(range(30)))
     assert flow.counted() == {w: n for w, n in on_time.items() if w[1] < 20}
+
+
+def test_a_last_run_that_would_not_see_the_end_of_its_input_is_refused(
+    flow: Flow, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """It reads what is there at its start, and the stage above it goes on."""
+    flow.files_per_batch = None
+    flow.write(steady(range(30)))
+    frame = pipeline.report(
+        pipeline.watermarked(flow.readings(), stage=COUNTS, event_time="at"), stage=COUNTS
+    )
+    with pytest.raises(ValueError, match=f"upstream stage '{SOURCE}' is not final yet"):
+        flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True)
+    query = flow.start(pipeline, frame, bounded=True)
+    source = flow.source(pipeline).writeStream.format("noop").trigger(availableNow=True)
+    source = source.option("checkpointLocation", str(tmp_path / "source"))
+    ended(pipeline.start(source, bounded=True))
+    ended(query)
+    assert flow.watermark(COUNTS).final

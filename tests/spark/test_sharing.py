@@ -129,17 +129,37 @@ def test_a_fenced_query_goes_on_where_that_is_wanted(flow: Flow, pipeline: Pipel
     assert query.isActive
 
 
-def test_a_lost_checkpoint_is_told_as_such(
-    flow: Flow, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def without_checkpoint(flow: Flow, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Flow:
+    """A flow that has run before, whose checkpoint is lost."""
     for second in range(0, 40, 10):
         flow.write(steady(range(second, second + 10)))
     with flow.pipeline() as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
     flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"
+    flow.output.mkdir()
     caplog.clear()
+    return flow
+
+
+def test_who_has_lost_its_checkpoint_writes_no_window_again(without_checkpoint: Flow) -> None:
+    flow = without_checkpoint
     with flow.pipeline() as pipeline:
-        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
+        query = flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW)
+        with pytest.raises(
+            StreamingQueryException, match=r"checkpoint is new, was lost, or is an older copy"
+        ):
+            query.awaitTermination(DEADLINE_S)
+    assert flow.counted() == {}
+
+
+def test_a_lost_checkpoint_is_told_as_such(
+    without_checkpoint: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = without_checkpoint
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline)
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, on_lost_checkpoint="continue"))
         assert pipeline.counts[Count.LATE_ROWS] > 0
     told = "\n".join(record.message for record in caplog.records)
     assert "the query's checkpoint is new, was lost, or is an older copy" in told

@@ -10,7 +10,7 @@ import pytest
 from spark_agent.client import MAX_MS, Client
 from spark_agent.control_source import END_MS
 from spark_agent.feed import Feed, FeedConfig
-from spark_agent.link import LinkClient, LinkError, LinkServer, Offset
+from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
 from tests.unit.agent.answers import Answer, Answers, FakeClock
@@ -50,6 +50,10 @@ class Supervisor:
 
     def fail_query(self, message: str) -> None:
         self.failures.append(message)
+
+    @property
+    def failure(self) -> str | None:
+        return self.failures[0] if self.failures else None
 
 
 @dataclass
@@ -112,6 +116,17 @@ def test_each_start_takes_one_turn_and_then_waits_for_news() -> None:
         query.done(0)
         query.clock.now_ms += 1_000
         assert following.next("r", STAGE, first) == first
+
+
+def test_a_query_that_has_failed_runs_no_other_batch() -> None:
+    supervisor, query = Supervisor(), Query(FakeClock())
+    with Answers(at(None)) as server:
+        following = feed(server, query, supervisor)
+        first = following.next("r", STAGE, Offset(None, 0))
+        supervisor.fail_query("its checkpoint is lost")
+        query.done(0)
+        with pytest.raises(QueryFailedError, match="its checkpoint is lost"):
+            following.next("r", STAGE, first)
 
 
 def test_a_watermark_that_moves_is_handed_on_once() -> None:

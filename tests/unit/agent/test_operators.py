@@ -147,6 +147,11 @@ class TestOperators:
         with pytest.raises(UnsoundPlanError, match="rollup and cube have groups over all time"):
             promise(node, "window")
 
+    def test_spark_takes_one_event_time_to_group_by(self) -> None:
+        node = Node("Aggregate", (watermarked(),), output=(WINDOW, AT), groups=(WINDOW, AT))
+        with pytest.raises(UnsoundPlanError, match=r"several event times \(window, at\)"):
+            promise(node, "window")
+
     def test_groups_of_no_event_time_never_close(self) -> None:
         node = Node("Aggregate", (watermarked(),), output=(KEY, COUNT), groups=(KEY,))
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) after that function"):
