@@ -51,13 +51,17 @@ def test_a_view_that_cannot_be_drawn_does_not_take_the_page_along(
     with Feed(service.url, "odd") as feed:
         feed.define({"s": {"shards": ["0"]}})
         with open_page(allowed=frozenset({"a view cannot be drawn"})) as page:
-            page.route("**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]}))
+            page.route(
+                "**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]})
+            )
             page.goto("/#/jobs/odd")
             expect(page.get_by_role("alert")).to_contain_text("cannot be drawn")
             page.unroute("**/odd/graph")
             page.get_by_role("button", name="Try again").click()
             expect(page.locator('[data-stage="s"]').first).to_be_visible()
-            page.route("**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]}))
+            page.route(
+                "**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]})
+            )
             page.reload()
             expect(page.get_by_role("alert")).to_contain_text("cannot be drawn")
             page.get_by_role("link", name="tidegauge").click()
