@@ -25,6 +25,7 @@ from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.publisher import Published, Publisher
 from service.reconciler import Reconciler
+from service.tracing import SWITCH
 
 R = TypeVar("R")
 
@@ -162,7 +163,12 @@ class LiveJobs:
         if job in expired:
             with suppress(UnavailableError):
                 await self.flush(job)
-        return await self._run(job, step)
+        tracing = SWITCH.tracing
+        if tracing is None:
+            return await self._run(job, step)
+        called: object = getattr(step, "func", step)
+        with tracing.live_step(getattr(called, "__name__", "step"), job):
+            return await self._run(job, step)
 
     def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
         """Count leases that have run out, by job and stage, and publish what follows from that."""
