@@ -18,6 +18,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service import tracing
 from service.aggregator import Aggregator, Limits, Retention
 from service.api import (
     docs,
@@ -114,6 +115,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Guard]]:
+        tracing.start()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         # A report of a thousand ranges makes as many objects, which are all freed after its response.
         # With the default threshold, the collector would run for each such report.
@@ -162,6 +164,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             orphaned.cancel()
             watching.cancel()
             await aggregator.close()
+            await asyncio.to_thread(tracing.stop)
 
     modules = (
         reports, watermarks, history, explanations, range_summaries, leases, runs, pipelines, keys,
@@ -177,6 +180,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         openapi_url=None,
         # A redirect would go to whatever name the request has in its Host.
         redirect_slashes=False,
+        # Requests are traced in `service.api.endpoints`, which hot routes do not pass by.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.add_middleware(FastLane, routes=hot_routes(*(each.router for each in resources)))
     app.add_middleware(CountRequests, metrics=metrics)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from service.clock import Clock
 from service.errors import UnavailableError
@@ -20,11 +21,18 @@ from service.ledger.port import JobRecord, Ledger, Recorded
 from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
 from service.model.jobs import JobView
+from service.tracing import SWITCH
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 log = logging.getLogger(__name__)
 
 _GATHER_S = 0.005
 """How long a round waits for those that the last round answered."""
+
+_MOST_LINKS = 128
+"""As many as OpenTelemetry's SDK keeps of one span."""
 
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
@@ -56,6 +64,8 @@ class _TouchedJob:
     last_error: str | None = None
     """Why the last round could not publish it."""
     done: asyncio.Future[Published] = field(default_factory=_new_future)
+    requests: list[SpanContext] = field(default_factory=list["SpanContext"])
+    """Whose reports and commits these are, while requests are traced; not more than `_MOST_LINKS`."""
 
     def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
         if state != self.state:
@@ -111,6 +121,11 @@ class Publisher:
         touched = self._touched.get(job)
         if touched is None:
             touched = self._touched[job] = _TouchedJob(self._clock.steady_ms())
+        tracing = SWITCH.tracing
+        if tracing is not None and len(touched.requests) < _MOST_LINKS:
+            requester = tracing.requester()
+            if requester is not None:
+                touched.requests.append(requester)
         self._touches += 1
         if self._touches >= self._expected:
             self._all_arrived.set()
@@ -169,6 +184,16 @@ class Publisher:
 
     async def round(self) -> bool:
         """Publish what is touched now. False: not everything was, and the rest is still touched."""
+        tracing = SWITCH.tracing
+        requests = [each for touched in self._touched.values() for each in touched.requests]
+        if tracing is None or not requests:
+            return await self._round()
+        with tracing.publication(requests[:_MOST_LINKS]) as span:
+            is_done = await self._round()
+            span.set_attribute("tidegauge.complete", is_done)
+            return is_done
+
+    async def _round(self) -> bool:
         self._under_way, self._touched = self._touched, {}
         left: dict[str, _TouchedJob] = dict(self._under_way)
         try:
@@ -200,6 +225,7 @@ class Publisher:
             touched.stages |= newer.stages
             touched.add_epochs(newer.state, newer.epochs)
             touched.discarded |= newer.discarded
+            touched.requests = [*touched.requests, *newer.requests][:_MOST_LINKS]
             touched.done.add_done_callback(lambda done: _forward(done, newer.done))
         self._touched[job] = touched
         self._wake.set()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import islice
 from types import CoroutineType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +40,23 @@ def run_to_completion(
             raise
 
     return run
+
+
+_ASIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
+
+_MANY: Final = 20_000
+"""Of so many ranges, numpy's loops take less than a millisecond."""
+
+
+async def aside(work: Callable[[], R], ranges: int) -> R:
+    """Do work on the columns of so many ranges: if they are many in a thread, so that others go on.
+
+    Numpy's loops release the interpreter's lock. What the work reads must not change meanwhile. One
+    such work is done after the other: several at once would take the lock from the event loop in turn.
+    """
+    if ranges <= _MANY:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_ASIDE, work)
 
 
 async def end_task(task: asyncio.Task[object]) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from spark_agent import tracing
 from spark_agent.answers import (
     MAX_MS,
     AdviceAnswer,
@@ -63,6 +64,7 @@ from spark_agent.errors import (
 from spark_agent.keys import UnusableKeyError, key_source
 from spark_agent.polling import Waited, Waiting
 from spark_agent.spec import check_name, read_spec
+from spark_agent.tracing import span
 
 Json = dict[str, Any]
 
@@ -390,8 +392,9 @@ class Client:
             common["epoch"] = epoch
         if input_ms is not None:
             common["input_watermark"] = input_ms
-        for said in _bodies(lease, ranges):
-            accepted += int(self._call("POST", path, common | said)[0]["accepted"])
+        with span("report", job, stage=stage, ranges=len(ranges)):
+            for said in _bodies(lease, ranges):
+                accepted += int(self._call("POST", path, common | said)[0]["accepted"])
         return accepted
 
     def commit(
@@ -409,7 +412,8 @@ class Client:
                 for name, progress in stages.items()
             },
         }
-        answer = self._call("POST", f"{_job(job)}/commits", body)[0]
+        with span("commit", job, run=run, epoch=epoch):
+            answer = self._call("POST", f"{_job(job)}/commits", body)[0]
         return {str(name): int(count) for name, count in answer["applied"].items()}
 
     def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
@@ -583,7 +587,12 @@ class Client:
             method,
             f"{self._url}{path}",
             body=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", **self._authorization(), **headers},
+            headers={
+                "Content-Type": "application/json",
+                **self._authorization(),
+                **tracing.headers(),
+                **headers,
+            },
             timeout=min(self._timeout_ms, left_ms) / 1_000,
         )
         etag = answer.headers.get("ETag")

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_agent.admin import DEFAULT_URL, Job, KeyFile, Url, client_of, exit_with
-from spark_agent.client import AggregatorError, NotAllowed, UnknownJob
+from spark_agent.admin import DEFAULT_URL, Job, KeyFile, Url, client_of, explained
 
 
 def reset(
@@ -28,18 +27,10 @@ def reset(
     """
     if not yes:
         typer.confirm(f"Every watermark of job {job} starts over. Go on?", abort=True)
-    client = client_of(url, key_file)
-    try:
+    with explained("reset", url):
+        client = client_of(url, key_file)
         client.reset(job)
         generation = client.generation(job)
-    except UnknownJob:
-        raise exit_with("reset", f"there is no job {job!r} at {url}: see {url}/v1/jobs") from None
-    except NotAllowed as error:
-        raise exit_with("reset", str(error)) from None
-    except AggregatorError as error:
-        raise exit_with(
-            "reset", f"{error}: is tidegauge at {url}? Choose another with --url"
-        ) from None
     if json_:
         typer.echo(json.dumps({"job": job, "generation": generation}))
     else:

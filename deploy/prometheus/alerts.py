@@ -36,6 +36,8 @@ class Thresholds:
     """For how long a lease that ran out is remembered."""
     lag_s: int = 900
     system_lag_s: int = 1_800
+    scrape_job: str = "tidegauge"
+    """The `job_name` under which Prometheus scrapes the replicas."""
     soon_s: int = 60
     """How long something must be so that it is no hiccup, where each minute counts."""
     while_s: int = 300
@@ -192,12 +194,25 @@ def _of_the_service(at: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         "TidegaugePublishingFails",
-        f"sum by (job) (increase(tidegauge_publish_failures_total{window})) > 0\n",
-        at.soon_s,
+        # It must last for longer than one failed round, or a burst of them, is seen in the increase.
+        f"sum by (job) (increase(tidegauge_publish_failures_total[{2 * at.soon_s}s])) > 0\n",
+        3 * at.soon_s,
         "critical",
         "publishing-fails",
         "Watermarks cannot be recorded",
-        "Rounds of publishing fail and are retried. Until one succeeds, no watermark advances.",
+        f"Rounds of publishing have failed again and again for {_words(3 * at.soon_s)}, and are retried."
+        " Until one succeeds, no watermark advances.",
+    )
+    yield Alert(
+        "TidegaugeReplicaDown",
+        # Whom Prometheus scrapes under this name; while nobody answers, the next alert says so.
+        f"up{{job={json.dumps(at.scrape_job)}}} == 0\nand on () tidegauge_publish_failures_total\n",
+        at.soon_s,
+        "warning",
+        "replica-down",
+        "The replica {{ $labels.instance }} does not answer Prometheus",
+        "It is down, or may not be scraped with this key. The other replicas serve its clients: that"
+        " costs nothing but what is in reserve.",
     )
     yield Alert(
         "TidegaugeDown",

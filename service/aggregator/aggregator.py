@@ -96,7 +96,7 @@ class Aggregator:
         self.explainer = Explainer(self._live, self.throttling)
         self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
         self.history = History(self.reader, ledger, clock)
-        self.overviews = Overviews(self.reader)
+        self.overviews = Overviews(self.reader, clock)
         self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from service.aggregator.columns import Columns, on_columns
 from service.aggregator.throttling import Throttling
 from service.errors import UnknownStageError
-from service.frontier.columns import Int64s, lowest, weights
+from service.frontier.columns import lowest, weights
 from service.frontier.durations import duration_text
 from service.frontier.explain import (
     Holder,
@@ -25,7 +27,6 @@ from service.frontier.throttle import Advice
 from service.frontier.timestamps import MAX, MIN, iso
 from service.live_jobs import LiveJobs
 from service.model.jobs import StageView
-from service.model.observations import StageObservation
 from service.model.reports import RangeView
 
 
@@ -79,9 +80,8 @@ class Explainer:
                 stage, view.stages[stage], f"{stage} is final: nothing more will come", way, [], 0
             )
         is_source = pipeline.stages[root].is_source
-        held = _held(observed[root], is_source=is_source)
-        chosen = held.indices[lowest(held.since_ms, limit)].tolist()
-        views = await self._live.range_views(job, root, chosen)
+        held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
+        views = await self._live.range_views(job, root, held.chosen)
         advice = (await self._throttling.read(job)).shards.get(root, {})
         output = watermarks[root].output
         holders = [
@@ -94,10 +94,8 @@ class Explainer:
             )
             for each in views
         ]
-        because = _because(
-            stage, root, holders, len(held.indices), watermarks[root].input, advice, now_ms
-        )
-        return Explanation(stage, view.stages[stage], because, way, holders, len(held.indices))
+        because = _because(stage, root, holders, held.total, watermarks[root].input, advice, now_ms)
+        return Explanation(stage, view.stages[stage], because, way, holders, held.total)
 
 
 def _following(
@@ -132,13 +130,14 @@ def _newest(seen: StageObservation) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    indices: Int64s
-    since_ms: Int64s
+    chosen: Sequence[int]
+    """Some of the ranges, by their index, the longest-holding first."""
+    total: int
     without: int | None
     """What the others have promised, if one of these is left out; None: nothing, or there is none."""
 
 
-def _held(seen: StageObservation, *, is_source: bool) -> _Held:
+def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
     """Find the ranges at a stage's minimum: those that are waited for, or if there are none, all."""
     counted = weights(seen.promises, seen.idle) if is_source else seen.promises
     if is_source and int(counted.min()) == MAX and bool(seen.idle.any()):
@@ -152,7 +151,8 @@ def _held(seen: StageObservation, *, is_source: bool) -> _Held:
         others = counted[~at]
         active = ~seen.idle[~at] if is_source else np.ones(len(others), dtype=np.bool_)
         without = int(others.min()) if bool(active.any()) else None
-    return _Held(indices, seen.raised_at_ms[indices], None if without == MIN else without)
+    longest = lowest(seen.raised_at_ms.take(indices), limit)
+    return _Held(indices[longest].tolist(), len(indices), None if without == MIN else without)
 
 
 def _holding(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from service.aggregator.throttling import Throttling
 from service.errors import ProblemError
-from service.frontier.idleness import is_quiet, wait_for_last
+from service.frontier.graph import Pipeline
+from service.frontier.idleness import NEVER_PAUSED, Looks, is_quiet, next_look, wait_for_last
 from service.frontier.policies import IdlePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
@@ -28,29 +29,41 @@ class IdlePolicies:
         self._live = live
         self._throttling = throttling
         self._publisher = publisher
+        self._looks: dict[tuple[str, str], Looks] = {}
+        """Who was asked to pause, by job and stage; only of stages that are throttled, or were."""
 
     async def apply(self) -> None:
         """Apply the policies now."""
-        for job, pipeline in self._store.known().items():
+        known = self._store.known()
+        self._looks = {at: looks for at, looks in self._looks.items() if at[0] in known}
+        for job, pipeline in known.items():
             policies = {n: s.policy.idle for n, s in pipeline.stages.items() if s.policy.idle}
             if not policies:
                 continue
             try:
-                await self._apply(job, policies)
+                await self._apply(job, pipeline, policies)
             except ProblemError as error:
                 # The job may be gone, or its stores away: the next time is soon.
                 log.debug("cannot apply the policies of job %s now: %s", job, error.detail)
 
-    async def _apply(self, job: str, policies: Mapping[str, IdlePolicy]) -> None:
+    async def _apply(
+        self, job: str, pipeline: Pipeline, policies: Mapping[str, IdlePolicy]
+    ) -> None:
         asked = await self._throttling.read(job)
         for name, policy in policies.items():
             now, observed = await self._live.observe(job, (name,))
             seen = observed.get(name)
             if seen is None:
                 continue
-            advice, index = asked.shards.get(name, {}), seen.layout.index
-            paused = {index[shard] for shard, one in advice.items() if one.pause and shard in index}
-            for turn in in_turns(decide(policy, seen, now, paused)):
+            advice = asked.shards.get(name, {})
+            paused = [shard for shard, one in advice.items() if one.pause]
+            looks = NEVER_PAUSED
+            if paused or (job, name) in self._looks or _is_throttled(pipeline, name):
+                looks = next_look(
+                    self._looks.get((job, name)), now.lease_ms, paused, after_ms=policy.after_ms
+                )
+                self._looks[job, name] = looks
+            for turn in in_turns(decide(policy, seen, now, looks)):
                 await self._settle(job, name, turn)
 
     async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
@@ -65,6 +78,10 @@ class IdlePolicies:
             self._publisher.touch(job, (stage,))
 
 
+def _is_throttled(pipeline: Pipeline, stage: str) -> bool:
+    return any(stage in group.stages for group in pipeline.throttle.groups)
+
+
 def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
     """Return the decisions in the order in which to carry them out: who has been quiet for the shortest
     time leaves last.
@@ -75,24 +92,32 @@ def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
     return [turn for turn in (sooner, later) if turn]
 
 
-def decide(
-    policy: IdlePolicy, seen: StageObservation, now: Instant, paused: Collection[int]
-) -> list[Settled]:
+def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Looks) -> list[Settled]:
     """Return what has to change: which shards are idle now, which no longer are, and whose promise
     follows the clock.
+
+    Throttling asks no idle shard to pause. If one is idle by policy and paused all the same, its pause
+    was decided a moment before its idleness, maybe by another replica, and its worker may heed it. So it
+    is waited for again: that costs time, whereas an idle shard that nobody reads would cost its records.
+
+    One that is idle by policy and not paused stays so, even if this replica has not looked for long: who
+    decided it had. Else each replica that starts would end the idleness that the others have proved.
     """
     decisions: list[Settled] = []
     promises = seen.promises.tolist()
-    for index, fence in enumerate(seen.owners.tolist()):
+    for index, (fence, shard) in enumerate(
+        zip(seen.owners.tolist(), seen.layout.names, strict=True)
+    ):
         promise = promises[index]
         if promise == MAX:
             continue
         facts = seen.facts.get(index)
+        stays = index in seen.idle_by_policy and not looks.is_paused(shard)
         quiet = is_quiet(
             facts,
             leased_since_ms=int(seen.leased_since_ms[index]) if fence else None,
             commits=seen.commits,
-            is_paused=index in paused,
+            unpaused_since_ms=MIN if stays else looks.unpaused_since(shard),
             now_ms=now.lease_ms,
             after_ms=policy.after_ms,
         )

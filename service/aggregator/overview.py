@@ -7,11 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.aggregator.reader import Reader
+from service.clock import Clock
 from service.frontier.graph import Status
 from service.model.jobs import JobView, StageView
 
 _AT_ONCE = 200
 """Jobs that are looked at without a pause."""
+
+_MANY = 1_000
+"""Up to so many jobs, each reader gets them as they are."""
+
+_REST = 20
+"""The order of more jobs is made again after so many times as long as it took: a twentieth of a
+processor goes into it, however many people look."""
+
+_LONGEST_MS = 2_000
 
 _ORDER = {Status.UNKNOWN: 0, Status.ACTIVE: 0, Status.IDLE: 1, Status.FINAL: 2}
 
@@ -39,24 +49,47 @@ class Overview:
     total: int
 
 
-class Overviews:
-    """Looks at all jobs at once."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    jobs: Sequence[JobSummary]
+    at_ms: int
+    took_ms: int
 
-    def __init__(self, reader: Reader) -> None:
+
+class Overviews:
+    """Looks at all jobs at once, for all who ask at the same time."""
+
+    def __init__(self, reader: Reader, clock: Clock) -> None:
         self._reader = reader
+        self._clock = clock
+        self._known: _Known | None = None
+        self._looking = asyncio.Lock()
 
     async def read(self, may_read: Callable[[str], bool], search: str, limit: int) -> Overview:
         """Return the jobs whose names contain `search`, what stands still for longest first."""
-        views = [view for view in await self._reader.jobs() if may_read(view.name)]
         wanted = search.lower()
-        found: list[JobSummary] = []
-        for number, view in enumerate(views):
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if wanted in view.name.lower():
+        total, found = 0, list[JobSummary]()
+        for each in await self._in_order():
+            if may_read(each.job.name):
+                total += 1
+                if wanted in each.job.name.lower():
+                    found.append(each)
+        return Overview(found[:limit], len(found), total)
+
+    async def _in_order(self) -> Sequence[JobSummary]:
+        async with self._looking:
+            known, now_ms = self._known, self._clock.steady_ms()
+            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
+                return known.jobs
+            found: list[JobSummary] = []
+            for number, view in enumerate(await self._reader.jobs()):
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 found.append(summary(view))
-        found.sort(key=_still_first)
-        return Overview(found[:limit], len(found), len(views))
+            found.sort(key=_still_first)
+            at_ms = self._clock.steady_ms()
+            self._known = _Known(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
+            return found
 
 
 def summary(job: JobView) -> JobSummary:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from service.aggregator.columns import Columns, on_columns
 from service.errors import InvalidRequestError, UnknownStageError
-from service.frontier.columns import Int64s, lowest
+from service.frontier.columns import Bools, Int64s, lowest
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX, MIN
 from service.live_jobs import LiveJobs
-from service.model.observations import Instant, StageObservation
+from service.model.observations import Instant
 from service.model.reports import RangeView
 
 
@@ -111,29 +113,46 @@ class RangeSummaries:
         seen = observed.get(stage)
         if seen is None:
             return RangeSummary(None, dict.fromkeys(Condition, 0), [], [], 0)
-        # All of this without an `await`: the columns may be the store's own.
         start, end = _bounds(window, len(seen.layout))
-        conditions = conditions_of(seen.promises, seen.idle, seen.owners)[start:end]
-        promises = seen.promises[start:end]
-        found = _buckets(conditions, promises, start, window.buckets)
-        chosen, matching = _listed(conditions, promises, window)
-        since = [_held_since(seen, start + k, now) for k in chosen]
-        kinds = [_CONDITIONS[int(conditions[k])] for k in chosen]
-        indices = [start + k for k in chosen]
+        look = partial(_look, start=start, window=window, now=now)
+        found = await on_columns(look, seen, start, end)
+        indices = [start + k for k in found.chosen]
         views = await self._live.range_views(job, stage, indices)
         listed = [
             ListedRange(index, view, kind, held)
-            for index, view, kind, held in zip(indices, views, kinds, since, strict=False)
+            for index, view, kind, held in zip(
+                indices, views, found.conditions, found.held_since_ms, strict=False
+            )
             # Another layout may have come in between.
             if view.name == seen.layout.name(index)
         ]
-        counts = {each: sum(bucket.counts[each] for bucket in found) for each in Condition}
-        return RangeSummary(seen.layout, counts, found, listed, matching)
+        counts = {each: sum(bucket.counts[each] for bucket in found.buckets) for each in Condition}
+        return RangeSummary(seen.layout, counts, found.buckets, listed, found.matching)
 
 
-def conditions_of(
-    promises: Int64s, idle: npt.NDArray[np.bool_], owners: Int64s
-) -> npt.NDArray[np.uint8]:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    buckets: Sequence[Bucket]
+    chosen: Sequence[int]
+    """The ranges to list, by their index within the window, with their conditions and so on."""
+    conditions: Sequence[Condition]
+    held_since_ms: Sequence[int | None]
+    matching: int
+
+
+def _look(columns: Columns, *, start: int, window: Window, now: Instant) -> _Look:
+    conditions = conditions_of(columns.promises, columns.idle, columns.owners)
+    chosen, matching = _listed(conditions, columns.promises, window)
+    return _Look(
+        _buckets(conditions, columns.promises, start, window.buckets),
+        chosen,
+        [_CONDITIONS[int(conditions[k])] for k in chosen],
+        [_held_since(columns, k, now) for k in chosen],
+        matching,
+    )
+
+
+def conditions_of(promises: Int64s, idle: Bools, owners: Int64s) -> npt.NDArray[np.uint8]:
     """Return the condition of each range, as its place among `Condition`.
 
     >>> found = conditions_of(
@@ -143,10 +162,14 @@ def conditions_of(
     """
     found = np.full(len(promises), _ACTIVE, dtype=np.uint8)
     # The last that is written stays: so in the opposite order.
-    found[owners == 0] = _CONDITIONS.index(Condition.EXPIRED)
-    found[promises == MIN] = _CONDITIONS.index(Condition.NEVER_REPORTED)
-    found[idle] = _CONDITIONS.index(Condition.IDLE)
-    found[promises == MAX] = _CONDITIONS.index(Condition.FINAL)
+    for condition, where in (
+        (Condition.EXPIRED, owners == 0),
+        (Condition.NEVER_REPORTED, promises == MIN),
+        (Condition.IDLE, idle),
+        (Condition.FINAL, promises == MAX),
+    ):
+        # Not `found[where] = …`, which keeps the interpreter's lock.
+        np.copyto(found, _CONDITIONS.index(condition), where=where)
     return found
 
 
@@ -170,7 +193,7 @@ def _buckets(
         np.add.reduceat(conditions == place, firsts, dtype=np.int64).tolist()
         for place in range(len(_CONDITIONS))
     ]
-    waited_for = ~np.isin(conditions, _NOT_WAITED_FOR)
+    waited_for = _are_waited_for(conditions)
     lows = np.minimum.reduceat(np.where(waited_for, promises, MAX), firsts).tolist()
     highs = np.maximum.reduceat(np.where(waited_for, promises, MIN), firsts).tolist()
     sizes = np.diff(edges).tolist()
@@ -186,21 +209,25 @@ def _buckets(
     ]
 
 
+def _are_waited_for(conditions: npt.NDArray[np.uint8]) -> Bools:
+    return np.logical_and.reduce([conditions != each for each in _NOT_WAITED_FOR])
+
+
 def _listed(
     conditions: npt.NDArray[np.uint8], promises: Int64s, window: Window
 ) -> tuple[list[int], int]:
     if window.show is None:
         return list(range(min(window.limit, len(promises)))), len(promises)
     if window.show == SLOWEST:
-        fitting = np.flatnonzero(~np.isin(conditions, _NOT_WAITED_FOR))
+        fitting = np.flatnonzero(_are_waited_for(conditions))
     else:
         fitting = np.flatnonzero(conditions == _CONDITIONS.index(Condition(window.show)))
     if not len(fitting):
         return [], 0
-    return fitting[lowest(promises[fitting], window.limit)].tolist(), len(fitting)
+    return fitting[lowest(promises.take(fitting), window.limit)].tolist(), len(fitting)
 
 
-def _held_since(seen: StageObservation, index: int, now: Instant) -> int | None:
+def _held_since(seen: Columns, index: int, now: Instant) -> int | None:
     if not seen.owners[index]:
         return None
     # Leases run by a clock of their own.

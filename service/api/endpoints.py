@@ -50,6 +50,7 @@ from service.metrics import Metrics
 from service.model.audit import Actor
 from service.model.keys import Key, Role
 from service.spec import NAME_PATTERN
+from service.tracing import SWITCH
 
 B = TypeVar("B")
 
@@ -224,6 +225,16 @@ def _run(
         return response if len(response.body) <= FREE_BYTES else Bulk(request, response)
 
     async def run(request: Request) -> Response:
+        tracing = SWITCH.tracing
+        if tracing is None:
+            return await check_and_run(request)
+        named = {name: request.path_params[name] for name in names}
+        with tracing.request(handler.__name__, request.method, request.headers, named) as span:
+            response = await check_and_run(request)
+            span.set_attribute("http.response.status_code", response.status_code)
+            return response
+
+    async def check_and_run(request: Request) -> Response:
         service = state(request)
         authorization = check_browser(request.scope, service.hosts)
         version = 0 if role is None else service.aggregator.keys.version

@@ -25,7 +25,7 @@ DEFAULT_HOLDERS, MAX_HOLDERS = 10, 1_000
     "/v1/jobs/{job}/stages/{stage}/explain",
     role=Role.READ,
     gives=ExplanationBody,
-    errors=(UnknownJobError, UnknownStageError),
+    errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
         query(
             "limit",
@@ -37,7 +37,8 @@ DEFAULT_HOLDERS, MAX_HOLDERS = 10, 1_000
 async def explain(call: Call[None]) -> ExplanationBody:
     """Explain why a stage's watermark is where it is, down to the ranges that hold it back."""
     limit = integer(call.request, "limit", 1, MAX_HOLDERS, DEFAULT_HOLDERS) or DEFAULT_HOLDERS
-    found = await call.aggregator.explainer.explain(call.job, call.stage, limit)
+    async with call.turn():
+        found = await call.aggregator.explainer.explain(call.job, call.stage, limit)
     return explanation_body(call.job, found)
 
 

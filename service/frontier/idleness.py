@@ -8,11 +8,12 @@ only for silence).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from service.frontier.facts import Facts
-from service.frontier.timestamps import MIN
+from service.frontier.timestamps import MAX, MIN
 
 MIN_COMMITS = 2
 """So many commits of a run, none with a report for a shard, show that the run found nothing in it."""
@@ -62,42 +63,106 @@ def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) 
     )
 
 
+MAX_GAP_MS: Final = 1_000
+"""Looks that are further apart than this, and than half of the policy's time, are no series: a pause
+may have come and gone in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """An unbroken series of looks at which shards of a stage are asked to pause. Instants are of the
+    clock that leases run by.
+    """
+
+    since_ms: int = MIN
+    """Of the first; `MIN`: nobody can have been paused before."""
+    last_ms: int = MIN
+    unpaused_since_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By shard: the first look after its pause; `MAX`: it is asked to pause now. Only shards that were
+    paused lately."""
+
+    def unpaused_since(self, shard: str) -> int:
+        """Return since when a shard is known not to be paused."""
+        return self.unpaused_since_ms.get(shard, self.since_ms)
+
+    def is_paused(self, shard: str) -> bool:
+        """Whether a shard is asked to pause now."""
+        return self.unpaused_since_ms.get(shard) == MAX
+
+
+NEVER_PAUSED: Final = Looks()
+"""Of a stage whose shards nobody asks to pause."""
+
+
+def next_look(
+    series: Looks | None, now_ms: int, paused: Collection[str], *, after_ms: int
+) -> Looks:
+    """Return the series after a look that found these shards paused.
+
+    >>> series = next_look(None, 10, {"a"}, after_ms=4_000)
+    >>> series.is_paused("a"), series.is_paused("b"), series.unpaused_since("b")
+    (True, False, 10)
+    >>> series = next_look(series, 110, (), after_ms=4_000)
+    >>> series.is_paused("a"), series.unpaused_since("a"), series.unpaused_since("b")
+    (False, 110, 10)
+    >>> next_look(series, 2_110, (), after_ms=4_000).unpaused_since("b")
+    10
+    >>> next_look(series, 2_111, (), after_ms=4_000).unpaused_since("b")
+    2111
+    """
+    is_broken = series is None or not 0 <= now_ms - series.last_ms <= max(MAX_GAP_MS, after_ms // 2)
+    if series is None or is_broken:
+        return Looks(now_ms, now_ms, dict.fromkeys(paused, MAX))
+    since = {
+        shard: now_ms if unpaused == MAX else unpaused
+        for shard, unpaused in series.unpaused_since_ms.items()
+        # What is longer ago than the policy's time makes no difference any more.
+        if unpaused > now_ms - 2 * after_ms
+    }
+    return Looks(series.since_ms, now_ms, since | dict.fromkeys(paused, MAX))
+
+
 def is_quiet(
     facts: Facts | None,
     *,
     leased_since_ms: int | None,
     commits: Commits | None,
-    is_paused: bool,
+    unpaused_since_ms: int,
     now_ms: int,
     after_ms: int,
 ) -> bool:
-    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched
-    throughout.
+    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched, all that
+    time.
 
     Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
     prove nothing of the time since the last one: a long batch may be reading the shard just now.
 
+    While a shard is asked to pause, its worker keeps the lease and does not look. So it counts as
+    watched only from `unpaused_since_ms` on (`MAX`: it is paused), whatever lease and commits say.
+
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
-    >>> at = {"commits": None, "is_paused": False, "now_ms": 100, "after_ms": 100}
+    >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
     >>> is_quiet(quiet, leased_since_ms=0, **at), is_quiet(quiet, leased_since_ms=None, **at)
     (True, False)
     >>> is_quiet(None, leased_since_ms=0, **at), is_quiet(None, leased_since_ms=1, **at)
     (True, False)
+    >>> is_quiet(quiet, leased_since_ms=0, **at | {"unpaused_since_ms": 1})
+    False
     >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "leased_since_ms": None}
     >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
     (False, True)
     """
-    if is_paused or (facts is not None and facts.backlog):
+    if facts is not None and facts.backlog:
         return False
-    quiet_since_ms = None if facts is None else facts.quiet_since_ms
+    since_ms = MIN if facts is None else facts.quiet_since_ms
     if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
         proved_until_ms = now_ms
     elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
         proved_until_ms = commits.last_ms
     else:
         return False
-    return quiet_since_ms is None or quiet_since_ms <= proved_until_ms - after_ms
+    return max(since_ms, unpaused_since_ms) <= proved_until_ms - after_ms
 
 
 def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:

@@ -17,8 +17,8 @@ Marks = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StageObservation:
-    """A stage's ranges: columns in the order of the layout. They may be the store's own: read them
-    before the next `await`, and do not write to them.
+    """A stage's ranges: columns in the order of the layout. They may be the store's own: they
+    change with the next `await`, and nobody may write to them.
     """
 
     layout: Layout

@@ -131,6 +131,10 @@ class Worker:
         stages = {stage: StageCommit(value) for stage, value in observed.items()}
         return self.run(self.live.commit("j", Commit(run, epoch, stages))).applied
 
+    def lease_ms(self) -> int:
+        """The instant that leases run by."""
+        return self.run(self.live.observe("j", ["s"]))[0].lease_ms
+
     def observe(self, stage: str = "s") -> StageObservation:
         return self.run(self.live.observe("j", [stage]))[1][stage]
 
@@ -746,6 +750,26 @@ def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worke
     stranger = Settled(0, 12_345, seen.facts[0].quiet_since_ms, True, MIN)
     worker.run(worker.live.settle("j", "s", [stranger]))
     assert not worker.observe().idle[0], "it is under another lease"
+
+
+def test_a_lease_that_nobody_has_ended_yet_leaves_a_gap(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    """Nobody has watched from its end to the next claim, though both leases are on record."""
+    worker.claim(["a"], ttl_ms=1_000)
+    worker.claim(["b"], ttl_ms=60_000)
+    before = worker.observe().leased_since_ms.tolist()
+    advance(1_005)
+    while worker.lease_ms() <= before[1]:
+        pass
+    now_ms = worker.lease_ms()
+    assert worker.observe().owners[0], "it has run out, and nobody has ended it"
+    worker.claim(["a", "b"], rank=Rank(epoch=1), ttl_ms=60_000)
+    after = worker.observe().leased_since_ms.tolist()
+    assert after[0] >= now_ms
+    assert after[1] == before[1], "it was taken over while it was current"
+    worker.claim(["a", "b"], holder="y", rank=Rank(epoch=2))
+    assert worker.observe().leased_since_ms.tolist() == after
 
 
 def test_records_that_wait_for_a_commit_end_the_quiet(

@@ -40,6 +40,7 @@ SETTINGS = {
 }
 SPEC = b'{"stages": {"s": {"shards": ["0", "1"]}}}'
 READ = request("GET", "/v1/jobs/read/stages/s/watermark")
+CLAIM = b'{"ranges": "all", "holder": "x", "ttl_ms": 600000}'
 PUT = "PUT /v1/jobs/other HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
@@ -157,6 +158,38 @@ def claims_of_a_million(url: str, stop: Event) -> None:
     ask(url, "DELETE", "/v1/jobs/claimed", b"", 204)
 
 
+def summaries_of_a_million(url: str, stop: Event) -> None:
+    """Asked for by several clients at once, with as much in each as there may be."""
+    spec = b'{"stages": {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": %d}}}' % MILLION
+    ask(url, "PUT", "/v1/jobs/summed", spec, 201)
+    ask(url, "POST", "/v1/jobs/summed/stages/s/leases", CLAIM, 201)
+    by_turns(url, stop, "/v1/jobs/summed/stages/k/range-summary?buckets=2000&limit=1000")
+    ask(url, "DELETE", "/v1/jobs/summed", b"", 204)
+
+
+def explanations_of_a_million(url: str, stop: Event) -> None:
+    """All the ranges hold their stage back, since its source has ended."""
+    spec = b'{"stages": {"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": %d}}}' % MILLION
+    ask(url, "PUT", "/v1/jobs/explained", spec, 201)
+    lease = json.loads(ask(url, "POST", "/v1/jobs/explained/stages/s/leases", CLAIM, 201))
+    final = json.dumps({"token": lease["token"], "ranges": {"0": {"final": True}}}).encode()
+    ask(url, "POST", "/v1/jobs/explained/stages/s/reports", final, 200)
+    path = "/v1/jobs/explained/stages/k/explain?limit=1000"
+    assert json.loads(ask(url, "GET", path, b"", 200))["holders_total"] == MILLION
+    by_turns(url, stop, path)
+    ask(url, "DELETE", "/v1/jobs/explained", b"", 204)
+
+
+def by_turns(url: str, stop: Event, path: str) -> None:
+    with ExitStack() as stack:
+        wires = [stack.enter_context(Wire(url)) for _ in range(3)]
+        while not stop.is_set():
+            for wire in wires:
+                wire.send(request("GET", path))
+            for wire in wires:
+                assert wire.answer().status == 200
+
+
 def ask(url: str, method: str, path: str, body: bytes, status: int, *headers: str) -> bytes:
     with Wire(url) as wire:
         wire.send(request(method, path, *headers, body=body))
@@ -213,6 +246,8 @@ BURSTS: list[Act] = [
 ACTS: list[Act] = [
     layouts_of_a_million,
     claims_of_a_million,
+    summaries_of_a_million,
+    explanations_of_a_million,
     endless_header,
     slow_headers,
     slow_bodies,

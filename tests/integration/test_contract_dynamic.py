@@ -177,6 +177,28 @@ async def test_who_is_quiet_for_longer_leaves_first(
     assert await api.output("s") == 200
 
 
+async def test_a_pause_does_not_count_towards_idleness(api: Api, gauge: InProcess) -> None:
+    gauge.skip_on_redis()
+    throttle = {"groups": [{"stages": ["s"], "max_drift_ms": 1_000}]}
+    spec = {"stages": QUIET, "throttle": throttle}
+    ok(await api.client.put(api.root, json=spec), 201)
+    token = await api.token("s", ttl_ms=LONG)
+    await api.report("s", token, said(a=5_000, b=42))
+    gauge.advance(2_000)
+    answer = await api.report("s", token, said(0, a=5_000) | said(b=43))
+    assert answer["throttle"]["a"]["pause"]
+    await settled(api, gauge)
+    # It may go on. Nobody has read it for two seconds, and its worker has said so.
+    await api.report("s", token, said(0, a=5_000) | said(b=5_000))
+    await settled(api, gauge)
+    assert (await counts(api, "s"))["idle"] == 0
+    for _ in range(3):
+        gauge.advance(500)
+        await api.report("s", token, said(b=5_000))
+        await settled(api, gauge)
+    assert (await counts(api, "s"))["idle"] == 1
+
+
 async def test_who_is_quiet_since_the_same_moment_leaves_together(
     quiet: tuple[Api, str], gauge: InProcess
 ) -> None:

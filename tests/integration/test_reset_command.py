@@ -44,6 +44,10 @@ def test_a_final_source_starts_over(tmp_path: Path) -> None:
         unknown = run("fire", "--url", service.url, "--yes")
         assert unknown.returncode == 2
         assert f"there is no job 'fire' at {service.url}" in unknown.stderr
+        wrong = run("wa ter", "--url", service.url, "--yes")
+        assert wrong.returncode == 2
+        [line] = wrong.stderr.splitlines()
+        assert line.startswith("tidegauge reset: job 'wa ter' is not a valid name: use up to 128")
 
 
 def test_nobody_there() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from service.aggregator.idleness import decide, in_turns
 from service.frontier.facts import Counts, Facts
-from service.frontier.idleness import Commits
+from service.frontier.idleness import NEVER_PAUSED, Commits, next_look
 from service.frontier.policies import IdlePolicy
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
@@ -31,32 +31,52 @@ QUIET = StageObservation(
 )
 WORD = replace(QUIET, idle=np.array([True]))
 """Its worker has said that it is idle."""
+PAUSED = next_look(None, 0, {"a"}, after_ms=1_000)
 
 
 def test_a_quiet_shard_is_left_out_or_follows_the_clock() -> None:
-    assert decide(EXCLUDE, QUIET, NOW, ()) == [Settled(0, 3, 500, True, MIN)]
-    assert decide(FOLLOW, QUIET, NOW, ()) == [Settled(0, 3, 500, False, 45_000)]
+    assert decide(EXCLUDE, QUIET, NOW, NEVER_PAUSED) == [Settled(0, 3, 500, True, MIN)]
+    assert decide(FOLLOW, QUIET, NOW, NEVER_PAUSED) == [Settled(0, 3, 500, False, 45_000)]
 
 
 def test_a_paused_shard_is_waited_for() -> None:
-    assert decide(EXCLUDE, QUIET, NOW, {0}) == []
+    assert decide(EXCLUDE, QUIET, NOW, PAUSED) == []
     idle = replace(WORD, idle_by_policy={0})
-    assert decide(EXCLUDE, idle, NOW, {0}) == [Settled(0, 3, 500, False, MIN)]
+    assert decide(EXCLUDE, idle, NOW, PAUSED) == [Settled(0, 3, 500, False, MIN)]
+
+
+def test_a_pause_is_no_time_in_which_anybody_watched() -> None:
+    """Its worker kept the lease and did not look: what came meanwhile, it reads only now."""
+    looks = next_look(PAUSED, 500, {"a"}, after_ms=1_000)
+    for at_ms in (1_400, 2_399):
+        looks = next_look(looks, at_ms, (), after_ms=1_000)
+        assert decide(EXCLUDE, QUIET, Instant(50_000, at_ms), looks) == []
+        assert decide(FOLLOW, QUIET, Instant(50_000, at_ms), looks) == []
+    looks = next_look(looks, 2_400, (), after_ms=1_000)
+    assert decide(EXCLUDE, QUIET, Instant(50_000, 2_400), looks) == [Settled(0, 3, 500, True, MIN)]
+
+
+def test_who_has_not_looked_for_long_decides_nothing_new_and_ends_nothing() -> None:
+    """A replica that starts does not know of the pauses before, and the others may."""
+    first = next_look(None, NOW.lease_ms, (), after_ms=1_000)
+    assert decide(EXCLUDE, QUIET, NOW, first) == []
+    idle = replace(WORD, idle_by_policy={0})
+    assert decide(EXCLUDE, idle, NOW, first) == []
 
 
 def test_idle_by_its_workers_word_is_left_as_it_is() -> None:
     """Else it would be idle by policy, and a report that ends its own word would not end that."""
     for policy in (EXCLUDE, FOLLOW):
-        assert decide(policy, WORD, NOW, ()) == []
+        assert decide(policy, WORD, NOW, NEVER_PAUSED) == []
 
 
 def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
     """Its run committed all the time, but what the batch since then has read, nobody knows yet."""
     unleased = replace(QUIET, owners=np.array([0]), leased_since_ms=np.array([0]))
     recent = replace(unleased, commits=Commits(since_ms=0, last_ms=1_400, count=9))
-    assert decide(EXCLUDE, recent, NOW, ()) == []
+    assert decide(EXCLUDE, recent, NOW, NEVER_PAUSED) == []
     enough = replace(unleased, commits=Commits(since_ms=0, last_ms=1_500, count=9))
-    assert decide(EXCLUDE, enough, NOW, ()) == [Settled(0, 0, 500, True, MIN)]
+    assert decide(EXCLUDE, enough, NOW, NEVER_PAUSED) == [Settled(0, 0, 500, True, MIN)]
 
 
 def test_what_does_not_leave_the_minimum_comes_first() -> None:

@@ -2,12 +2,14 @@
 
 A record of event time e can be read from its shard at most `DELAY_MS` after e. Shards have busy and
 quiet times; workers read what there is and report, or only renew their leases; they die, are
-replaced, and are paused with a backlog. Whatever is read must not be behind the watermark that was
-published before.
+replaced, and are paused with a backlog. Throttling asks for pauses, too; then they know of no backlog,
+only keep their leases, and go on a moment after they no longer have to. Whatever is read must not be
+behind the watermark that was published before.
 
 There is one window that no policy can close, and that the contract names: a lease proves that its
 worker lives until it runs out. So what arrives on a quiet shard between the death of its worker and
-the end of the lease may not be waited for. Those records are counted, not forgotten: they are few.
+the end of the lease may not be waited for; nor what came while it paused, if it died before it went on.
+Those records are counted, not forgotten: they are few.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from service.aggregator.idleness import decide, in_turns
 from service.errors import LeaseConflictError
 from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.idleness import next_look
 from service.frontier.leases import Rank
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import ShardLayout
@@ -43,8 +46,14 @@ class Shard:
     token: str | None = None
     is_busy: bool = True
     is_paused: bool = False
+    is_throttled: bool = False
+    heard: bool = False
+    heeds: bool = False
+    """Whether its worker pauses: it acts a step after it has heard."""
     dead_until_ms: int = 0
     died_at_ms: int | None = None
+    unseen_since_ms: int = 0
+    """What came since then, it had neither read nor said to be its backlog when it died."""
     unread: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(arrival, event time) of each record that is not read yet."""
     watermark: int = 0
@@ -67,7 +76,7 @@ class World:
         start = InstalledStage(StageView(StageWatermark(), 0, 0, 0), StageProgress(), 1)
         flow = Pipeline({"s": stage})
         await store.begin(InstalledJob("j", flow, 1, 1, 1, 0, 0, {"s": start}))
-        output, version = StageWatermark(), 0
+        output, version, looks = StageWatermark(), 0, None
         for _ in range(STEPS):
             clock.advance(STEP_MS)
             now = clock.now_ms
@@ -75,10 +84,14 @@ class World:
                 self.arrive(shard, now)
                 await self.work(store, shard, now, output.output)
             await store.expire()
-            paused = [k for k, shard in enumerate(shards) if shard.is_paused]
             instant, observed = await store.observe("j", ["s"])
+            idle = observed["s"].idle.tolist()
+            asked = [s.name for s, i in zip(shards, idle, strict=True) if s.is_throttled and not i]
+            for shard in shards:
+                shard.heeds, shard.heard = shard.heard, shard.name in asked
+            looks = next_look(looks, instant.lease_ms, asked, after_ms=POLICY.after_ms)
             self.idle_steps += int(observed["s"].idle.sum())
-            for turn in [*in_turns(decide(POLICY, observed["s"], instant, paused)), ()]:
+            for turn in [*in_turns(decide(POLICY, observed["s"], instant, looks)), ()]:
                 _, agreements = await store.agreements("j", frozenset("s"))
                 reached, version = agreements["s"], version + 1
                 output = output.advance(output.input, reached.watermark, idle=reached.idle)
@@ -99,12 +112,18 @@ class World:
         if chance < 0.01:
             shard.dead_until_ms = now + shard.random.choice([400, 3_000])
             shard.died_at_ms, shard.token = now, None
+            paused = not shard.is_paused and shard.unread
+            shard.unseen_since_ms = shard.unread[0][0] if paused else now
             return
         if chance < 0.04:
             shard.is_paused = not shard.is_paused
         if not await self.claim(store, shard, now):
             return
-        if shard.is_paused:
+        if shard.random.random() < 0.05:
+            shard.is_throttled = not shard.is_throttled
+        if shard.heeds:
+            await store.renew("j", [shard.token or ""])
+        elif shard.is_paused:
             facts = ReportedFacts(records=0, backlog=len(shard.unread))
             await self.report(store, shard, facts)
         else:
@@ -127,7 +146,7 @@ class World:
             self.read += 1
             if event_time < published:
                 died_at = shard.died_at_ms
-                if died_at is not None and died_at <= arrival <= died_at + TTL_MS:
+                if died_at is not None and shard.unseen_since_ms <= arrival <= died_at + TTL_MS:
                     self.in_the_window += 1
                 else:
                     self.late += 1

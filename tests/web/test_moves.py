@@ -23,6 +23,51 @@ def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
             expect(page.locator('a[data-stage="weekly-average"] .output')).to_have_text(at)
 
 
+def test_a_job_that_is_deleted_and_defined_again_is_another_one(
+    service: Service, open_page: Opened
+):
+    gone = frozenset({"404", "Failed to load resource"})
+    with Feed(service.url, "anew") as feed, open_page(allowed=gone) as page:
+        feed.define({"old": {"shards": ["0"]}, "k": {"inputs": ["old"], "ranges": 1}})
+        page.goto("/#/jobs/anew")
+        expect(page.locator('[data-stage="old"]').first).to_be_visible()
+        feed.send("DELETE", "")
+        expect(page.get_by_role("alert")).to_contain_text("anew")
+        expect(page.locator("[data-stage]")).to_have_count(0)
+        feed.define({"new": {"shards": ["0"]}, "k": {"inputs": ["new"], "ranges": 1}})
+        expect(page.locator('[data-stage="new"]').first).to_be_visible()
+        expect(page.locator('[data-state="live"]')).to_be_visible()
+        expect(page.locator('[data-stage="old"]')).to_have_count(0)
+        # At once, with the same names: only the edges tell.
+        feed.send("DELETE", "")
+        feed.define({"new": {"shards": ["0"]}, "k": {"shards": ["0"]}})
+        feed.claim("k", holder="worker").promise(START)
+        expect(page.locator('[data-stage="k"] .output').first).to_have_text(shown(START))
+
+
+def test_a_view_that_cannot_be_drawn_does_not_take_the_page_along(
+    service: Service, open_page: Opened
+):
+    with Feed(service.url, "odd") as feed:
+        feed.define({"s": {"shards": ["0"]}})
+        with open_page(allowed=frozenset({"a view cannot be drawn"})) as page:
+            page.route(
+                "**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]})
+            )
+            page.goto("/#/jobs/odd")
+            expect(page.get_by_role("alert")).to_contain_text("cannot be drawn")
+            page.unroute("**/odd/graph")
+            page.get_by_role("button", name="Try again").click()
+            expect(page.locator('[data-stage="s"]').first).to_be_visible()
+            page.route(
+                "**/odd/graph", lambda route: route.fulfill(json={"stages": [{"stage": "s"}]})
+            )
+            page.reload()
+            expect(page.get_by_role("alert")).to_contain_text("cannot be drawn")
+            page.get_by_role("link", name="tidegauge").click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+
+
 COUNT_DRAWINGS = """() => {
   const counted = { frames: 0, drawings: 0 };
   window.counted = counted;

@@ -2,6 +2,7 @@
 import { Problem, key, whenRefused, whoAmI } from "./lib/api.js";
 import { html, render, useEffect, useState } from "./lib/html.js";
 import { current, link } from "./lib/route.js";
+import { Boundary } from "./parts/boundary.js";
 import { Login } from "./parts/login.js";
 import { Shell } from "./parts/shell.js";
 import { JobView } from "./views/job.js";
@@ -39,7 +40,8 @@ function App() {
     setMe(null);
     ask(asked + 1);
   };
-  if (me) return html`<${Shell} route=${route} me=${me} onLeave=${leave}><${View} route=${route} me=${me} /></${Shell}>`;
+  if (me) return html`<${Shell} route=${route} me=${me} onLeave=${leave}>
+      <${Boundary} key=${placeOf(route)}><${View} route=${route} me=${me} /></${Boundary}></${Shell}>`;
   if (problem && !problem.passing) {
     const enter = (found) => (setMe(found), setProblem(null));
     return html`<${Login} refused=${key.get() ? problem : null} onEnter=${enter} />`;
@@ -49,12 +51,14 @@ function App() {
 
 function View({ route, me }) {
   const zone = route.query.get("tz") === "local" ? "local" : "utc";
-  const given = { route, me, zone, key: `${route.view}/${route.job}/${route.stage}` };
+  const given = { route, me, zone, key: placeOf(route) };
   if (route.view === "jobs") return html`<${JobsView} ...${given} />`;
   if (route.view === "job") return html`<${JobView} ...${given} />`;
   if (route.view === "stage") return html`<${StageView} ...${given} />`;
   return html`<h1>There is no such view</h1><p><a href=${link()}>All jobs</a></p>`;
 }
+
+const placeOf = (route) => `${route.view}/${route.job}/${route.stage}`;
 
 function useRoute() {
   const [route, setRoute] = useState(current());

@@ -83,10 +83,14 @@ def _lease(
         members=granted,
         held=len(granted),
     )
-    losers, taken = np.unique(table.owner[granted], return_counts=True)
+    owners = table.owner[granted]
+    losers, taken = np.unique(owners, return_counts=True)
+    # A lease that has run out left a gap, even if nobody has ended it yet.
+    gone = [f for f in losers.tolist() if f == NOBODY or job.by_fence[f].lost(now_ms) is not None]
+    table.leased_since_ms[granted[np.isin(owners, gone)]] = now_ms
     # The old leases are fenced here, in the same step that grants the new one: no report can come
     # between the two.
-    table.own(granted, lease.fence, now_ms)
+    table.own(granted, lease.fence)
     for fence, count in zip(losers.tolist(), taken.tolist(), strict=True):
         if fence != NOBODY:
             loser = job.by_fence[fence]

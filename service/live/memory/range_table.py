@@ -300,10 +300,8 @@ class RangeTable:
             self._tree.put_many(at[moved], self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
-    def own(self, indices: Int64s, fence: int, now_ms: int = 0) -> None:
+    def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
-        if fence != NOBODY:
-            self.leased_since_ms[indices[self.owner[indices] == NOBODY]] = now_ms
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))
         self.leased += (len(indices) if fence != NOBODY else 0) - before
         self.owner[indices] = fence

@@ -36,6 +36,7 @@ from service.model.reports import (
     RangeView,
     holds_at,
 )
+from service.tasks import aside
 
 _JOBS_AT_ONCE = 16
 """Of all jobs: half of the connections, which readers of single jobs and reports share."""
@@ -190,10 +191,16 @@ async def observe(
         known = job_layout.pipeline.stages
         found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
         (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
-        return Instant(int(now), int(now)), {
-            name: _observation(stage_layout(job_layout, name), *parts[7 * k : 7 * k + 7])
-            for k, name in enumerate(found)
-        }
+        layouts = [stage_layout(job_layout, name) for name in found]
+
+        def observations() -> Mapping[str, StageObservation]:
+            return {
+                name: _observation(layouts[k], *parts[7 * k : 7 * k + 7])
+                for k, name in enumerate(found)
+            }
+
+        ranges = sum(len(each) for each in layouts)
+        return Instant(int(now), int(now)), await aside(observations, ranges)
 
     return await steps.with_layout(job, read)
 

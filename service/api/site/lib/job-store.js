@@ -30,6 +30,8 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
 const SOFT_MS = 2_000;
 const SOFT_MANY_MS = 10_000;
 const MANY_STAGES = 100;
+/** How often a job is looked for that is not there: somebody may define it again. */
+const GONE_MS = 2_000;
 
 export class JobStore {
   /** @param {string} job @param {() => void} changed */
@@ -58,18 +60,23 @@ export class JobStore {
     });
     this._readGraph = atMostEvery(500, () => this._load("/graph", (body) => this._setGraph(body)));
     this._soft = 0;
+    this._again = 0;
   }
 
   open() {
+    this._follow();
+    this._readGraph();
+    this._readSoft();
+  }
+
+  _follow() {
     const signal = this._ending.signal;
     follow(`${pathOf(this.job)}/events`, {
       open: () => this._opened(),
       event: (name, data) => this._event(name, data),
       lost: (problem) => this._connection("lost", problem),
-      refused: (problem) => this._connection("refused", problem),
+      refused: (problem) => this._refused(problem),
     }, signal);
-    this._readGraph();
-    this._readSoft();
   }
 
   close() {
@@ -77,6 +84,7 @@ export class JobStore {
     this._changed.cancel();
     this._readGraph.cancel();
     clearTimeout(this._soft);
+    clearTimeout(this._again);
   }
 
   /**
@@ -94,6 +102,18 @@ export class JobStore {
     this._connection("live");
     // What was missed meanwhile may be more than stages.
     this._readGraph();
+  }
+
+  /** @param {import("./api.js").Problem} problem */
+  _refused(problem) {
+    if (problem.status === 404) {
+      // Nothing of what was shown is left. A job of that name that is defined later is another one.
+      this.graph = null;
+      this.stages.clear();
+      this.throttle = null;
+      this._again = setTimeout(() => this._follow(), GONE_MS);
+    }
+    this._connection("refused", problem);
   }
 
   _connection(state, problem) {
@@ -116,7 +136,9 @@ export class JobStore {
     this.stages.set(body.stage, body);
     this._moved.add(body.stage);
     if (!known || body.generation !== known.generation || body.version !== known.version) this.version += 1;
-    if (this.graph && !this.graph.has(body.stage)) this._readGraph();
+    // In another generation the job may have been deleted and defined again, with other edges.
+    const isAnew = known && body.generation !== known.generation;
+    if (isAnew || (this.graph && !this.graph.has(body.stage))) this._readGraph();
   }
 
   _setGraph(body) {

@@ -7,14 +7,14 @@ local st = load(stage(1))
 if not is_of_run(run, st.run) then return reply('stale-run', st.run) end
 
 -- By owner (eight bytes): its lease if it keeps its ranges, false if it yields.
-local keepers = {[NOBODY] = false}
+local keepers, gone = {[NOBODY] = false}, {[NOBODY] = true}
 local function keeper(owner)
   local found = keepers[owner]
   if found == nil then
     local lease = lease_at((struct.unpack('<d', owner)))
     local yields = not lease or lease.reason or takes_over(rank, lease.rank, lease.holder == holder)
     found = not yields and lease or false
-    keepers[owner] = found
+    keepers[owner], gone[owner] = found, not lease or lease.reason ~= nil
   end
   return found
 end
@@ -49,7 +49,7 @@ local fence = call('HINCRBY', META, 'fence', 1)
 local fence_text, owner = text(fence), struct.pack('<d', fence)
 -- The old leases are fenced here, in the same step that grants the new one: no report can come between
 -- the two.
-note_leased(st, granted)
+note_leased(st, granted, gone)
 set_owner(st, granted, owner)
 end_idleness(st, owner)
 if freed > 0 then call('HINCRBY', st.keys.state, 'leased', freed) end

@@ -91,16 +91,20 @@ local function set_owner(st, runs, owner)
   end
 end
 
--- Notes since when ranges are leased without a gap: those of `runs` that nobody owns, since now.
-local function note_leased(st, runs)
+-- Notes since when ranges are leased without a gap: since now, those of `runs` that nobody has a current lease
+-- on. `gone` has their owners (eight bytes): also leases that have run out and that nobody has ended yet.
+local function note_leased(st, runs, gone)
   local moment, base = struct.pack('<d', NOW), 2 * st.n
   each_owner(st, runs, function(start, raw, count)
-    if raw == string.rep(NOBODY, count) then
-      call('SETRANGE', st.keys.moments, 8 * (base + start), string.rep(moment, count))
+    local first = string.sub(raw, 1, 8)
+    if raw == string.rep(first, count) then
+      if gone[first] then
+        call('SETRANGE', st.keys.moments, 8 * (base + start), string.rep(moment, count))
+      end
       return
     end
     for i = 0, count - 1 do
-      if string.sub(raw, 8 * i + 1, 8 * i + 8) == NOBODY then
+      if gone[string.sub(raw, 8 * i + 1, 8 * i + 8)] then
         call('SETRANGE', st.keys.moments, 8 * (base + start + i), moment)
       end
     end
