@@ -27,6 +27,7 @@ from service.frontier.throttle import Advice
 from service.frontier.timestamps import MAX, MIN, iso
 from service.live_jobs import LiveJobs
 from service.model.jobs import StageView
+from service.model.observations import StageObservation
 from service.model.reports import RangeView
 
 
