@@ -269,8 +269,9 @@ class Publisher:
             except UnavailableError as error:
                 self._fail_waiting([touched[record.job]], error)
             except StateLostError:
-                # It is recorded in the ledger, from which the job's state is then restored.
-                done[record.job] = None
+                # The ledger has it, but readers have not, and whoever waits is shown what they see. So
+                # it is read again: that fails those who wait, or finds that the state is back.
+                moved.append(record.job)
             except Exception as error:
                 # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
                 log.exception("cannot show what was recorded for job %s", record.job)

@@ -55,7 +55,10 @@ def start(environment: Mapping[str, str] = os.environ) -> None:
             error.name,
         )
         return
-    SWITCH.tracing = Tracing(exporting())
+    try:
+        SWITCH.tracing = Tracing(exporting())
+    except Exception as error:  # noqa: BLE001 - whatever OpenTelemetry makes of its environment
+        log.warning("not tracing: OpenTelemetry refuses its settings: %s", error)
 
 
 def stop() -> None:

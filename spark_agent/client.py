@@ -117,8 +117,8 @@ class Lease:
 class StageProgress:
     """What an epoch of a keyed stage ran with. All its ranges have it in common."""
 
-    input_ms: int
-    """Its input watermark."""
+    input_ms: int | None
+    """Its input watermark; None: there was none."""
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
     """What they keep back of it, by component."""
 

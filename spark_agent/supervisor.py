@@ -433,7 +433,7 @@ class Supervisor:
         self._report_pending(self._run)
         self._watch(self._run)
         self._keep_leases(self._run)
-        if self._assignment.bounded:
+        if self._assignment.bounded and self.failure is None:
             self._check_drained()
             self._finish_bounded(self._run)
 
@@ -442,21 +442,26 @@ class Supervisor:
         stages: dict[str, StageProgress | None] = {
             stage.name: None for stage in self._assignment.sources
         }
+        # While Spark has no watermark to promise by, the epoch is committed all the same: the service
+        # tells whether the job is further.
+        stages |= {stage.name: StageProgress(None) for stage in self._assignment.keyed}
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
-            if stages:  # empty: only keyed stages, and Spark has no watermark to promise by yet
-                applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
+            applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
         except StaleEpoch as error:
             self._warn_of_old_checkpoint(batch, error)
         except InputAhead as error:
             # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
             _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
         self._committed_epoch = batch.epoch
-        self._committed_input_ms = max((each.input_ms for each in promised.values()), default=None)
+        reached = {
+            stage: each.input_ms for stage, each in promised.items() if each.input_ms is not None
+        }
+        self._committed_input_ms = max(reached.values(), default=None)
         self._emitted_all = {
-            stage: each.input_ms
-            for stage, each in promised.items()
+            stage: input_ms
+            for stage, input_ms in reached.items()
             if batch.keeps_nothing and self._assignment.promises[stage].is_of_windows
         }
         self._reconcile(batch, promised, applied)

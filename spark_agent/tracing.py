@@ -79,4 +79,8 @@ def _start(environment: Mapping[str, str]) -> Tracing | None:
             error.name,
         )
         return None
-    return Tracing(provider())
+    try:
+        return Tracing(provider())
+    except Exception as error:  # noqa: BLE001 - whatever OpenTelemetry makes of its environment
+        _log.warning("not tracing: OpenTelemetry refuses its settings: %s", error)
+        return None

@@ -216,7 +216,12 @@ class Aggregator:
                 index = found.layout.index
                 joining = [name for name in claim.ranges if name not in index]
                 if joining:
-                    await self._check_may_join(job, stage, joining)
+                    try:
+                        await self._check_may_join(job, stage, joining)
+                    except InvalidRequestError:
+                        if grant is not None:
+                            await self._live.release(job, [grant.token])
+                        raise
                     await self.definitions.join(job, stage, joining)
                     return await self._live.claim(job, stage, claim)
         if grant is None:

@@ -78,11 +78,11 @@ class Background:
         self._checkpoint_interval_ms = checkpoint_interval_ms
         self._retention = retention
         self._tasks: list[asyncio.Task[None]] = []
+        self._publishing: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the tasks."""
         work = (
-            self._publisher.run,
             self._expire_leases,
             self._reconcile,
             self._checkpoint,
@@ -93,14 +93,18 @@ class Background:
         )
         for each in work:
             self._tasks.append(asyncio.create_task(_keep_running(each), name=each.__name__))
+        publishing = _keep_running(self._publisher.run)
+        self._publishing.append(asyncio.create_task(publishing, name="publish"))
 
     async def stop(self) -> None:
         """Let the tasks end, then publish and checkpoint once more."""
         # They are not cancelled: the outcome of a transaction that is cut off is unknown.
         self._shutdown.begin()
-        self._publisher.stop()
+        # Others may wait for a round of publishing, so the publisher ends last.
         await asyncio.gather(*self._tasks)
         self._tasks.clear()
+        self._publisher.stop()
+        await asyncio.gather(*self._publishing)
         await self._publisher.round()
         await self._save_promises()
 

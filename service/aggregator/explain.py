@@ -114,11 +114,12 @@ def _following(
         if seen.kept is None or seen.kept.observed_input < at:
             continue
         hold = min(seen.kept.holds.values())
-        furthest = max(
+        sources = [
             _newest(observed[each])
             for each in pipeline.ancestors((name,))
             if pipeline.stages[each].is_source and each in observed
-        )
+        ]
+        furthest = max(sources, default=MIN)
         if least[name] >= hold and follows_input(furthest=furthest, published_input=at, hold=hold):
             found[name] = at
     return found

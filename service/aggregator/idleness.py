@@ -45,6 +45,9 @@ class IdlePolicies:
             except ProblemError as error:
                 # The job may be gone, or its stores away: the next time is soon.
                 log.debug("cannot apply the policies of job %s now: %s", job, error.detail)
+            except Exception:
+                # One job's trouble is no other job's.
+                log.exception("cannot apply the policies of job %s", job)
 
     async def _apply(
         self, job: str, pipeline: Pipeline, policies: Mapping[str, IdlePolicy]
@@ -67,13 +70,13 @@ class IdlePolicies:
                 await self._settle(job, name, turn)
 
     async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
-        """Carry decisions out. What the shards agree on before is published first: a moment later, the
-        last active one may be idle. Another replica may have settled the turn before, so this replica
-        publishes, whoever did.
+        """Carry decisions out. What the shards agree on is published before any of them leaves: a moment
+        later, the last active one may be idle. Another replica may have settled the turn before, so this
+        replica publishes, whoever did.
         """
         if any(each.idle for each in decisions):
             self._publisher.touch(job, (stage,))
-            await self._publisher.flush(job)
+            await self._live.flush(job)
         if await self._live.settle(job, stage, decisions):
             self._publisher.touch(job, (stage,))
 
@@ -83,13 +86,17 @@ def _is_throttled(pipeline: Pipeline, stage: str) -> bool:
 
 
 def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
-    """Return the decisions in the order in which to carry them out: who has been quiet for the shortest
-    time leaves last.
+    """Return the decisions in the order in which to carry them out.
+
+    First what lets no shard leave: it waits for nothing. Who has been quiet for the shortest time
+    leaves last.
     """
+    turns: tuple[list[Settled], ...] = ([], [], [])
     last = wait_for_last(each.quiet_since_ms for each in decisions if each.idle)
-    later = [each for each in decisions if each.idle and each.quiet_since_ms == last is not None]
-    sooner = [each for each in decisions if each not in later]
-    return [turn for turn in (sooner, later) if turn]
+    for each in decisions:
+        is_last = last is not None and each.quiet_since_ms == last
+        turns[1 + is_last if each.idle else 0].append(each)
+    return [turn for turn in turns if turn]
 
 
 def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Looks) -> list[Settled]:

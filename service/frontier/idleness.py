@@ -64,8 +64,8 @@ def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) 
 
 
 MAX_GAP_MS: Final = 1_000
-"""Looks that are further apart than this, and than half of the policy's time, are no series: a pause
-may have come and gone in between."""
+"""Looks that are further apart than this, and than half of the policy's time, or than all of it, are no
+series: a pause may have come and gone in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def next_look(
     >>> next_look(series, 2_111, (), after_ms=4_000).unpaused_since("b")
     2111
     """
-    is_broken = series is None or not 0 <= now_ms - series.last_ms <= max(MAX_GAP_MS, after_ms // 2)
+    allowed_ms = min(max(MAX_GAP_MS, after_ms // 2), after_ms)
+    is_broken = series is None or not 0 <= now_ms - series.last_ms <= allowed_ms
     if series is None or is_broken:
         return Looks(now_ms, now_ms, dict.fromkeys(paused, MAX))
     since = {

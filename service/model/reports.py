@@ -47,13 +47,15 @@ class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
     holds: dict[str, int]
 
     def note(self, own: RangeNote, promise: int) -> RangeNote:
-        """Return the note of a range with this promise. Its own, if it has any, says more.
+        """Return the note of a range with this promise. Its own, if it has any, says more. If it has
+        promised less or more, it is not what the commit brought that holds it.
 
         >>> kept = CommittedHolds(90, {"join": 30})
-        >>> kept.note(NOTHING_NOTED, promise=30).holds, kept.note(NOTHING_NOTED, promise=20).holds
-        ({'join': 30}, {})
+        >>> [kept.note(NOTHING_NOTED, promise).holds for promise in (20, 30, 40)]
+        [{}, {'join': 30}, {}]
         """
-        return own if own or promise < min(self.holds.values()) else RangeNote(self.holds)
+        cap = keyed_promise(self.observed_input, self.holds.values())
+        return own if own or promise != cap else RangeNote(self.holds)
 
 
 HoldColumns = Mapping[str, npt.NDArray[np.int64]]

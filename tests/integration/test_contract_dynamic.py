@@ -73,9 +73,13 @@ async def test_a_source_that_is_not_dynamic_gets_no_shards(api: Api) -> None:
 async def test_no_shard_joins_a_source_that_is_final(api: Api) -> None:
     """The watermark cannot go back, so it could not wait for that shard."""
     await api.define({"d": {"shards": ["x"], "dynamic": True}})
-    await api.report("d", await api.token("d"), {"x": {"final": True}})
+    token = await api.token("d")
+    await api.report("d", token, {"x": {"final": True}})
+    await api.release(token)
     response = await api.post_claim("d", ["y"])
     assert "is final" in problem(response, 422, "invalid-request")["detail"]
+    problem(await api.post_claim("d", ["x", "y"]), 422, "invalid-request")
+    assert (await counts(api, "d"))["leased"] == 0, "of what is refused, nothing stays granted"
     assert (await counts(api, "d"))["total"] == 1
 
 

@@ -142,6 +142,22 @@ async def test_holds_that_the_commit_brings(job: Api) -> None:
     assert listed[0]["holds"] == {}
 
 
+async def test_holds_of_a_commit_are_over_with_the_next_promise_and_the_next_run(job: Api) -> None:
+    await job.report("s", await job.token("s"), {"a": 50, "b": 50})
+    await commit_with_holds(job, 50, join=20)
+
+    async def holds() -> Any:
+        return ok(await job.client.get(f"{job.root}/stages/k/ranges"))["ranges"][0]["holds"]
+
+    assert await holds() == {"join": 20}
+    await job.report("k", await job.token("k"), {KEYS: {}}, input_watermark=40)
+    assert await holds() == {}, "this is not what the commit has left"
+    await job.commit(60, {"k": {"input_watermark": 50, "holds": {"join": 40}}})
+    assert await holds() == {"join": 40}
+    await job.run("k")
+    assert await holds() == {}
+
+
 async def test_who_lags_more_by_its_input_than_by_what_it_keeps_waits_for_its_input(
     job: Api,
 ) -> None:
@@ -157,7 +173,7 @@ async def test_who_lags_more_by_its_input_than_by_what_it_keeps_waits_for_its_in
     # A source that is final is no measure of how far the others are behind.
     await job.report("s", token, {"a": {"final": True}})
     assert reasons(await explain(job, "k")) == [("k", "ranges")]
-    # Nor does a hold explain anything, where the input has gone on.
+    # It is still what keeps the range there, now that the input has gone on.
     await job.report("s", token, {"b": 2_000})
     assert (await explain(job, "k"))["holders"][0]["reason"] == "buffering"
 

@@ -178,6 +178,17 @@ def test_an_exporter_that_is_not_known_is_named(caplog: pytest.LogCaptureFixture
     assert service_tracing.SWITCH.tracing is None
 
 
+def test_settings_that_opentelemetry_refuses_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a service nor a task may fail by them."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
+    with caplog.at_level(logging.WARNING):
+        service_tracing.start({"OTEL_TRACES_EXPORTER": "otlp"})
+    assert "OpenTelemetry refuses its settings" in caplog.text
+    assert service_tracing.SWITCH.tracing is None
+
+
 def test_a_service_sends_its_spans_to_a_collector(tmp_path: Path) -> None:
     received: list[tuple[str, bytes]] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
 from spark_agent.client import RangeReport, Rank
@@ -151,6 +152,32 @@ def test_who_has_lost_its_checkpoint_writes_no_window_again(without_checkpoint: 
         ):
             query.awaitTermination(DEADLINE_S)
     assert flow.counted() == {}
+
+
+def test_nor_does_who_only_reads_what_another_query_reports(flow: Flow, tmp_path: Path) -> None:
+    """In its first batch Spark has no watermark yet, so it has nothing to promise."""
+    flow.files_per_batch = None
+    flow.write(steady(range(40)))
+    output = tmp_path / "counts"
+
+    def start(pipeline: Pipeline, checkpoint: str) -> StreamingQuery:
+        rows = pipeline.watermarked(flow.readings(), stage=COUNTS, event_time="at")
+        counted = rows.groupBy(F.window("at", "10 seconds")).count()
+        writer = pipeline.report(counted, stage=COUNTS).writeStream.format("json")
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        return pipeline.start(writer.option("path", str(output / checkpoint)))
+
+    with flow.pipeline() as pipeline:
+        source = flow.source(pipeline).writeStream.format("noop")
+        pipeline.start(source.option("checkpointLocation", str(tmp_path / "source")))
+        start(pipeline, "first")
+        until(lambda: flow.output_of(COUNTS) == START_MS + 31_000, "windows have closed")
+    with flow.pipeline() as pipeline:
+        query = start(pipeline, "second")
+        with pytest.raises(StreamingQueryException, match="checkpoint is new, was lost"):
+            query.awaitTermination(DEADLINE_S)
+    rows = flow.spark.read.schema("count long").json(str(output / "second"))
+    assert rows.count() == 0
 
 
 def test_a_lost_checkpoint_is_told_as_such(

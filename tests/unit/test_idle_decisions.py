@@ -82,8 +82,14 @@ def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
 def test_what_does_not_leave_the_minimum_comes_first() -> None:
     long_ago, lately = Settled(0, 3, 5, True, MIN), Settled(1, 3, 90, True, MIN)
     back, never = Settled(2, 3, 99, False, MIN), Settled(3, 3, None, True, MIN)
-    assert in_turns([lately, long_ago, back, never]) == [[long_ago, back, never], [lately]]
+    assert in_turns([lately, long_ago, back, never]) == [[back], [long_ago, never], [lately]]
     assert in_turns([back]) == [[back]]
-    assert in_turns([lately, back]) == [[lately, back]]
+    assert in_turns([lately, back]) == [[back], [lately]]
     assert in_turns([never]) == [[never]]
     assert in_turns([]) == []
+
+
+def test_very_many_shards_may_leave_at_once() -> None:
+    """All at the same two moments, as after two packed reports."""
+    many = [Settled(index, 3, index % 2, True, MIN) for index in range(200_000)]
+    assert [len(turn) for turn in in_turns(many)] == [100_000, 100_000]

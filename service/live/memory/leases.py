@@ -162,6 +162,7 @@ def open_run(job: LiveJob, stage: str, run: int) -> None:
     state.run = run
     state.waiting = {}
     state.commits = None
+    state.kept = None
     for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
         if is_fenced(lease.rank.run, run):
             end(job, lease, "superseded")

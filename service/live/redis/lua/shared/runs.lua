@@ -11,7 +11,7 @@ local function open_run(st, run)
   if not opens_run(run, st.run) then return end
   call('HSET', st.keys.state, 'run', run)
   drop_waiting(st)
-  call('HDEL', st.keys.marks, COMMITS)
+  call('HDEL', st.keys.marks, COMMITS, KEPT)
   for _, fence in ipairs(fences()) do
     local lease = lease_at(tonumber(fence))
     if lease and lease.stage == st.name and is_fenced(lease.run, run) then
