@@ -29,7 +29,11 @@ Act = Callable[[str, Event], None]
 
 MIB = 2**20
 MILLION = 1_000_000
-READS = 400
+# One at a time: two of them would be beside each other's acts, on the same processors.
+pytestmark = pytest.mark.xdist_group("bystander")
+
+READS = 200
+TRIES = 20
 ALLOWED_S = 0.05
 """By how much the act may delay the slowest reads but one in a hundred, on a quiet machine."""
 
@@ -323,8 +327,13 @@ def check_beside(url: str, act: Act, work: Callable[[], None]) -> None:
         while not begun.is_set():
             slowest_s(work, 100)
             assert process.is_alive()
-        # The best of three: it is the service that is measured, and not who else is on the machine.
-        beside_s = min(slowest_s(work) for _ in range(3))
+        # The best of many: it is the service that is measured, and not who else is on the machine. A
+        # service that lets others wait does so each time.
+        beside_s = slowest_s(work)
+        for _ in range(TRIES):
+            if beside_s <= quiet_s * 3 + ALLOWED_S:
+                break
+            beside_s = min(beside_s, slowest_s(work))
     finally:
         stop.set()
         process.join(60)
