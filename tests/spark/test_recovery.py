@@ -166,7 +166,8 @@ def test_a_new_checkpoint_in_an_old_job_starts_its_epochs_over(flow: Flow, tmp_p
     flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"
     flow.write(steady(range(30, 60)))
     with flow.pipeline() as second:
-        ended(flow.start(second, flow.counts(second), bounded=True))
+        frame = flow.counts(second)
+        ended(flow.start(second, frame, bounded=True, on_lost_checkpoint="continue"))
     assert flow.watermark(COUNTS).final
 
 
