@@ -105,6 +105,7 @@ class Background:
         self._tasks.clear()
         self._publisher.stop()
         await asyncio.gather(*self._publishing)
+        self._publishing.clear()
         await self._publisher.round()
         await self._save_promises()
 

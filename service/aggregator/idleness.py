@@ -91,12 +91,14 @@ def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
     First what lets no shard leave: it waits for nothing. Who has been quiet for the shortest time
     leaves last.
     """
-    turns: tuple[list[Settled], ...] = ([], [], [])
-    last = wait_for_last(each.quiet_since_ms for each in decisions if each.idle)
-    for each in decisions:
-        is_last = last is not None and each.quiet_since_ms == last
-        turns[1 + is_last if each.idle else 0].append(each)
-    return [turn for turn in turns if turn]
+    staying = [each for each in decisions if not each.idle]
+    leaving = [each for each in decisions if each.idle]
+    last = wait_for_last(each.quiet_since_ms for each in leaving)
+    if last is None:
+        return [turn for turn in (staying, leaving) if turn]
+    sooner = [each for each in leaving if each.quiet_since_ms != last]
+    later = [each for each in leaving if each.quiet_since_ms == last]
+    return [turn for turn in (staying, sooner, later) if turn]
 
 
 def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Looks) -> list[Settled]:
