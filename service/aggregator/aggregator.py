@@ -35,7 +35,6 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.graph import Stage
-from service.frontier.timestamps import MAX
 from service.last_seen import LastSeen
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
@@ -217,25 +216,15 @@ class Aggregator:
                 joining = [name for name in claim.ranges if name not in index]
                 if joining:
                     try:
-                        await self._check_may_join(job, stage, joining)
+                        await self.definitions.join(job, stage, joining)
                     except InvalidRequestError:
                         if grant is not None:
                             await self._live.release(job, [grant.token])
                         raise
-                    await self.definitions.join(job, stage, joining)
                     return await self._live.claim(job, stage, claim)
         if grant is None:
             raise refusal or LeaseConflictError("nothing was granted", (), 0)
         return grant
-
-    async def _check_may_join(self, job: str, stage: str, joining: Sequence[str]) -> None:
-        view, _ = await self._live.snapshot(job)
-        if view.stages[stage].watermark.output == MAX:
-            raise InvalidRequestError(
-                f"shard {joining[0]!r} cannot join {stage!r}, which is final: all its shards have said"
-                " that nothing more comes, so whatever this one brings would be late. To start over,"
-                " reset the job; next time, keep one shard that is not final"
-            )
 
     async def renew(
         self, job: str, tokens: Sequence[str]

@@ -161,7 +161,7 @@ class Definitions:
     async def join(self, job: str, stage: str, shards: Collection[str]) -> None:
         """Let shards join a dynamic source. Once this returns, the source waits for them.
 
-        Raises `LimitReachedError`, `UnknownJobError`.
+        Raises `InvalidRequestError` if the source is final, `LimitReachedError`, `UnknownJobError`.
         """
 
         async def joining(_stored: StoredJob, joined: set[str]) -> set[str]:
@@ -211,7 +211,9 @@ class Definitions:
                     joined = {**(spec.joined or {}), stage: tuple(after)}
                     pipeline = spec.pipeline(joined)
                     self._check_job(job, pipeline.range_count)
-                    await self._replace(stored, encode_spec(spec, joined), pipeline, None)
+                    encoded = encode_spec(spec, joined)
+                    grows = stage if after - before else None
+                    await self._replace(stored, encoded, pipeline, None, joined=grows)
                     return
         raise UnavailableError(f"the layout of job {job!r} keeps changing: retry")
 
@@ -224,7 +226,13 @@ class Definitions:
             )
 
     async def _replace(
-        self, old: StoredJob, spec: bytes, pipeline: Pipeline, deed: Deed | None
+        self,
+        old: StoredJob,
+        spec: bytes,
+        pipeline: Pipeline,
+        deed: Deed | None,
+        *,
+        joined: str | None = None,
     ) -> StoredJob:
         job, before = old.installed.name, old.installed.pipeline
         # The replica that stored the old layout may have died before installing it. Promises are read,
@@ -247,7 +255,7 @@ class Definitions:
                 inherited = await asyncio.to_thread(inherit, old_ranges, current, new_ranges)
                 promises[name] = inherited.astype("<i8").tobytes()
         stored = await self._ledger.replace(
-            NewLayout(job, spec, changed, promises),
+            NewLayout(job, spec, changed, promises, joined),
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),

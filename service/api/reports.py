@@ -104,15 +104,22 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     for name, committed in body.stages.items():
         stage = await aggregator.find_stage(job, name)
         observed = _observed(name, stage, committed)
-        stages[name] = StageCommit(observed, _holds(name, observed, committed))
+        stages[name] = StageCommit(observed, _holds(name, stage, observed, committed))
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(
         dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
     )
 
 
-def _holds(name: str, observed: int | None, committed: StageCommitBody) -> Mapping[str, int]:
+def _holds(
+    name: str, stage: Stage, observed: int | None, committed: StageCommitBody
+) -> Mapping[str, int]:
     for component, hold in committed.holds.items():
+        if stage.is_passthrough:
+            raise InvalidRequestError(
+                f"stages.{name}.holds.{component} is {hold}: a passthrough stage keeps nothing back;"
+                " its watermark is that of its inputs"
+            )
         if observed is None:
             raise InvalidRequestError(
                 f"stages.{name}.holds.{component} is {hold}: holds belong to an input_watermark,"

@@ -29,6 +29,8 @@ class NewLayout:
     promises: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """For each changed stage that has any, the promises that its new ranges inherit, packed as in
     `PromiseChunk`."""
+    joined: str | None = None
+    """The source that shards join, if that is the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ class Ledger(Protocol):
     ) -> StoredJob | None:
         """Store the next layout of a job; None if its layout is no longer the one given.
 
-        Once this is committed, no advance that was computed for an older layout is recorded.
+        Once this is committed, no advance that was computed for an older layout is recorded. Raises
+        `InvalidRequestError` if shards join a source that is final: that is decided here, since until
+        now an advance to the end of time could have been recorded.
         """
         ...
 

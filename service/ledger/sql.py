@@ -21,7 +21,8 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.frontier.timestamps import MIN
+from service.errors import InvalidRequestError
+from service.frontier.timestamps import MAX, MIN
 from service.ledger import audit, keys
 from service.ledger import statements as sql
 from service.ledger.database import Database
@@ -222,7 +223,9 @@ class SqlLedger:
         )
         detail = f"layout {layout_version + 1}"
         await audit.write_audit(db, deed, job=layout.job, detail=detail)
-        return await load_job(db, layout.job)
+        stored = await load_job(db, layout.job)
+        _check_joined(stored, layout.joined)
+        return stored
 
     @_writing
     async def reset(
@@ -589,3 +592,14 @@ class SqlLedger:
 async def _draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:
     row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
     return int(row.number)
+
+
+def _check_joined(stored: StoredJob, source: str | None) -> None:
+    """Raise `InvalidRequestError` if shards joined a source that is final, so that none does."""
+    if source is None or stored.installed.stages[source].view.watermark.output != MAX:
+        return
+    raise InvalidRequestError(
+        f"no shard can join {source!r}, which is final: all its shards have said that nothing more comes,"
+        " so whatever another one brings would be late. To start over, reset the job; next time, keep"
+        " one shard that is not final"
+    )

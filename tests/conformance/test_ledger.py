@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from service.errors import StoreRefusedError, UnknownJobError
+from service.errors import InvalidRequestError, StoreRefusedError, UnknownJobError
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
@@ -263,6 +263,20 @@ def test_invariant_8_an_advance_of_an_older_layout_is_not_taken(
     new = runner.run(ledger.record([record(output(9), layout_version=2)], 3))
     assert new["j"].views["s"].watermark.output == 9
     assert promises(revive()) == [1, 1, 2, 2]
+
+
+def test_no_shard_joins_a_source_whose_end_is_recorded(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    """It is decided with the layout: until then another replica may record that the source is final."""
+    runner.run(ledger.record([record(output(MAX))], 1))
+    joining = NewLayout("j", FINER, ("s",), joined="s")
+    with pytest.raises(InvalidRequestError, match="no shard can join 's', which is final"):
+        runner.run(ledger.replace(joining, 1, 1, 2))
+    stored = revive()
+    assert (stored.spec, stored.installed.layout_version) == (SPEC, 1), "nothing is half applied"
+    other = NewLayout("j", FINER, ("k",), joined="k")
+    assert runner.run(ledger.replace(other, 1, 1, 3)) is not None
 
 
 def test_what_new_ranges_inherit_gives_way_to_what_they_promise(
