@@ -599,7 +599,7 @@ def _check_joined(stored: StoredJob, source: str | None) -> None:
     if source is None or stored.installed.stages[source].view.watermark.output != MAX:
         return
     raise InvalidRequestError(
-        f"no shard can join {source!r}, which is final: all its shards have said that nothing more comes,"
-        " so whatever another one brings would be late. To start over, reset the job; next time, keep"
-        " one shard that is not final"
+        f"no shard can join {source!r}, which is final: all its shards have said that nothing more"
+        " comes, so whatever another one brings would be late. To start over, reset the job; next time,"
+        " keep one shard that is not final"
     )

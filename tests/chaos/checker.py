@@ -366,10 +366,16 @@ def _commits(facts: Facts) -> dict[tuple[str, str, int, int], _Said]:
             continue
         for stage, word in record.request["stages"].items():
             key = (record.job, stage, record.request.get("run", 0), record.request["epoch"])
-            cap = _or_never(word["input_watermark"]) if "input_watermark" in word else MAX
+            cap = _cap(word)
             before = found.get(key, _Said(record.start_ns, cap))
             found[key] = _Said(min(before.start_ns, record.start_ns), max(before.cap, cap))
     return found
+
+
+def _cap(word: Mapping[str, Any]) -> int:
+    """The most that a stage's ranges may promise, by its commit: its input, and what it keeps back."""
+    observed = _or_never(word["input_watermark"]) if "input_watermark" in word else MAX
+    return min([observed, *word.get("holds", {}).values()])
 
 
 def _counted(record: Exchange, facts: Facts, fences: Fences) -> dict[str, Any]:
@@ -656,7 +662,7 @@ def commits_show(facts: Facts, fences: Fences) -> Iterator[Violation]:
             names = facts.topology.ranges.get(stage, ())
             if record.answer["applied"].get(stage) != len(names) or set(names) - set(least):
                 continue
-            floor = min(word.get("input_watermark", MAX), *least.values())
+            floor = min(_cap(word), *least.values())
             shown = _or_never(record.answer["watermarks"][stage]["output_watermark"])
             if shown < floor:
                 text = f"{stage} is at {_shown(shown)} after a commit of {floor}"
@@ -849,11 +855,59 @@ def streams_keep_up(facts: Facts, _fences: Fences) -> Iterator[Violation]:
                 yield Violation("streams keep up", text, (best[1], end))
 
 
+# ---- 17: soft values
+
+
+def soft_values(facts: Facts) -> Iterator[Violation]:
+    """17. Percentiles are in order and not behind the output, work does not begin in the future, and
+    none of it goes back while the live state lasts.
+    """
+    losses = facts.marked("live-lost")
+    shown: dict[tuple[str, int, str, int, str], list[tuple[int, Exchange]]] = defaultdict(list)
+    for record in facts.answered("watermark", 200):
+        yield from _out_of_order(record)
+        # Whatever overlaps with a loss may show the state before it, or the one after.
+        if any(
+            loss.start_ns <= record.end_ns and record.start_ns <= loss.end_ns for loss in losses
+        ):
+            continue
+        state = record.answer
+        lives = sum(loss.end_ns < record.start_ns for loss in losses)
+        for name, value in _soft(state).items():
+            key = (record.job, state["generation"], str(record.stage), lives, name)
+            shown[key].append((value, record))
+    for key, readings in shown.items():
+        greatest = Maximum((record.end_ns, value, record) for value, record in readings)
+        for value, record in readings:
+            best = greatest.before(record.start_ns)
+            if best is not None and value < best[0]:
+                text = f"{key[4]} of {key[2]} went from {best[0]} to {value}"
+                yield Violation("soft values", text, (best[1], record))
+
+
+def _out_of_order(record: Exchange) -> Iterator[Violation]:
+    state = record.answer
+    percentiles = sorted((int(p), value) for p, value in state.get("percentiles", {}).items())
+    line = [value for _, value in percentiles if value is not None]
+    line.append(_or_never(state["output_watermark"]))
+    if any(ahead < behind for ahead, behind in itertools.pairwise(line)):
+        yield Violation("soft values", f"percentiles out of order, output last: {line}", (record,))
+    if (state.get("system_lag_ms") or 0) < 0:
+        yield Violation("soft values", "the processing watermark is in the future", (record,))
+
+
+def _soft(state: Mapping[str, Any]) -> dict[str, int]:
+    values = {f"percentile {p}": value for p, value in state.get("percentiles", {}).items()}
+    values["processing watermark"] = state.get("processing_watermark")
+    return {name: value for name, value in values.items() if value is not None}
+
+
 SHOWN: tuple[Callable[[Facts], Iterator[Violation]], ...] = (
     no_step_back,
     streams_in_order,
     versions_tell,
     consistent,
+    soft_values,
 )
 DONE: tuple[Callable[[Facts, Fences], Iterator[Violation]], ...] = (
     nothing_ahead,

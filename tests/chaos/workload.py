@@ -23,6 +23,7 @@ from tests.chaos.checker import MARGIN_MS
 from tests.chaos.client import Client, Mischief
 from tests.chaos.history import Exchange, History, Mark, Topology
 from tests.support.api import tile_ids
+from tests.support.sketches import pending
 
 BASE_MS = 1_767_225_600_000
 FINAL_MS = BASE_MS + 86_400_000
@@ -37,7 +38,7 @@ PACE_S = (0.08, 0.16)
 RETRY_S = (0.05, 0.2)
 
 STAGES: dict[str, Any] = {
-    "web": {"shards": ["0", "1", "2", "3"]},
+    "web": {"shards": ["0", "1", "2", "3"], "percentiles": [33, 66]},
     "keyed": {"inputs": ["web"], "ranges": 4},
     "batch": {"shards": ["0", "1"]},
     "sums": {"inputs": ["batch"], "ranges": 2},
@@ -229,9 +230,14 @@ class Worker:
 
     def _shard(self, now: int) -> Any:
         late = 0 if self.common.resting else self.chance.randint(0, 80)
-        if self.chance.random() < 0.5:
+        if self.chance.random() < 0.3:
             return now - late
-        return {"watermark": now, "holds": {"buffer": now - late}}
+        return {"watermark": now, "holds": {"buffer": now - late}, "pending": self._pending(now)}
+
+    def _pending(self, now: int) -> dict[str, Any] | None:
+        if self.common.resting or self.chance.random() < 0.2:
+            return None
+        return pending(now + self.chance.randint(0, 100) for _ in range(self.chance.randint(1, 9)))
 
     def _key_range(self, observed: int) -> dict[str, Any]:
         if self.common.resting:
@@ -306,6 +312,9 @@ class Driver:
             hold = {} if self.common.resting else {"holds": {"timer": observed - 10}}
             words["sums"] = {"ranges": dict.fromkeys(SUMS, hold)}
             caps["sums"] = {"input_watermark": observed}
+            if hold and self.chance.random() < 0.5:
+                # What all ranges keep back may come with the commit, too.
+                caps["sums"]["holds"] = {"join": observed - self.chance.randint(-20, 50)}
             if self.chance.random() < 0.5:
                 words["sums"]["input_watermark"] = observed
         for stage, word in words.items():

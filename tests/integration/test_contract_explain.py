@@ -184,7 +184,10 @@ async def test_who_lags_more_by_its_input_than_by_what_it_keeps_waits_for_its_in
         ({"k": {"holds": {"join": 5}}}, "belong to an input_watermark"),
         ({"s": {"holds": {"join": 5}}}, "belong to an input_watermark"),
         ({"k": {"input_watermark": None, "holds": {"join": -(2**62)}}}, "must be milliseconds"),
-        ({"u": {"input_watermark": None, "holds": {"join": 5}}}, "a passthrough stage keeps nothing"),
+        (
+            {"u": {"input_watermark": None, "holds": {"join": 5}}},
+            "a passthrough stage keeps nothing",
+        ),
     ],
 )
 async def test_holds_that_no_commit_may_bring(job: Api, stages: dict[str, Any], words: str) -> None:

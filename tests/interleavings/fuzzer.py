@@ -230,10 +230,17 @@ class Fuzzer:
                 reported[ranges[0]] = {"watermark": time, "idle": True}
         return await api.post_report(stage, token, reported, **members)
 
+    def _committed(self) -> dict[str, Any]:
+        observed = self._random.randint(0, 2_000)
+        kept = {"join": observed - self._random.randint(-20, 300)}
+        return {"input_watermark": observed} | (
+            {"holds": kept} if self._random.random() < 0.4 else {}
+        )
+
     async def _commit(self, api: Api, known: Known) -> httpx.Response:
         known.epoch += self._random.choice([0, 1, 1])
         stages: dict[str, Any] = {
-            stage: {"input_watermark": self._random.randint(0, 2_000)} if stage == "k" else {}
+            stage: self._committed() if stage == "k" else {}
             for stage in self._random.sample(STAGES[:3], self._random.randint(1, 2))
         }
         before = {stage: self._observer.before(api.job, stage) for stage in stages}

@@ -691,6 +691,67 @@ def test_whatever_else_is_read_a_step_back_is_found(
     assert "no step back" in told.rules()
 
 
+# ---- soft values
+
+
+def look(told: Told, start: int, end: int, **soft: Any) -> None:
+    """A reader is shown `s` at 100, and these soft values."""
+    answer = state("s", 100, None) | soft
+    told.say("watermark", start, end, 200, answer, stage="s")
+
+
+@pytest.mark.parametrize(
+    ("percentiles", "rules"),
+    [
+        ({"33": 140, "66": 120}, set[str]()),
+        ({"33": 100, "66": 100}, set[str]()),
+        ({"33": None, "66": 120}, set[str]()),
+        ({"33": 120, "66": 140}, {"soft values"}),
+        ({"33": 120, "66": 99}, {"soft values"}),
+        ({"33": 99, "66": None}, {"soft values"}),
+    ],
+)
+def test_percentiles_are_in_order(told: Told, percentiles: dict[str, Any], rules: set[str]):
+    look(told, 10, 11, percentiles=percentiles)
+    assert told.rules() == rules
+
+
+@pytest.mark.parametrize("lost", [None, (22, 25), (5, 15), (25, 31)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"percentiles": {"66": 140}}, {"percentiles": {"66": 139}}),
+        ({"processing_watermark": 50}, {"processing_watermark": 49}),
+    ],
+)
+def test_a_soft_value_goes_back_only_with_the_live_state(
+    told: Told, lost: tuple[int, int] | None, before: Any, after: Any
+):
+    look(told, 10, 20, **before)
+    look(told, 15, 35, **after)  # they overlap: neither was first
+    if lost is not None:
+        told.mark("live-lost", *lost)
+    assert told.rules() == set()
+    look(told, 30, 40, **after)
+    assert told.rules() == ({"soft values"} if lost is None else set())
+
+
+def test_work_does_not_begin_in_the_future(told: Told):
+    look(told, 10, 11, processing_watermark=50, system_lag_ms=-1)
+    assert told.rules() == {"soft values"}
+
+
+@pytest.mark.parametrize(("made", "rules"), [(90, set[str]()), (91, {"nothing ahead"})])
+def test_what_a_commit_keeps_back_caps_the_stage(told: Told, made: int, rules: set[str]):
+    told.claim(10, 11, "t", 1, stage="k", ranges=("r",), run=1)
+    told.report(12, 13, "t", {"r": {}}, "k", epoch=1, input_watermark=100)
+    kept = {"k": {"input_watermark": 100, "holds": {"join": 90}}}
+    shown = state("k", made, 100)
+    answer = {"applied": {"k": 1}, "watermarks": {"k": shown}}
+    told.say("commit", 14, 15, 200, answer, request={"run": 1, "epoch": 1, "stages": kept})
+    assert told.rules() == rules
+
+
 def test_a_history_survives_its_file(told: Told, tmp_path: Path):
     told.mark("final", 3_000, 4_000, s=200)
     told.read(10, 11, "s", 101)
