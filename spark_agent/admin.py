@@ -19,6 +19,7 @@ from spark_agent.client import (
     AggregatorError,
     Client,
     Forbidden,
+    NoUsableKey,
     Refused,
     Unauthenticated,
     UnknownJob,
@@ -233,6 +234,10 @@ def explained(command: str, url: str, key: str = "an admin key") -> Generator[No
         yield
     except (ValueError, Forbidden) as error:
         raise exit_with(command, str(error)) from None
+    except NoUsableKey as error:
+        raise exit_with(
+            command, f"{error}. Name a file with {key}: --key-file or {FILE_VARIABLE}"
+        ) from None
     except Unauthenticated as error:
         detail = error.problem.get("detail", error)
         raise exit_with(
