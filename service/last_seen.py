@@ -41,6 +41,10 @@ class LastSeen:
         self._views.pop(job, None)
         self._censuses.pop(job, None)
 
+    def last(self, job: str) -> JobView | None:
+        """Return the last view of a job, whether or not it is still the newest."""
+        return self._views.get(job)
+
     async def stage(
         self, job: str, stage: str, outage: UnavailableError
     ) -> tuple[JobView, StageView, Census]:

@@ -17,7 +17,7 @@ from service.errors import UnavailableError
 from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.last_seen import LastSeen
-from service.live.port import LiveStore
+from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
@@ -151,6 +151,18 @@ class LiveJobs:
     ) -> Mapping[str, Marks]:
         """See the port."""
         return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
+
+    async def shown(self, job: str) -> JobView | None:
+        """Return what readers are shown of a job; None: nothing, until its state is restored.
+
+        While the live store is unavailable, this is the last that was read here.
+        """
+        try:
+            return await self._live.job(job)
+        except StateLostError:
+            return None
+        except UnavailableError:
+            return self._last_seen.last(job)
 
     # ---- expired leases and advances
 

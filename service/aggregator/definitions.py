@@ -281,8 +281,21 @@ class Definitions:
             await self._live.flush(job)
 
     async def get(self, job: str) -> Specification:
-        """Return a stored specification. Raises `UnknownJobError`."""
-        return await self._ledger.specification(job)
+        """Return a stored specification. Raises `UnknownJobError`.
+
+        Readers of watermarks are at least there, too. A reset that was answered 503, because the live
+        store refused it, is in the ledger. Whoever saw its generation here, and then waited for a
+        watermark, would take that of the generation before for it. Raises `UnavailableError` as long
+        as that could be.
+        """
+        found = await self._ledger.specification(job)
+        shown = await self._live.shown(job)
+        if shown is not None and (shown.generation, shown.layout_version) < (
+            found.generation,
+            found.layout_version,
+        ):
+            await self._install(await self._ledger.get(job))
+        return found
 
     async def jobs(self) -> Sequence[JobView | InstalledJob]:
         """Return every job. Its watermarks may be out of date: use `Reader.jobs` for those."""

@@ -292,6 +292,24 @@ async def test_a_redis_that_refuses_writes_is_away(
     assert await outputs(job) == (30, 30)
 
 
+async def test_no_specification_is_shown_ahead_of_the_watermarks(
+    job: Api, redis: RedisServer
+) -> None:
+    """A reset was answered 503, and is in the ledger. Whoever waits for a watermark of the generation
+    that the specification shows must not be given that of the one before.
+    """
+    before = (await job.snapshot())["s"]["generation"]
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
+    problem(await job.client.post(f"{job.root}/reset"), 503, "unavailable")
+    assert await outputs(job) == (10, 10), "readers are still shown the generation before"
+    problem(await job.client.get(job.root), 503, "unavailable")
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
+    spec = await eventually(lambda: job.client.get(job.root), lambda r: r.status_code == 200)
+    assert spec.json()["generation"] == before + 1
+    assert (await job.watermark("s"))["generation"] == before + 1
+    assert await outputs(job) == (None, None)
+
+
 async def test_without_postgres_watermarks_stand_and_reports_are_taken(
     job: Api, gauge: InProcess, own_postgres: PostgresServer
 ):
