@@ -392,7 +392,8 @@ class Client:
             common["epoch"] = epoch
         if input_ms is not None:
             common["input_watermark"] = input_ms
-        with span("report", job, stage=stage, ranges=len(ranges)):
+        of_epoch = {} if epoch is None else {"epoch": epoch}
+        with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
             for said in _bodies(lease, ranges):
                 accepted += int(self._call("POST", path, common | said)[0]["accepted"])
         return accepted

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_agent.client import Client
+from tests.support.collector import Collector
 
 COMMAND = [sys.executable, "-m", "service.cli", "demo"]
 DEADLINE_S = 400
@@ -59,12 +60,29 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
-    done = demo("--days", "6", "--slice-days", "1", "--bound", "4h")
+    with Collector() as collector:
+        done = demo("--days", "6", "--slice-days", "1", "--bound", "4h", **collector.environment)
+        spans = list(collector.spans())
     assert done.returncode == 0, done.stdout + done.stderr
     late, verdict = done.stdout.splitlines()[-2:]
     assert "; 0 rows came late" not in late
     assert late.endswith("rows came late, 0 too late for their session")
     assert verdict.startswith("everything equals the batch answer: ")
+    # What tasks on Spark's executors report (for an epoch: the driver reports without one) is one
+    # trace with what the service makes of it.
+    calls = {
+        (each.span.trace_id, each.span.span_id): each.span.name
+        for each in spans
+        if each.service == "tidegauge-agent"
+        and any(value.key == "tidegauge.epoch" for value in each.span.attributes)
+    }
+    served = {
+        calls.get((each.span.trace_id, each.span.parent_span_id))
+        for each in spans
+        if each.service == "tidegauge"
+    }
+    assert served >= {"report", "commit"}
+    assert "publish" in {each.span.name for each in spans}
 
 
 @pytest.mark.parametrize(

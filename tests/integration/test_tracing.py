@@ -7,18 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from typing_extensions import override
 
 from service import otel as service_otel
 from service import tracing as service_tracing
@@ -29,6 +26,7 @@ from spark_agent import tracing as agent_tracing
 from spark_agent.client import Client, RangeReport, Rank, UnknownStage
 from tests.support.api import ok
 from tests.support.binaries import free_port, wait_until
+from tests.support.collector import Collector
 from tests.support.server import Service
 
 
@@ -137,6 +135,7 @@ def parent_of(span: ReadableSpan) -> int | None:
 
 OFF = """
 import sys
+import threading
 from spark_agent import client, tracing as agents
 with agents.span("report", "j"):
     assert agents.headers() == {}
@@ -190,42 +189,13 @@ def test_settings_that_opentelemetry_refuses_are_told(
 
 
 def test_a_service_sends_its_spans_to_a_collector(tmp_path: Path) -> None:
-    received: list[tuple[str, bytes]] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            size = int(self.headers["Content-Length"])
-            received.append((self.path, self.rfile.read(size)))
-            self.send_response(200)
-            self.end_headers()
-
-        @override
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=collector.serve_forever)
-    thread.start()
-    environment = {
-        "OTEL_TRACES_EXPORTER": "otlp",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-    }
     parent = f"00-{7:032x}-{9:016x}-01"
-    try:
-        with Service(tmp_path, environment=environment) as service:
+    with Collector() as collector:
+        with Service(tmp_path, environment=collector.environment) as service:
             ok(httpx.get(f"{service.url}/v1/jobs", headers={"traceparent": parent}))
             service.stop()
-    finally:
-        collector.shutdown()
-        thread.join()
-        collector.server_close()
-    assert {path for path, _ in received} == {"/v1/traces"}
-    sent = [ExportTraceServiceRequest.FromString(body) for _, body in received]
-    ours = [resource for each in sent for resource in each.resource_spans]
-    names = {
-        a.value.string_value for r in ours for a in r.resource.attributes if a.key == "service.name"
-    }
-    assert names == {"tidegauge"}
-    found = [span for r in ours for scope in r.scope_spans for span in scope.spans]
-    [span] = [span for span in found if span.name == "list_pipelines"]
+        received = list(collector.spans())
+        assert collector.paths == {"/v1/traces"}
+    assert {each.service for each in received} == {"tidegauge"}
+    [span] = [each.span for each in received if each.span.name == "list_pipelines"]
     assert (span.trace_id, span.parent_span_id) == (bytes(15) + b"\7", bytes(7) + b"\t")
