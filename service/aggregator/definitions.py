@@ -96,7 +96,7 @@ class Definitions:
             # Shards that have joined stay, as long as their source is dynamic.
             joined = _joined(stored, spec)
             pipeline = spec.pipeline(joined) if joined else pipeline
-            if stored.installed.pipeline == pipeline:
+            if stored.installed.pipeline == pipeline and _declares_the_same(stored, spec):
                 # Perhaps this is a retry, after the live store did not take what the ledger took.
                 await self._install(stored)
                 return stored, False
@@ -328,11 +328,22 @@ class Definitions:
 
 
 def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
+    """Return the shards that have joined and stay so: those that are declared now are not among them."""
     return {
-        name: shards
+        name: [shard for shard in shards if shard not in set(spec.stages[name].shards or ())]
         for name, shards in (decode_spec(stored.spec).joined or {}).items()
         if name in spec.stages and spec.stages[name].dynamic
     }
+
+
+def _declares_the_same(stored: StoredJob, spec: PipelineSpec) -> bool:
+    """Whether the dynamic sources declare the same shards: the layout has those that joined as well."""
+    before = decode_spec(stored.spec).stages
+    return all(
+        set(before[name].shards or ()) == set(stage.shards or ())
+        for name, stage in spec.stages.items()
+        if stage.dynamic and name in before
+    )
 
 
 def _check_absent(precondition: Precondition, etag: str) -> None:

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from service.aggregator.throttling import Throttling
 from service.errors import ProblemError
 from service.frontier.graph import Pipeline
-from service.frontier.idleness import NEVER_PAUSED, Looks, is_quiet, next_look, wait_for_last
+from service.frontier.idleness import (
+    NEVER_PAUSED,
+    Looks,
+    is_quiet,
+    keeps_back,
+    next_look,
+    wait_for_last,
+)
 from service.frontier.policies import IdlePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
@@ -66,8 +73,24 @@ class IdlePolicies:
                     self._looks.get((job, name)), now.lease_ms, paused, after_ms=policy.after_ms
                 )
                 self._looks[job, name] = looks
-            for turn in in_turns(decide(policy, seen, now, looks)):
+            decisions = await self._without_kept_back(
+                job, name, seen, decide(policy, seen, now, looks)
+            )
+            for turn in in_turns(decisions):
                 await self._settle(job, name, turn)
+
+    async def _without_kept_back(
+        self, job: str, stage: str, seen: StageObservation, decisions: Sequence[Settled]
+    ) -> Sequence[Settled]:
+        """Leave out the decisions that would let the watermark pass what a shard keeps back.
+
+        A report that brings records between this look and `settle` makes the decision void.
+        """
+        passing = [each.index for each in decisions if each.idle or each.promise != MIN]
+        views = await self._live.range_views(job, stage, passing) if passing else []
+        finished = {v.name for v in views if not keeps_back(v.note.holds, v.waiting_promise)}
+        unfinished = {index for index in passing if seen.layout.name(index) not in finished}
+        return [each for each in decisions if each.index not in unfinished]
 
     async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
         """Carry decisions out. What the shards agree on is published before any of them leaves: a moment

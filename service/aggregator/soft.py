@@ -41,6 +41,8 @@ _MANY = 20_000
 _LONGEST_MS = 1_000
 
 _PROCESSING = "processing"
+_RECORDS = "records"
+_LATE = "late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,21 +113,30 @@ class SoftStates:
         self._running[key] = self._next.pop(key)
         try:
             found = self._still_good(key)
-            if found is None:
-                return await self._compute(key, pipeline)
-            await self._join(key, found.states)
-            return found
+            if found is not None:
+                is_whole = await self._join(key, found.states)
+                if is_whole or found.ranges > _MANY:
+                    return found
+            return await self._compute(key, pipeline)
         finally:
             del self._running[key]
 
-    async def _join(self, key: _Key, states: dict[str, SoftState]) -> None:
-        """Join values with what was shown before, here or by other replicas."""
+    async def _join(self, key: _Key, states: dict[str, SoftState]) -> bool:
+        """Join values with what was shown before, here or by other replicas.
+
+        Returns whether nothing is missing that was shown before: else it is time to compute them again,
+        and what is missing then is so because a range has joined.
+        """
+        is_whole = True
         with suppress(UnavailableError, UnknownStageError):
             marks = {name: _marks(state) for name, state in states.items()}
             job, (_, generation, _), _ = key
             joined = await self._live.raise_marks(job, generation, marks)
             for name, state in states.items():
-                states[name] = _joined(state, joined.get(name, {}))
+                shown = joined.get(name, {})
+                is_whole = is_whole and not shown.keys() & _missing(state)
+                states[name] = _joined(state, shown)
+        return is_whole
 
     def _still_good(self, key: _Key) -> _Known | None:
         known = self._known.get(key)
@@ -206,15 +217,21 @@ def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[i
 
 def _marks(state: SoftState) -> dict[str, int]:
     marks = {f"p{p}": value for p, value in state.percentiles.items() if value is not None}
+    marks |= {_RECORDS: state.counts.records, _LATE: state.counts.late}
     if state.processing_ms is not None:
         marks[_PROCESSING] = state.processing_ms
     return marks
 
 
+def _missing(state: SoftState) -> set[str]:
+    missing = {f"p{p}" for p, value in state.percentiles.items() if value is None}
+    return missing | ({_PROCESSING} if state.processing_ms is None else set())
+
+
 def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
     return SoftState(
         None if state.processing_ms is None else marks.get(_PROCESSING, state.processing_ms),
-        state.counts,
+        Counts(marks.get(_RECORDS, state.counts.records), marks.get(_LATE, state.counts.late)),
         {
             p: None if value is None else marks.get(f"p{p}", value)
             for p, value in state.percentiles.items()

@@ -133,7 +133,7 @@ def is_quiet(
     after_ms: int,
 ) -> bool:
     """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched, all that
-    time.
+    time, and has nothing in flight: no unfinished work, and nothing pending. `keeps_back` is the rest.
 
     Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
@@ -153,8 +153,10 @@ def is_quiet(
     >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "leased_since_ms": None}
     >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
     (False, True)
+    >>> is_quiet(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
+    False
     """
-    if facts is not None and facts.backlog:
+    if facts is not None and (facts.backlog or facts.oldest_work_ms is not None or facts.pending):
         return False
     since_ms = MIN if facts is None else facts.quiet_since_ms
     if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
@@ -164,6 +166,17 @@ def is_quiet(
     else:
         return False
     return max(since_ms, unpaused_since_ms) <= proved_until_ms - after_ms
+
+
+def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
+    """Whether a quiet shard has said itself that something of it is still to come out: it keeps a hold,
+    or has reported for an epoch that is not committed yet. If it left the minimum, the watermark would
+    pass that.
+
+    >>> keeps_back((), None), keeps_back(("buffer",), None), keeps_back((), 5)
+    (False, True, True)
+    """
+    return bool(holds) or waiting_promise is not None
 
 
 def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:

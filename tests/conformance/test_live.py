@@ -398,6 +398,65 @@ def test_holds_are_shown_as_said_last(worker: Worker) -> None:
     assert (shown[0].promise, shown[0].holder) == (6, "x")
 
 
+def packed(worker: Worker, token: str, **holds: list[int]) -> None:
+    """Report for all ranges of a lease at once; MAX is no hold."""
+    count = max(len(each) for each in holds.values())
+    columns = {name: np.array(each, dtype=np.int64) for name, each in holds.items()}
+    worker.run(
+        worker.live.report("j", "s", Report(token, None, [50] * count, hold_columns=columns))
+    )
+
+
+def held(worker: Worker) -> list[Mapping[str, int]]:
+    shown = worker.run(worker.live.ranges("j", "s", limit=10, order="range"))
+    return [view.note.holds for view in shown]
+
+
+@pytest.mark.parametrize("ending", ["release", "claim", "takeover", "run", "expiry"])
+def test_holds_of_a_packed_report_outlast_its_lease(
+    worker: Worker, advance: Callable[[int], None], ending: str
+) -> None:
+    token = worker.claim(None).token
+    packed(worker, token, state=[40, MAX], output=[MAX, 45])
+    said = [{"state": 40}, {"output": 45}]
+    assert held(worker) == said
+    match ending:
+        case "release":
+            worker.run(worker.live.release("j", [token]))
+        case "claim":
+            worker.claim(None)
+        case "takeover":
+            worker.claim(["a"], holder="y", rank=Rank(0, 1, 1))
+        case "run":
+            worker.run(worker.live.open_run("j", ["s"], 1))
+        case _:
+            advance(20_000)
+            worker.run(worker.live.expire("j"))
+    assert held(worker) == said
+
+
+def test_what_a_range_has_said_last_is_shown_however_it_said_it(worker: Worker) -> None:
+    both = worker.claim(None).token
+    packed(worker, both, state=[40, 41])
+    one = worker.claim(["a"]).token
+    packed(worker, one, state=[42])
+    assert held(worker) == [{"state": 42}, {"state": 41}]
+    worker.report(one, {"a": 50})
+    assert held(worker) == [{}, {"state": 41}]
+    worker.report(one, {"a": 50}, holds={"a": {"own": 9}})
+    assert held(worker) == [{"own": 9}, {"state": 41}]
+    packed(worker, worker.claim(None).token, state=[43, MAX])
+    assert held(worker) == [{"state": 43}, {}]
+
+
+def test_holds_of_a_packed_report_move_with_their_ranges(worker: Worker) -> None:
+    packed(worker, worker.claim(None).token, state=[40, MAX], output=[MAX, 45])
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("bc")), layout_version=2)))
+    assert held(worker) == [{"output": 45}, {}]
+    packed(worker, worker.claim(None).token, state=[MAX, 46])
+    assert held(worker) == [{}, {"state": 46}]
+
+
 def test_ranges_that_hold_the_stage_back_come_first(worker: Worker) -> None:
     token = worker.claim(None).token
     worker.report(token, {"a": 9, "b": 3})

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.inprocess import InProcess
+from tests.support.sketches import pending
 
 pytestmark = [
     pytest.mark.anyio,
@@ -50,6 +51,22 @@ async def test_a_shard_leaves_once_it_is_final(api: Api) -> None:
     assert await api.output("d") == 15
     await api.report("d", lease["token"], {"x": {"final": True}})
     assert (await api.watermark("d"))["status"] == "final", "who is declared stays"
+
+
+async def test_a_shard_that_has_joined_may_be_declared(api: Api) -> None:
+    """Then it stays when it is final; before, the declaration was answered 200 and forgotten."""
+    await api.define(DYNAMIC)
+    lease = await api.claim("d", ["x", "y"])
+    await api.report("d", lease["token"], {"x": 10, "y": 12})
+    declared = {"d": {"shards": ["x", "y"], "dynamic": True}}
+    problem(await api.put(declared), 428, "precondition-required")
+    await api.change(declared)
+    assert ok(await api.put(declared))["stages"] == declared, "from now on it is unchanged"
+    assert await api.output("d") == 10, "and nothing starts over"
+    await api.report("d", lease["token"], {"x": 15, "y": {"final": True}})
+    assert await api.output("d") == 15
+    await api.change(DYNAMIC)
+    assert (await counts(api, "d"))["total"] == 1
 
 
 async def test_a_fenced_run_lets_no_shard_join(api: Api) -> None:
@@ -179,6 +196,38 @@ async def test_who_is_quiet_for_longer_leaves_first(
         lambda: counts(api, "s"), lambda found: found["idle"] == 2, what="both are idle"
     )
     assert await api.output("s") == 200
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"holds": {"buffer": 50}},
+        {"pending": pending([70])},
+        {"oldest_work": 1},
+        {"epoch": 1},
+    ],
+    ids=lambda kept: next(iter(kept)),
+)
+async def test_nobody_passes_what_a_quiet_shard_keeps_back(
+    quiet: tuple[Api, str], gauge: InProcess, kept: dict[str, Any]
+) -> None:
+    """It brings nothing more, and has said that something of it is still to come out."""
+    api, token = quiet
+    members = dict(kept)
+    epoch = members.pop("epoch", None)
+    await api.report("s", token, {"b": {"watermark": 60, "records": 5} | members}, epoch=epoch)
+    gauge.advance(3_000)
+    await api.report("s", token, said(a=200))
+    await settled(api, gauge)
+    assert (await counts(api, "s"))["idle"] == 0
+    assert (await api.output("s") or 0) <= 60
+    if epoch is None:
+        await api.report("s", token, {"b": {"watermark": 60, "records": 0, "pending": None}})
+    else:
+        await api.commit(epoch, {"s": {}})
+    gauge.advance(1_000)
+    await api.report("s", token, said(a=300))
+    await outputs(api, 300)
 
 
 async def test_a_pause_does_not_count_towards_idleness(api: Api, gauge: InProcess) -> None:

@@ -80,6 +80,24 @@ async def test_soft_values_do_not_go_back_for_a_reader_that_turns_to_the_other(
     assert [p for _, p in shown] == [10 * step for step in range(1, 60) for _ in range(2)]
 
 
+async def test_what_is_soft_is_not_taken_back_by_the_other(both: tuple[Api, Api]):
+    """One replica has just found that nothing is known; the next report is taken by the other."""
+    one, other = both
+    await one.define({"s": {"shards": ["0"], "percentiles": [50]}})
+    token = await one.token("s", ["0"])
+    for count in range(1, 9):
+        before = await other.watermark("s")
+        assert before["records"] == 5 * (count - 1)
+        await one.report(
+            "s", token, {"0": {"watermark": 10, "records": 5, "pending": pending([50])}}
+        )
+        first = await one.watermark("s")
+        assert (first["percentiles"], first["records"]) == ({"50": 50}, 5 * count)
+        later = await other.watermark("s")
+        assert (later["percentiles"], later["records"]) == ({"50": 50}, 5 * count)
+        assert later["processing_watermark"] >= first["processing_watermark"]
+
+
 async def test_what_is_said_to_one_is_known_to_the_other(both: tuple[Api, Api]):
     one, other = both
     await one.define(FLOW)

@@ -159,7 +159,7 @@ async def _packed(steps: Steps, job: str) -> bytes:
 async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
     # In one step: another replica may finish the same change meanwhile, and columns of two layouts do
     # not fit together.
-    _, *columns, fields, notes, waiting, idle, facts, marks = await steps.step_with_columns(
+    _, *columns, fields, notes, waiting, idle, facts, marks, packed = await steps.step_with_columns(
         job_layout, "dump", (stage,), []
     )
     size = 8 * len(stage_layout(job_layout, stage))
@@ -178,6 +178,7 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
         schema.pairs(idle),
         schema.pairs(facts),
         schema.pairs(marks),
+        schema.pairs(packed),
     )
 
 

@@ -351,9 +351,9 @@ async def _views(
         }
         for index, result in zip(part, schema.read_list(results), strict=True):
             view = _range_view(job_layout.name(stage, index), result)
-            # A note of its own, even an empty one, is newer than the packed report.
-            if view.fence in holds and not result[2]:
-                view = replace(view, note=holds[view.fence].note(index))
+            # A note of its own, even an empty one, is newer than any packed report.
+            if not result[2] and result[8]:
+                view = replace(view, note=holds[int(result[8])].note(index))
             if kept is not None:
                 view = replace(view, note=kept.note(view.note, view.promise))
             views.append(view)
@@ -380,7 +380,7 @@ async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
 
 
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, note, moment, lease, raised, facts, waiting = result
+    promise, idle, note, moment, lease, raised, facts, waiting, _ = result
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
         name=name,

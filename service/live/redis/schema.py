@@ -58,6 +58,8 @@ _REPORTED_FACTS = struct.Struct("<ddddB")
 
 _DOUBLE = struct.Struct("<d")
 _COMMITS = struct.Struct("<ddd")
+_MAX_PACKED = 64
+"""Of how many leases a stage keeps the holds of packed reports. They are for display alone."""
 _EPOCH_DIGITS = 20
 
 
@@ -81,11 +83,14 @@ def channel(job: str) -> str:
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
 _STAGE_KEYS = (
     "state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle", "facts", "marks",
+    "packed",
 )  # fmt: skip
 """In the order in which the scripts get them. The first of each has no suffix.
 
 `moments` holds three columns: when each range's last report was applied, when its promise moved
-last, and since when it has been leased without a gap.
+last, and since when it has been leased without a gap. `packed` has the holds of packed reports by the
+fence of their lease, as one text, and which ranges that lease had. They outlast the lease: what a range
+has said last is shown until it says something else.
 """
 
 
@@ -115,6 +120,7 @@ def lua_header() -> str:
         "CHUNK": CHUNK,
         "REMEMBERED": REMEMBERED,
         "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
+        "MAX_PACKED": _MAX_PACKED,
         "JOB_KEYS": len(_JOB_KEYS),
         "STAGE_KEYS": len(_STAGE_KEYS),
         "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
@@ -183,7 +189,7 @@ def pack_holds(columns: HoldColumns) -> msgspec.Raw:
     return blob(msgspec.json.encode({name: column.tolist() for name, column in columns.items()}))
 
 
-def read_holds(packed: str) -> HoldColumns:
+def read_holds(packed: str | bytes) -> HoldColumns:
     """Read the holds of a packed report."""
     found: dict[str, list[int]] = msgspec.json.decode(packed, type=dict[str, list[int]])
     return {name: np.array(column, dtype=np.int64) for name, column in found.items()}

@@ -16,6 +16,7 @@ from service.live.redis import schema
 from service.live.redis.packing import blob, pack
 from service.live.redis.schema import JobLayout
 from service.model.jobs import InstalledJob, InstalledStage
+from service.model.reports import RangeNote, holds_at
 
 _reply = msgspec.msgpack.Decoder()
 
@@ -112,6 +113,7 @@ class Dumped:
     idle: Mapping[bytes, bytes]
     facts: Mapping[bytes, bytes]
     marks: Mapping[bytes, bytes]
+    packed: Mapping[bytes, bytes]
 
 
 def read_leases(reply: Mapping[bytes, bytes] | Sequence[bytes]) -> dict[int, str]:
@@ -211,7 +213,7 @@ class LayoutChange:
         entry = [
             flat(fields),
             flat({stays[int(i)]: packed for i, packed in old.idle.items() if int(i) in stays}),
-            flat({stays[int(i)]: note for i, note in old.notes.items() if int(i) in stays}),
+            flat({stays[i]: note for i, note in _last_said(old).items() if i in stays}),
             flat(_renumbered(old.waiting, stays)),
             flat(_renumbered_facts(old.facts, stays)),
             flat(old.marks),
@@ -225,6 +227,19 @@ class LayoutChange:
             moments.astype("<f8").tobytes(),
         ]
         return entry, columns, owners
+
+
+def _last_said(old: Dumped) -> Mapping[int, bytes]:
+    """Return what each range has said last of its holds, of packed reports, too, as notes."""
+    notes = {int(i): note for i, note in old.notes.items()}
+    fences = sorted((int(name[1:]) for name in old.packed if name.startswith(b"h")), reverse=True)
+    for fence in fences:
+        runs: schema.Runs = _reply.decode(old.packed[b"m%d" % fence]) or ()
+        columns = schema.read_holds(old.packed[b"h%d" % fence])
+        for row, index in enumerate(schema.indices_of(runs).tolist()):
+            if index not in notes:
+                notes[index] = msgspec.json.encode(RangeNote(holds_at(columns, row)))
+    return notes
 
 
 def _renumbered_facts(facts: Mapping[bytes, bytes], stays: Mapping[int, int]) -> dict[str, bytes]:

@@ -1,5 +1,5 @@
 -- The whole state of one stage, of a job that is frozen: its columns, then its fields, notes, waiting reports,
--- idle ranges, facts and marks.
+-- idle ranges, facts, marks and the holds of packed reports.
 
 local refused = check_state()
 if refused then return refused end
@@ -15,4 +15,5 @@ return {
   call('HGETALL', keys.idle),
   call('HGETALL', keys.facts),
   call('HGETALL', keys.marks),
+  call('HGETALL', keys.packed),
 }

@@ -1,5 +1,6 @@
--- Returns single ranges: {indices, whether to read what waits for a commit}, and for each lease that has
--- sent a packed report: {fence, its ranges, their holds}; then the holds of the stage's last commit.
+-- Returns single ranges: {indices, whether to read what waits for a commit}, and for each packed report
+-- that one of them has its holds from: {fence, its ranges, their holds}; then the holds of the stage's last
+-- commit.
 
 local refused = check_state()
 if refused then return refused end
@@ -26,7 +27,29 @@ local function greatest_waiting(index)
 end
 
 local indices, waiting = unpack(cmsgpack.unpack(ARGV[3]))
-local leases, results, packed_holds = {}, {}, {}
+local leases, results, packed_holds, used = {}, {}, {}, {}
+local packed = {}
+for k, fence in ipairs(packed_fences(st)) do
+  packed[k] = {fence, cmsgpack.unpack(call('HGET', st.keys.packed, 'm' .. fence) or cmsgpack.pack({}))}
+end
+
+-- The fence of the newest packed report that speaks for a range; false: there is none.
+local function said_packed(index)
+  for _, entry in ipairs(packed) do
+    local fence, runs = entry[1], entry[2]
+    for r = 1, #runs, 2 do
+      if index >= runs[r] and index < runs[r] + runs[r + 1] then
+        if not used[fence] then
+          used[fence] = true
+          packed_holds[#packed_holds + 1] = {fence, runs, call('HGET', st.keys.packed, 'h' .. fence)}
+        end
+        return fence
+      end
+    end
+  end
+  return false
+end
+
 for n, index in ipairs(indices) do
   local weight = call('GETRANGE', st.keys.weights, 8 * index, 8 * index + 7)
   local owner = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7)
@@ -37,24 +60,22 @@ for n, index in ipairs(indices) do
       local found = lease_at((struct.unpack('<d', owner)))
       leases[owner] = found and not found.reason
         and {text(found.fence), found.holder, math.max(0, found.deadline - NOW)} or false
-      local holds = leases[owner] and call('HGET', LEASES, 'p' .. leases[owner][1])
-      if holds then
-        packed_holds[#packed_holds + 1] = {leases[owner][1], members(found.fence), holds}
-      end
     end
     lease = leases[owner]
   end
   local value, moment = (struct.unpack('<d', weight)), call('GETRANGE', st.keys.moments, 8 * index, 8 * index + 7)
+  local note = call('HGET', st.keys.notes, index)
   local raised = call('GETRANGE', st.keys.moments, 8 * (st.n + index), 8 * (st.n + index) + 7)
   results[n] = {
     promise_of(st, index, value),
     st.idle_before > 0 and call('HEXISTS', st.keys.idle, index) == 1,
-    call('HGET', st.keys.notes, index),
+    note,
     #moment == 8 and (struct.unpack('<d', moment)) or 0,
     lease,
     (struct.unpack('<d', raised)),
     has_facts(st) and facts_fields(call('HGET', st.keys.facts, index)) or false,
     waiting and greatest_waiting(index),
+    note or said_packed(index),
   }
 end
 return reply('ok', results, packed_holds, call('HGET', st.keys.marks, KEPT))

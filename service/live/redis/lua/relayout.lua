@@ -38,8 +38,6 @@ for _, entry in ipairs(leases) do
     forget(lease, lease.reason or 'superseded')
   elseif lease then
     local fence = text(entry[1])
-    -- It is in the order of the ranges that the lease had.
-    call('HDEL', LEASES, 'p' .. fence)
     call('HSET', LEASES, 'm' .. fence, cmsgpack.pack(entry[2]), 'n' .. fence, entry[3])
   end
 end

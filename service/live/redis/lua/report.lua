@@ -71,7 +71,22 @@ local function note_applied(st, span, count, keep, facts, offset)
   st.has_facts = true
 end
 
--- `masked`: there are holds of a packed report under this lease, which an empty note hides.
+-- Keeps the holds of a packed report. Those of older leases on the same ranges, or on some of all, are
+-- said anew by it.
+local function keep_packed(st, lease, holds)
+  local fence = text(lease.fence)
+  if call('HSET', st.keys.packed, 'h' .. fence, holds) == 0 then return end
+  local runs = call('HGET', LEASES, 'm' .. fence)
+  call('HSET', st.keys.packed, 'm' .. fence, runs)
+  local all = runs == cmsgpack.pack({0, st.n})
+  local older = packed_fences(st)
+  for i, other in ipairs(older) do
+    local same = other ~= fence and (all or call('HGET', st.keys.packed, 'm' .. other) == runs)
+    if same or i > MAX_PACKED then call('HDEL', st.keys.packed, 'h' .. other, 'm' .. other) end
+  end
+end
+
+-- `masked`: there are holds of packed reports, which an empty note hides.
 local function note(st, span, count, keep, notes, offset, masked)
   local at = positions(span)
   local start = BLOCK * span[1]
@@ -193,9 +208,9 @@ local function apply_report(st, report)
   local behind, offset = {}, 0
   local masked = false
   if holds then
-    call('HSET', LEASES, 'p' .. text(lease.fence), holds)
+    keep_packed(st, lease, holds)
   else
-    masked = call('HEXISTS', LEASES, 'p' .. text(lease.fence)) == 1
+    masked = call('EXISTS', st.keys.packed) == 1
     if masked then st.noted = true end
   end
   if epoch and not waits then

@@ -27,7 +27,7 @@ end
 local function forget(lease, reason)
   local fence = text(lease.fence)
   call('HSET', LEASES, 't' .. lease.token, 'x' .. cmsgpack.pack({reason, lease.stage, lease.run}))
-  call('HDEL', LEASES, 'f' .. fence, 'm' .. fence, 'n' .. fence, 'p' .. fence)
+  call('HDEL', LEASES, 'f' .. fence, 'm' .. fence, 'n' .. fence)
   call('ZREM', DEADLINES, fence)
   if call('RPUSH', ENDED, lease.token) > REMEMBERED then
     call('HDEL', LEASES, 't' .. call('LPOP', ENDED))

@@ -201,3 +201,12 @@ local function end_idleness(st, owner)
   write_totals(st)
 end
 
+-- Returns the fences of the leases that have sent packed reports with holds, as text, the newest first.
+local function packed_fences(st)
+  local found = {}
+  for _, field in ipairs(call('HKEYS', st.keys.packed)) do
+    if string.sub(field, 1, 1) == 'h' then found[#found + 1] = string.sub(field, 2) end
+  end
+  table.sort(found, function(one, other) return tonumber(one) > tonumber(other) end)
+  return found
+end
