@@ -87,7 +87,9 @@ class IdlePolicies:
         A report that brings records between this look and `settle` makes the decision void.
         """
         passing = [each.index for each in decisions if each.idle or each.promise != MIN]
-        views = await self._live.range_views(job, stage, passing) if passing else []
+        if not passing:
+            return decisions
+        views = await self._live.range_views(job, stage, passing)
         finished = {v.name for v in views if not keeps_back(v.note.holds, v.waiting_promise)}
         unfinished = {index for index in passing if seen.layout.name(index) not in finished}
         return [each for each in decisions if each.index not in unfinished]
