@@ -86,6 +86,10 @@ class AsyncClient:
         """See `Client`."""
         return await self._run(self._client.apply, job, spec, etag=etag)
 
+    async def check(self, job: str, spec: Mapping[str, Any]) -> None:
+        """See `Client`."""
+        await self._run(self._client.check, job, spec)
+
     async def delete(self, job: str) -> None:
         """See `Client`."""
         await self._run(self._client.delete, job)

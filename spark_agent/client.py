@@ -452,6 +452,13 @@ class Client:
         headers = {"If-Match": etag} if etag else {}
         return cast("JobAnswer", self._call("PUT", _job(job), dict(spec), headers)[0])
 
+    def check(self, job: str, spec: Mapping[str, Any]) -> None:
+        """Check whether the service would accept a specification, without changing the job.
+
+        Raises `Refused` in the service's words if it would not.
+        """
+        self._call("POST", f"{_job(job)}/check", dict(spec))
+
     def delete(self, job: str) -> None:
         """Delete a job, with all its watermarks. Raises `UnknownJob`."""
         self._call("DELETE", _job(job))

@@ -26,7 +26,8 @@ def apply(
         str | None, typer.Option(help="The job, unless the file names it.", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would change.")
+        bool,
+        typer.Option("--dry-run", help="Show what would change, and change nothing."),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, also if stages are removed.")
@@ -50,7 +51,9 @@ def apply(
         if not json_:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
-        if changes and not dry_run:
+        if changes and dry_run:
+            client.check(name, wanted)
+        elif changes:
             removed = list(removals(before, wanted))
             if removed and not yes:
                 typer.confirm(

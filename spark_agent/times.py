@@ -12,6 +12,10 @@ from spark_agent.durations import duration_ms
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+_BARE_DATE: Final = re.compile(
+    r"20[0-9]{2}((0[1-9]|1[0-2])((0[1-9]|[12][0-9]|3[01])([0-9]{4}([0-9]{2})?)?)?)?"
+)
+
 
 def instant_text(time_ms: int | None) -> str:
     """Write an instant (ms, UTC) in ISO 8601.
@@ -42,13 +46,22 @@ def read_instant_ms(text: str, *, name: str, now_ms: int | None = None) -> int:
     (1357041600250, -5)
     >>> [read_instant_ms(text, name="T", now_ms=7_200_000) for text in ("-2h", "now", "+1 day")]
     [0, 7200000, 93600000]
+    >>> read_instant_ms("20260101", name="T")
+    Traceback (most recent call last):
+    ValueError: T '20260101' may be a date: write it like 2026-01-01, or 20260101ms for milliseconds
+    >>> [read_instant_ms(text, name="T") for text in ("2026ms", "2000", "20260", "1767225600000")]
+    [2026, 2000, 20260, 1767225600000]
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
     ValueError: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, \
 or like -2h
     """
-    if re.fullmatch(r"-?[0-9]{1,19}", text):
-        return int(text)
+    if (found := re.fullmatch(r"(-?[0-9]{1,19})( ?ms)?", text)) is not None:
+        if found[2] is None and _may_be_date(text):
+            raise ValueError(
+                f"{name} {text!r} may be a date: write it like 2026-01-01, or {text}ms for milliseconds"
+            )
+        return int(found[1])
     try:
         relative = _relative_ms(text)
         if relative is not None:
@@ -62,6 +75,20 @@ or like -2h
     if instant.tzinfo is None:
         instant = instant.replace(tzinfo=UTC)
     return (instant - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _may_be_date(digits: str) -> bool:
+    """Whether digits alone may be a year, month, day or minute of this century.
+
+    As milliseconds, they would be a moment of 1970 or one far away: who waits for the former would be
+    told at once that it has been reached.
+
+    >>> [_may_be_date(text) for text in ("2026", "202601", "20260101", "202601011200")]
+    [True, True, True, True]
+    >>> [_may_be_date(text) for text in ("2000", "202613", "20260140", "1767225600000")]
+    [False, False, False, False]
+    """
+    return digits != "2000" and _BARE_DATE.fullmatch(digits) is not None
 
 
 def _relative_ms(text: str) -> int | None:

@@ -110,6 +110,22 @@ class Definitions:
                     f"job {job!r} was deleted by another request: omit If-Match to create it"
                 ) from None
 
+    async def check(self, job: str, spec: PipelineSpec) -> None:
+        """Check a pipeline as `define` does, and store nothing.
+
+        Raises `InvalidPipelineSpecError`, `LimitReachedError`.
+        """
+        self._check_job(job, spec.range_count)
+        async with self._layout_changes:
+            stored = await self._stored(job)
+            if stored is None:
+                spec.pipeline()
+                self._check_room(spec.range_count, new_jobs=1)
+            else:
+                spec.pipeline(_joined(stored, spec))
+                before = stored.installed.pipeline.range_count
+                self._check_room(spec.range_count - before, new_jobs=0)
+
     def _check_room(self, new_ranges: int, *, new_jobs: int) -> None:
         """Raise `LimitReachedError` if there is no room for so much more.
 

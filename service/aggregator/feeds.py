@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from service.aggregator.states import StageState
 from service.aggregator.throttling import POLL_S
 from service.errors import UnavailableError, UnknownJobError
-from service.frontier.throttle import ThrottleView
+from service.frontier.throttle import NO_ADVICE, ThrottleView
 from service.live.port import LiveStore, Watch
 from service.tasks import Shutdown, Wakeups
 
@@ -29,7 +29,18 @@ HEARTBEAT_S = 15.0
 _RETRY_S = 1.0
 """How long a feed waits while the live store does not answer."""
 
-_CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18}))")
+_CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Definition:
+    """Which definition of a job the stages belong to."""
+
+    generation: int
+    layout_version: int
+
+
+NO_DEFINITION = Definition(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +56,24 @@ class Change:
 class Changes:
     """What a follower gets at once. It is shared by all who were at the same position."""
 
-    __slots__ = ("_written", "changes", "throttle")
+    __slots__ = ("_written", "changes", "stages", "throttle")
 
-    def __init__(self, changes: Sequence[Change], throttle: ThrottleView | None = None) -> None:
+    def __init__(
+        self,
+        changes: Sequence[Change],
+        throttle: ThrottleView | None = None,
+        stages: Sequence[str] | None = None,
+    ) -> None:
         self.changes = changes
         self.throttle = throttle
         """What the shards are asked to do, if that has changed."""
+        self.stages = stages
+        """All stages that there are, if some that the follower may know of are no longer there."""
         self._written: bytes | None = None
 
     def __bool__(self) -> bool:
         """Whether anything has changed."""
-        return bool(self.changes) or self.throttle is not None
+        return bool(self.changes) or self.throttle is not None or self.stages is not None
 
     def written(self, write: Callable[[Changes], bytes]) -> bytes:
         """Return it as `write` writes it, which is done once. All followers must use one `write`."""
@@ -81,16 +99,19 @@ class Feed:
         self._read = read
         self._read_throttle = read_throttle
         self.throttle: ThrottleView | None = None
-        """None: the job throttles nobody."""
+        """None: the job has throttled nobody since the feed began."""
         self._throttle_at = 0
         self._wakeups = wakeups
         self._states: dict[str, StageState] = {}
         self._changed_at: dict[str, int] = {}
         """For each stage, the position at which it changed last."""
+        self._removed_at = 0
+        """The position at which stages were last removed."""
         self._shared: dict[int, Changes] = {}
         self.position = 0
         """Rises with each change that was read."""
-        self.generation = -1
+        self.definition = NO_DEFINITION
+        self.is_throttled = False
         self.ended = False
         self.followers: set[asyncio.Event] = set()
         self.task: asyncio.Task[None] | None = None
@@ -101,49 +122,54 @@ class Feed:
         Raises `UnknownJobError`, `UnavailableError`.
         """
         states = await self._read(self._job)
-        moved = self._take(states)
-        if next(iter(states.values())).job.pipeline.throttle:
-            asked = await self._read_throttle(self._job)
-            if asked != self.throttle:
-                self.throttle = asked
-                self.position += 1
-                self._throttle_at = self.position
-                self._shared.clear()
-                moved = True
-        if moved:
+        before = self.position
+        self._take(states)
+        self.is_throttled = bool(next(iter(states.values())).job.pipeline.throttle)
+        # Once after the throttle is gone, too: else who was asked to pause would not be told.
+        if self.is_throttled or self.throttle not in (None, NO_ADVICE):
+            self._take_throttle(await self._read_throttle(self._job))
+        if self.position != before:
             self.wake()
 
     def wake(self) -> None:
         """Wake every follower."""
         self._wakeups.wake(self.followers)
 
-    def _take(self, states: Mapping[str, StageState]) -> bool:
-        generation = next(iter(states.values())).job.generation
-        if generation < self.generation:
+    def _take(self, states: Mapping[str, StageState]) -> None:
+        job = next(iter(states.values())).job
+        definition = Definition(job.generation, job.layout_version)
+        if definition < self.definition:
             # Read before, and arrived after, a newer one.
-            return False
-        if generation > self.generation:
-            self.generation = generation
+            return
+        removed = self._states.keys() - states.keys()
+        if definition.generation > self.definition.generation:
             self._states.clear()
             self._changed_at.clear()
+        self.definition = definition
+        for name in removed & self._states.keys():
+            del self._states[name], self._changed_at[name]
         fresh = [
             state
             for name, state in states.items()
             if (known := self._states.get(name)) is None or known.view.version < state.view.version
         ]
+        if fresh or removed:
+            self._move()
+        if removed:
+            self._removed_at = self.position
         for state in fresh:
             self._states[state.name] = state
-            self._changed_at[state.name] = self.position + 1
-        for name in self._states.keys() - states.keys():
-            if (
-                next(iter(states.values())).job.layout_version
-                >= self._states[name].job.layout_version
-            ):
-                del self._states[name], self._changed_at[name]
-        if fresh:
-            self.position += 1
-            self._shared.clear()
-        return bool(fresh)
+            self._changed_at[state.name] = self.position
+
+    def _take_throttle(self, asked: ThrottleView) -> None:
+        if asked != self.throttle:
+            self._move()
+            self.throttle = asked
+            self._throttle_at = self.position
+
+    def _move(self) -> None:
+        self.position += 1
+        self._shared.clear()
 
     def since(self, position: int) -> Changes:
         """Return what has changed since that position; 0: everything."""
@@ -153,17 +179,23 @@ class Feed:
                 state for name, state in self._states.items() if self._changed_at[name] > position
             ]
             throttle = self.throttle if self._throttle_at > position else None
-            found = self._shared[position] = Changes(_in_order(fresh, self.generation), throttle)
+            stages = tuple(self._states) if self._removed_at > position > 0 else None
+            found = Changes(_in_order(fresh, self.definition), throttle, stages)
+            self._shared[position] = found
         return found
 
     def resumed(self, cursor: str | None) -> Changes:
         """Return what has changed since a cursor, or everything if that is of no use."""
         read = _CURSOR.fullmatch(cursor or "")
-        if read is None or int(read[1]) != self.generation:
+        if read is None:
             return self.since(0)
-        revision = int(read[2])
+        if Definition(int(read[1]), int(read[2])) != self.definition:
+            # What the follower knows of may be gone: stages, and what shards were asked to do.
+            everything = _in_order(tuple(self._states.values()), self.definition)
+            return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
+        revision = int(read[3])
         fresh = [state for state in self._states.values() if state.view.revision > revision]
-        return Changes(_in_order(fresh, self.generation), self.throttle)
+        return Changes(_in_order(fresh, self.definition), self.throttle)
 
 
 class Feeds:
@@ -248,7 +280,7 @@ class Feeds:
                     log.exception("cannot read job %s for its followers, retrying", job)
                     await self._shutdown.sleep(_RETRY_S)
                     continue
-                await watch_for(watch, None if feed.throttle is None else POLL_S)
+                await watch_for(watch, POLL_S if feed.is_throttled else None)
 
 
 async def watch_for(watch: Watch, poll_s: float | None) -> None:
@@ -270,7 +302,7 @@ async def _happens(event: asyncio.Event) -> bool:
     return True
 
 
-def _in_order(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:
+def _in_order(fresh: Sequence[StageState], definition: Definition) -> Sequence[Change]:
     """Put changes in order. Stages that changed in one step share a revision, and only the last of them
     has a cursor: a reader that resumed after the first would miss the others.
     """
@@ -278,9 +310,8 @@ def _in_order(fresh: Sequence[StageState], generation: int) -> Sequence[Change]:
         return ()
     ordered = sorted(fresh, key=lambda state: state.view.revision)
     following = [state.view.revision for state in ordered[1:]] + [-1]
+    prefix = f"{definition.generation}-{definition.layout_version}"
     return [
-        Change(
-            state, f"{generation}-{state.view.revision}" if state.view.revision != after else None
-        )
+        Change(state, f"{prefix}-{state.view.revision}" if state.view.revision != after else None)
         for state, after in zip(ordered, following, strict=True)
     ]

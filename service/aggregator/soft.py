@@ -155,7 +155,9 @@ class SoftStates:
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
-            states = _derive(pipeline, above, observed, wanted, now.wall_ms)
+            # What an upstream's processing watermark was shown to be counts for those behind it, too.
+            shown = await self._live.raise_marks(job, key[1][1], {name: {} for name in above})
+            states = _derive(pipeline, above, observed, shown, wanted, now.wall_ms)
             await self._join(key, states)
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the reader looked. What is soft may be missing.
@@ -181,6 +183,7 @@ def _derive(
     pipeline: Pipeline,
     above: Collection[str],
     observed: Mapping[str, StageObservation],
+    shown: Mapping[str, Mapping[str, int]],
     wanted: Collection[str],
     now_ms: int,
 ) -> dict[str, SoftState]:
@@ -190,7 +193,10 @@ def _derive(
         stage, seen = pipeline.stages[name], observed.get(name)
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
         own = [] if seen is None else [_work_since(seen)]
-        since[name] = join_work([*own, *upstream])
+        found = join_work([*own, *upstream])
+        # What was shown stands, unless a range has joined that has not said anything.
+        mark = shown.get(name, {}).get(_PROCESSING, UNKNOWN)
+        since[name] = found if found == UNKNOWN else max(found, mark)
         if name in wanted:
             states[name] = SoftState(
                 processing_watermark(since[name], now_ms),

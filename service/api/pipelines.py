@@ -74,6 +74,19 @@ async def put_pipeline(call: Call[PipelineSpec]) -> Response:
     return _show(stored.specification, 201 if new else 200)
 
 
+@endpoints.post(
+    "/v1/jobs/{job}/check",
+    json_body(PipelineSpec, limit=MAX_PIPELINE_BODY, refusal=InvalidPipelineSpecError),
+    role=Role.ADMIN,
+    status=204,
+    errors=(InvalidPipelineSpecError, LimitReachedError, UnavailableError),
+)
+async def check_pipeline(call: Call[PipelineSpec]) -> Response:
+    """Check whether a pipeline would be accepted in place of the job's, without changing it."""
+    await call.aggregator.definitions.check(call.job, call.body)
+    return Response(status_code=204)
+
+
 @endpoints.get("/v1/jobs", role=Role.READ, gives=JobsBody)
 async def list_pipelines(call: Call[None]) -> JobsBody:
     """List the jobs that the key may read."""

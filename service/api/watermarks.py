@@ -164,7 +164,7 @@ async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events.
 
     `event: watermark` has the body of a stage's watermark. For a job with a throttle, `event: throttle`
-    has the body of `GET …/throttle`.
+    has the body of `GET …/throttle`. After a removal, `event: stages` names those that remain.
     """
     await call.aggregator.reader.snapshot(call.job)
     # Taken here, so that a refusal is a problem, and given back when the stream ends.
@@ -195,6 +195,8 @@ def _write(changes: Changes) -> bytes:
         )
         for change in changes.changes
     ]
+    if changes.stages is not None:
+        pieces.append(b"event: stages\ndata: %s\n\n" % encode({"stages": changes.stages}))
     if changes.throttle is not None:
         pieces.append(b"event: throttle\ndata: %s\n\n" % encode(throttle_body(changes.throttle)))
     return b"".join(pieces)

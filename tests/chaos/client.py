@@ -134,7 +134,7 @@ class Client:
             stream=next(_streams),
         )
         headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
-        why = "left"
+        why, event = "left", ""
         try:
             async with self._doors[replica].stream(
                 "GET", f"/v1/jobs/{self._job}/events", headers=headers, timeout=SILENCE
@@ -145,9 +145,11 @@ class Client:
                     return
                 async for line in response.aiter_lines():
                     name, _, value = line.partition(": ")
-                    if name == "id":
+                    if name == "event":
+                        event = value
+                    elif name == "id":
                         last_event_id = value
-                    elif name == "data":
+                    elif name == "data" and event == "watermark":
                         self._hear(stream, response, json.loads(value))
                     elif not line:
                         yield last_event_id

@@ -76,6 +76,22 @@ async def test_processing_watermark_never_passes_the_clock_nor_goes_back(
     assert (await job.watermark("s"))["processing_watermark"] == NOW
 
 
+async def test_processing_watermark_is_that_of_the_upstreams_as_they_are_shown(
+    job: Api, gauge: InProcess
+) -> None:
+    gauge.skip_on_redis()
+    s, k = await job.token("s", ttl_ms=1_000), await job.token("k", ttl_ms=600_000)
+    idle = {"watermark": 5, "idle": True}
+    await job.report("s", s, {"a": idle, "b": idle})
+    gauge.advance(700)
+    assert (await job.watermark("s"))["processing_watermark"] == NOW + 700
+    # Without its lease, a shard that was idle counts again, with its report of long ago.
+    gauge.advance(5_000)
+    await job.report("k", k, {KEYS: {}}, input_watermark=5)
+    states = await job.snapshot()
+    assert [states[n]["processing_watermark"] for n in "sku"] == [NOW + 700] * 3
+
+
 async def test_processing_watermark_stands_still_when_a_lease_runs_out(
     job: Api, gauge: InProcess
 ) -> None:

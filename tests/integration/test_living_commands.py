@@ -51,6 +51,26 @@ def applied(water: Water, tmp_path: Path, text: str = SPEC, *options: str) -> li
     return done.stdout.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("job: JOB\nstages:\n  taps: {shards: [1, no]}", "shards"),
+        ("job: JOB\nstages: {taps: {shards: [x]}}\nfoo: 1", "foo"),
+        ("job: JOB\nstages: {hourly: {inputs: [taps], ranges: 2}}", "taps"),
+    ],
+)
+def test_a_dry_run_says_what_the_service_would_refuse(
+    water: Water, tmp_path: Path, spec: str, names: str
+) -> None:
+    applied(water, tmp_path)
+    before = water.client.job(water.job)
+    (tmp_path / "spec.yaml").write_text(spec.replace("JOB", water.job))
+    done = run("apply", str(tmp_path / "spec.yaml"), "--dry-run", *water.url)
+    assert done.exit_code == 2, done.stdout
+    assert names in done.stderr
+    assert water.client.job(water.job) == before
+
+
 def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path) -> None:
     planned = applied(water, tmp_path, SPEC, "--dry-run")
     assert planned == [

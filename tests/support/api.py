@@ -174,7 +174,7 @@ class Api:
 
 
 async def events(response: httpx.Response) -> AsyncIterator[tuple[str | None, dict[str, Any]]]:
-    """The server-sent events of a streaming answer as (id, data); comments are skipped."""
+    """The watermarks in a streaming answer as (id, data); comments and other events are skipped."""
     fields: dict[str, str] = {}
     async for line in response.aiter_lines():
         if line.startswith(":"):
@@ -183,8 +183,7 @@ async def events(response: httpx.Response) -> AsyncIterator[tuple[str | None, di
             name, _, value = line.partition(":")
             fields[name] = value.removeprefix(" ")
         elif fields:
-            if "data" in fields:
-                assert fields["event"] == "watermark", fields
+            if "data" in fields and fields["event"] == "watermark":
                 yield fields.get("id"), json.loads(fields["data"])
             fields = {}
 

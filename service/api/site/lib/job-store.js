@@ -125,6 +125,7 @@ export class JobStore {
   _event(name, data) {
     if (name === "watermark") this._take(data);
     else if (name === "throttle") this.throttle = data;
+    else if (name === "stages") this._keepOnly(data.stages);
     this._changed();
   }
 
@@ -146,6 +147,15 @@ export class JobStore {
     for (const name of this.stages.keys()) {
       if (!this.graph.has(name)) this.stages.delete(name);
     }
+  }
+
+  /** @param {string[]} names All stages that there are: others were removed. */
+  _keepOnly(names) {
+    const there = new Set(names);
+    for (const name of this.stages.keys()) {
+      if (!there.has(name)) this.stages.delete(name);
+    }
+    this._readGraph();
   }
 
   async _readSoft() {
