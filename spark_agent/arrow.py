@@ -86,6 +86,19 @@ def rows_by_shard(
     return SourceRows(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
 
 
+def times_by_shard(names: Array, times: Array) -> dict[str, Any]:
+    """Return the event times of each shard's rows, as NumPy arrays of ms, rounded down."""
+    import numpy as np  # noqa: PLC0415  (only where it is needed: tasks start faster without)
+
+    table = pa.table({"shard": names, "time": pc.cast(times, pa.int64())}).drop_null()
+    shards = table["shard"].combine_chunks().dictionary_encode()
+    codes = shards.indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    times_ms = table["time"].to_numpy()[order] // 1_000
+    ends = np.searchsorted(codes[order], np.arange(1, len(shards.dictionary)))
+    return dict(zip(shards.dictionary.to_pylist(), np.split(times_ms, ends), strict=True))
+
+
 def _late_by_shard(table: Batch, before_ms: int | None) -> dict[str, int]:
     bound_us = min((before_ms or 0) * 1_000, _LAST_US)
     late = table.filter(pc.less(table["time"], bound_us))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from spark_agent.operators import Promise, UnsoundPlanError, output_rows, promise_of
 from spark_agent.plan import RANGES_MARK, SOURCE_MARK, Control, Node, Stamp
 from spark_agent.spec import StageSpec, ancestors
+
+T = TypeVar("T")
 
 _ALLOWED_AFTER_REPORT: Final = frozenset(
     {
@@ -35,6 +37,14 @@ class ReportCall:
     stage: str
     event_time: str | None
     delay_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStage:
+    """The stage whose early results a query writes, and by which percentile of its input."""
+
+    stage: str
+    percentile: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,35 @@ def check(
     )
 
 
+def check_early(plan: Node) -> EarlyStage | None:
+    """Return whose early results a query writes; None: it follows the watermark itself.
+
+    Raises `UnsoundPlanError` if it does both, or promises something by what is no promise.
+    """
+    followed = _unique(control for control, _ in _controlled(plan))
+    early = {
+        EarlyStage(each.stage, each.percentile) for each in followed if each.percentile is not None
+    }
+    if not early:
+        return None
+    if len(early) > 1 or any(each.percentile is None for each in followed):
+        raise UnsoundPlanError(
+            "the query has several calls of watermarked() that differ in stage or percentile: Spark has "
+            "one watermark for all of them. Give each the same, or start a query for each"
+        )
+    [found] = early
+    for node in plan.walk():
+        if node.mark:
+            what = "report()" if node.mark.startswith(RANGES_MARK) else "source()"
+            raise UnsoundPlanError(
+                f"stage {found.stage!r} closes its windows by a percentile, and the query calls {what}: "
+                f"early results may be incomplete, so nothing may be promised by them. Leave it out "
+                f"here. The query that reports is another one, whose watermarked() has no percentile"
+            )
+    _check_deduplication(plan)
+    return found
+
+
 def stage_of(mark: str) -> str:
     """Extract the stage from a reporter's mark.
 
@@ -102,8 +141,8 @@ def stage_of(mark: str) -> str:
     return mark.split(".", 3)[3]
 
 
-def _unique(names: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+def _unique(found: Iterator[T]) -> list[T]:
+    return list(dict.fromkeys(found))
 
 
 def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:

@@ -7,6 +7,7 @@ retried, within its caller's patience, if the service does not answer or is temp
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -129,11 +130,29 @@ class StageProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlight:
+    """The event times (ms) of what a range has in flight, as a DataSketches KLL doubles sketch."""
+
+    count: int
+    """0: nothing is in flight."""
+    event_times: bytes = b""
+
+    def body(self) -> Json | None:
+        """Return its JSON form."""
+        if not self.count:
+            return None
+        return {"count": self.count, "event_times": base64.b64encode(self.event_times).decode()}
+
+
+NOTHING_IN_FLIGHT: Final = InFlight(0)
+
+
+@dataclass(frozen=True, slots=True)
 class RangeReport:
     """The report for one range. `watermark_ms` and `final` are for sources only.
 
     `records` and `late` count the rows since the range's last report; None says nothing of them.
-    `backlog` is how many are left to read.
+    `backlog` is how many are left to read, `pending` what is in flight; None says nothing of it.
     """
 
     watermark_ms: int | None = None
@@ -143,12 +162,14 @@ class RangeReport:
     records: int | None = None
     late: int | None = None
     backlog: int | None = None
+    pending: InFlight | None = None
 
     def __add__(self, later: RangeReport) -> RangeReport:
         """Return one report instead of two of a source's shard, the second of which is the later one.
 
         >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
-        RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None)
+        RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None, \
+pending=None)
         """
         watermarks = [w for w in (self.watermark_ms, later.watermark_ms) if w is not None]
         return RangeReport(
@@ -159,6 +180,7 @@ class RangeReport:
             _sum(self.records, later.records),
             _sum(self.late, later.late),
             later.backlog,
+            later.pending or self.pending,
         )
 
     def body(self) -> Json:
@@ -172,7 +194,9 @@ class RangeReport:
             )
             if count is not None
         }
-        if self.watermark_ms is not None or self.backlog is not None:
+        if self.pending is not None:
+            body["pending"] = self.pending.body()
+        if _speaks_of_a_shard(self):
             body["watermark"] = self.watermark_ms
         if self.final:
             body["final"] = True
@@ -203,7 +227,8 @@ def _bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
 
 
 def _speaks_of_a_shard(report: RangeReport) -> bool:
-    return report.watermark_ms is not None or report.final or report.backlog is not None
+    said = (report.watermark_ms, report.backlog, report.pending)
+    return report.final or any(each is not None for each in said)
 
 
 def _columns(reports: Sequence[RangeReport]) -> Json | None:
@@ -222,7 +247,7 @@ def _columns(reports: Sequence[RangeReport]) -> Json | None:
         flags = [getattr(each, name) for each in reports]
         if any(flags):
             columns[name] = flags
-    return None if any(each.holds for each in reports) else columns
+    return None if any(each.holds or each.pending for each in reports) else columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +447,11 @@ class Client:
         headers = {"If-None-Match": etag} if etag else {}
         body, new_etag = self._call("GET", f"{_stage(job, stage)}/watermark", headers=headers)
         return StageWatermark.read(body, new_etag) if body else None
+
+    def percentile_ms(self, job: str, stage: str, percentage: int) -> int | None:
+        """Return a percentile watermark of a stage (ms); None: it has none yet."""
+        path = f"{_stage(job, stage)}/watermark?percentile={percentage}"
+        return cast("WatermarkAnswer", self._call("GET", path)[0])["output_watermark"]
 
     def watermarks(self, job: str) -> dict[str, StageWatermark]:
         """Return every stage's watermarks, in one consistent snapshot."""

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
 from spark_agent.arrow import has_type, watch_column, watch_two_columns
-from spark_agent.checks import QueryStages, ReportCall, check
+from spark_agent.checks import EarlyStage, QueryStages, ReportCall, check, check_early
 from spark_agent.client import (
     AggregatorError,
     Client,
@@ -40,6 +40,7 @@ from spark_agent.client import (
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
+from spark_agent.early import EarlyConfig, EarlyFeed
 from spark_agent.event_router import EventRouter
 from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import Hold, LinkServer, NotStartedError, Offset
@@ -68,6 +69,8 @@ _THROTTLE_PATIENCE_MS: Final = 30_000
 
 _OFTEN_MS: Final = 1_000
 """A query that looks for new data less often cannot say that a shard is quiet now."""
+
+_MOST_PERCENT: Final = 99
 
 _MAX_ASSIGNED_SHARDS: Final = 64
 """Up to this many shards are assigned to tasks one by one; more are hashed."""
@@ -162,7 +165,8 @@ class Pipeline:
         self._past_counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
-        self._feeds: dict[str, tuple[str, Feed | None]] = {}
+        self._feeds: dict[str, tuple[str, Feed | EarlyFeed | None]] = {}
+        self._early: list[tuple[StreamingQuery, EarlyFeed]] = []
         self._token = token_hex(16)
         self._link = LinkServer(self._token, self._next_offset)
         self._plans = plan.PlanReader(self._spark)
@@ -232,6 +236,7 @@ class Pipeline:
             shards=frozenset(spec.shards),
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
+            tracks_in_flight=bool(spec.percentiles),
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
             raise ValueError(f"tasks {tasks!r} is not a number of tasks: write 1 or more")
@@ -252,6 +257,7 @@ class Pipeline:
         stage: str,
         event_time: str,
         deduplicate_within: Duration | None = None,
+        percentile: int | None = None,
     ) -> DataFrame:
         """Give the data frame the stage's input watermark, instead of `withWatermark`.
 
@@ -260,9 +266,16 @@ class Pipeline:
         another query writes must not be rate limited (`maxFilesPerTrigger`).
 
         `deduplicate_within` is how far apart the duplicates may be that
-        `dropDuplicatesWithinWatermark` has to find. Raises `ValueError`.
+        `dropDuplicatesWithinWatermark` has to find.
+
+        With `percentile` the query writes *early results*: it closes windows when at least so many
+        percent of what its input has in flight are not before their end. It promises nothing, so it has
+        no `source` or `report`, and another query, which has, writes what is complete. The stages that
+        it reads must declare this percentile in the specification. Raises `ValueError`.
         """
         self._stage(stage, "keyed stage")
+        if percentile is not None:
+            self._check_percentile(stage, percentile)
         _check_time(frame, event_time)
         if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
             raise ValueError(
@@ -273,7 +286,9 @@ class Pipeline:
         # Only the control rows pass through `withWatermark`, so Spark's watermark follows them and
         # not the dates in the data. A union takes its columns from its first branch, so its event
         # time carries the metadata that windows need.
-        control = self._control_rows(frame, stage, event_time, delay_ms=delay_ms)
+        control = self._control_rows(
+            frame, stage, event_time, delay_ms=delay_ms, percentile=percentile
+        )
         # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
         # what came through here and what was unioned with it later.
         return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
@@ -286,6 +301,7 @@ class Pipeline:
         *,
         delay_ms: int = 0,
         is_gate: bool = False,
+        percentile: int | None = None,
     ) -> DataFrame:
         """Return a control source, none of whose rows comes out, with the columns of a data frame.
 
@@ -309,6 +325,7 @@ class Pipeline:
                 eventTime=event_time,
                 delayMs=str(delay_ms),
                 gate=str(is_gate).lower(),
+                percentile="" if percentile is None else str(percentile),
             )
             .load()
         )
@@ -318,6 +335,16 @@ class Pipeline:
             (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
             | (F.spark_partition_id() < 0)
         )
+
+    def _check_percentile(self, stage: str, percentile: int) -> None:
+        if type(percentile) is not int or not 1 <= percentile <= _MOST_PERCENT:
+            raise ValueError(f"percentile {percentile!r} is not one: write 1 to {_MOST_PERCENT}")
+        for above in sorted(upstream(self._stages, stage, ())):
+            if percentile not in self._stages[above].percentiles:
+                raise ValueError(
+                    f"stage {stage!r} reads {above!r}, which does not declare this percentile: add "
+                    f'"percentiles": [{percentile}] to {above!r} in the specification'
+                )
 
     def report(
         self,
@@ -402,6 +429,11 @@ class Pipeline:
                 f"on_lost_checkpoint {on_lost_checkpoint!r} is not known: write 'stop' or 'continue'"
             )
         tree = self._plans.read(plan.frame_of(writer))
+        early = check_early(tree)
+        if early is not None:
+            controls = [node.control for node in tree.walk() if node.control is not None]
+            self._check_settings(controls)
+            return self._start_early(writer, early, controls, trigger, bounded=bounded)
         query_stages = check(tree, self._stages, self._reports)
         controls = [node.control for node in tree.walk() if node.control is not None]
         self._check_settings([each for each in controls if not each.is_gate])
@@ -515,6 +547,37 @@ class Pipeline:
             self._events.register(str(query.runId), supervisor)
         return query
 
+    def _start_early(
+        self,
+        writer: DataStreamWriter,
+        early: EarlyStage,
+        controls: Sequence[plan.Control],
+        trigger: str,
+        *,
+        bounded: bool,
+    ) -> StreamingQuery:
+        if bounded:
+            raise ValueError(
+                f"stage {early.stage!r}: early results make nothing final: leave out bounded=True, and "
+                f"use trigger(availableNow=True) for a query that ends"
+            )
+        config = EarlyConfig(
+            job=self._job,
+            stage=early.stage,
+            inputs=upstream(self._stages, early.stage, ()),
+            percentile=early.percentile,
+            stays=trigger in {_AVAILABLE_NOW, _ONCE},
+            poll_ms=self._poll_ms,
+        )
+        feed = EarlyFeed(config, client=self._client, clock=self._clock)
+        with self._lock:
+            self._remove_ended()
+            for control in controls:
+                self._feeds[control.id] = control.stage, feed
+            query = writer.start()
+            self._early.append((query, feed))
+        return query
+
     def _counts_state(self) -> bool:
         """Return whether Spark counts the rows that its operators keep. If not, it reports zero."""
         counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
@@ -553,7 +616,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """Stop the queries that still run, and commit what they have done."""
-        for query, _ in self._started:
+        for query, _ in (*self._started, *self._early):
             _stop_quietly(query)
         for query, supervisor in self._started:
             _notify_end(query, supervisor, Signal.STOP)
@@ -578,7 +641,7 @@ class Pipeline:
         stage, feed = self._feeds.get(control, ("", None))
         if feed is None:
             raise NotStartedError(stage)
-        return feed.next(reader, stage, at)
+        return feed.next(at) if isinstance(feed, EarlyFeed) else feed.next(reader, stage, at)
 
     def _remove_ended(self) -> None:
         """Keep only the counts of queries that have ended: a driver may start thousands."""
@@ -589,9 +652,20 @@ class Pipeline:
             if not supervisor.alive and not query.isActive:
                 self._past_counts.update(supervisor.counts)
                 self._started.remove((query, supervisor))
-                for control, (stage, feed) in self._feeds.items():
-                    if feed is not None and feed.supervisor is supervisor:
-                        self._feeds[control] = stage, None
+                self._remove_feeds(
+                    lambda feed, ended=supervisor: (
+                        isinstance(feed, Feed) and feed.supervisor is ended
+                    )
+                )
+        for query, early in list(self._early):
+            if not query.isActive:
+                self._early.remove((query, early))
+                self._remove_feeds(lambda feed, ended=early: feed is ended)
+
+    def _remove_feeds(self, has_ended: Callable[[Feed | EarlyFeed | None], bool]) -> None:
+        for control, (stage, feed) in self._feeds.items():
+            if has_ended(feed):
+                self._feeds[control] = stage, None
 
     def _check_not_taken(self, stages: Sequence[str]) -> None:
         for query, supervisor in self._started:

@@ -103,6 +103,8 @@ class Control:
     id: str
     is_gate: bool = False
     """Whether it brings nothing, and only holds batches back while its source stage is throttled."""
+    percentile: int | None = None
+    """It brings this percentile of the stage's input, for early results; None: the input watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +373,12 @@ def _control(node: JavaObject) -> Control | None:
     if node.sourceName() != FORMAT:
         return None
     options = node.extraOptions()
+    percentile = options.get("percentile")
     return Control(
-        options.get("stage"), options.get("control"), is_gate=options.get("gate") == "true"
+        options.get("stage"),
+        options.get("control"),
+        is_gate=options.get("gate") == "true",
+        percentile=int(percentile) if percentile else None,
     )
 
 

@@ -27,6 +27,7 @@ from spark_agent.client import (
     shared_client,
 )
 from spark_agent.clock import Clock
+from spark_agent.in_flight import TaskInFlight
 from spark_agent.link import NotStartedError
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Count, EarlyRow, Tallies, Tally
@@ -192,16 +193,18 @@ class TaskAttempt:
             self._release()
 
     def report_to_driver(
-        self, reports: Mapping[str, RangeReport] | None = None, early: EarlyRow | None = None
+        self,
+        reports: Mapping[str, RangeReport] | None = None,
+        early: EarlyRow | None = None,
+        in_flight: Mapping[str, bytes] | None = None,
     ) -> None:
         """Send the driver the same through Spark, which drops it if the task fails."""
         key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
         shards = dict(reports or {})
         partitions = dict.fromkeys(shards, here) if self._target.partitioned_by_shard else {}
-        self._target.tallies.add(
-            {key: Tally(shards, {self._task.partition: dict(self.counts)}, partitions, early)}
-        )
+        counts = {self._task.partition: dict(self.counts)}
+        self._target.tallies.add({key: Tally(shards, counts, partitions, early, in_flight or {})})
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
         target = self._target
@@ -256,8 +259,16 @@ class SourceReporter:
     """
 
     def __init__(
-        self, target: ReportTarget, *, shards: frozenset[str], strategy: Strategy, tolerance_ms: int
+        self,
+        target: ReportTarget,
+        *,
+        shards: frozenset[str],
+        strategy: Strategy,
+        tolerance_ms: int,
+        tracks_in_flight: bool = False,
     ) -> None:
+        """`tracks_in_flight`: whether the stage has percentile watermarks."""
+        self._tracks_in_flight = tracks_in_flight
         self._target = target
         self._shards = shards
         self._strategy = strategy
@@ -271,6 +282,7 @@ class SourceReporter:
             return
         attempt = TaskAttempt(self._target, task)
         rows: dict[str, ShardRows] = {}
+        in_flight = TaskInFlight(self._strategy) if self._tracks_in_flight else None
         late_before_ms: int | None = None
         for number, (names, times) in enumerate(batches):
             if number == 0:
@@ -280,6 +292,8 @@ class SourceReporter:
                 attempt.claim(sorted(seen.keys() | rows.keys()))
             for shard, some in seen.items():
                 rows[shard] = some + rows[shard] if shard in rows else some
+            if in_flight is not None:
+                in_flight.add(names, times, {name: each.newest_ms for name, each in rows.items()})
             yield all_true(times)
         reports = {
             shard: RangeReport(
@@ -288,7 +302,7 @@ class SourceReporter:
             for shard, some in rows.items()
         }
         attempt.report(reports)
-        attempt.report_to_driver(reports)
+        attempt.report_to_driver(reports, in_flight=in_flight and in_flight.packed())
         freeze_imports()
 
     def _rows(

@@ -37,6 +37,8 @@ class StageSpec:
     inputs: tuple[str, ...] = ()
     has_idle_policy: bool = False
     """Whether the service takes a quiet shard of it for idle, as long as somebody watches it."""
+    percentiles: tuple[int, ...] = ()
+    """The percentile watermarks that the service keeps of it."""
 
     @property
     def role(self) -> str:
@@ -72,16 +74,19 @@ def _check_shape(stages: object) -> None:
 
 def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
     inputs = tuple(str(each) for each in stage.get("inputs", ()))
+    percentiles = tuple(stage.get("percentiles") or ())
     check_name("spec: stage", name)
     if "shards" in stage:
         shards = tuple(str(shard) for shard in stage["shards"])
         for shard in shards:
             check_name(f"spec: stage {name!r}: shard", shard)
-        return StageSpec(name, shards=shards, has_idle_policy=stage.get("idle") is not None)
+        has_policy = stage.get("idle") is not None
+        return StageSpec(name, shards=shards, has_idle_policy=has_policy, percentiles=percentiles)
     if "ranges" in stage:
-        return StageSpec(name, ranges=range_ids(stage["ranges"]), inputs=inputs)
+        ranges = range_ids(stage["ranges"])
+        return StageSpec(name, ranges=ranges, inputs=inputs, percentiles=percentiles)
     if stage.get("passthrough"):
-        return StageSpec(name, inputs=inputs)
+        return StageSpec(name, inputs=inputs, percentiles=percentiles)
     raise ValueError(
         f"spec: stage {name!r} has neither 'shards' (a source), nor 'ranges' (a keyed stage), nor "
         f"'passthrough': {dict(stage)!r}"

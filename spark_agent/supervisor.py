@@ -37,6 +37,7 @@ from spark_agent.client import (
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
 from spark_agent.diagnostics import log_missing_inputs, log_unfinished
+from spark_agent.in_flight import StageInFlight
 from spark_agent.metrics import count_rows
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch
@@ -58,6 +59,9 @@ _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
 _WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
+
+_SKETCHES_PER_REPORT: Final = 100
+"""Each takes several kilobytes."""
 
 _COUNT_MESSAGES: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
@@ -186,6 +190,9 @@ class Supervisor:
         self._shutdown_deadline_ms: int | None = None
         self._watched = [stage.name for stage in assignment.sources if stage.has_idle_policy]
         self._told_backlogs = set(self._watched)  # perhaps by the driver before this one
+        self._in_flight = {
+            stage.name: StageInFlight() for stage in assignment.sources if stage.percentiles
+        }
         self._watch_leases: list[Lease] = []
         self._looked_ms: int | None = None
         self._watch_again_ms: int | None = None
@@ -431,6 +438,7 @@ class Supervisor:
             self._commit(self._run, self._uncommitted)
             self._uncommitted = None
         self._report_pending(self._run)
+        self._report_in_flight(self._run)
         self._watch(self._run)
         self._keep_leases(self._run)
         if self._assignment.bounded and self.failure is None:
@@ -510,6 +518,7 @@ class Supervisor:
             newest: dict[str, RangeReport] = {}
             for tally in tallies:
                 _add(newest, tally.promises)
+                self._add_in_flight(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
                 # Which of them were applied is not known, so some rows are counted twice. To leave
@@ -635,6 +644,33 @@ class Supervisor:
             self._told_backlogs.add(stage)
             self._report_shards(run, stage, unread, ttl_ms=_WATCH_MS)
 
+    def _add_in_flight(self, stage: StageSpec, tally: Tally) -> None:
+        here = self._in_flight.get(stage.name)
+        if here is None:
+            return
+        for shard, packed in tally.in_flight.items():
+            promise_ms = tally.promises[shard].watermark_ms
+            if promise_ms is not None:
+                here.add(shard, packed, promise_ms)
+        if stage.has_idle_policy:
+            # The service takes no shard for idle that has something in flight.
+            here.forget_all_but(tally.promises)
+
+    def _report_in_flight(self, run: int) -> None:
+        """Report what shards have in flight after the last epoch.
+
+        The tasks cannot: they do not know of the batches before. A shard that a task of the next batch
+        already holds is denied, and is reported after that.
+        """
+        for stage, in_flight in self._in_flight.items():
+            ttl_ms = _WATCH_MS if stage in self._watched else None
+            # Without rows: those were reported by the tasks.
+            reports = {
+                shard: RangeReport(records=0, pending=each)
+                for shard, each in in_flight.unreported(_SKETCHES_PER_REPORT).items()
+            }
+            in_flight.told(self._report_shards(run, stage, reports, ttl_ms=ttl_ms))
+
     def _watch(self, run: int) -> None:
         """Hold the leases of what the service may take for idle, while nothing is left to read.
 
@@ -648,6 +684,8 @@ class Supervisor:
             return
         self._watch_leases.clear()
         for stage in self._watched:
+            if stage in self._in_flight:
+                self._in_flight[stage].forget_all_but(())
             shards = sorted(self._not_final[stage])
             if stage in self._told_backlogs:
                 nothing = {shard: RangeReport(records=0, backlog=0) for shard in shards}

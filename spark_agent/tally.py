@@ -62,6 +62,9 @@ class Tally:
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
     """The partitions in which each shard had rows."""
     early: EarlyRow | None = None
+    in_flight: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """By shard, a sketch of the event times that its task has read and its promise has not passed; only
+    of a source that declares percentiles."""
 
     def __add__(self, other: Tally) -> Tally:
         """Merge two tallies. Of two promises for a shard (a retried task) the smaller one counts.
@@ -91,6 +94,8 @@ class Tally:
             },
             partitions,
             min((each for each in (self.early, other.early) if each is not None), default=None),
+            # Of two for a shard one is a repeated task's.
+            {**other.in_flight, **self.in_flight},
         )
 
     @property
