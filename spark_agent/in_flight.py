@@ -83,7 +83,12 @@ def _empty() -> Sketch:
     return datasketches.kll_doubles_sketch(_K)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _unpacked(packed: bytes) -> Sketch:
+def unpacked(packed: bytes) -> Sketch:
+    """Read a sketch that a task has packed.
+
+    >>> unpacked(sketch_of([1, 2]).serialize()).n
+    2
+    """
     import datasketches  # noqa: PLC0415
 
     return datasketches.kll_doubles_sketch.deserialize(packed)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
@@ -134,7 +139,7 @@ class StageInFlight:
     def add(self, shard: str, packed: bytes, promise_ms: int) -> None:
         """Add what a committed batch has brought, and remove what its promise has passed."""
         before = [self._sketches[shard]] if shard in self._sketches else []
-        self._sketches[shard] = trimmed(merged([*before, _unpacked(packed)]), promise_ms)
+        self._sketches[shard] = trimmed(merged([*before, unpacked(packed)]), promise_ms)
         self._unreported.add(shard)
 
     def forget_all_but(self, shards: Collection[str]) -> None:

@@ -288,6 +288,27 @@ def test_a_job_of_every_night(tmp_path: Path) -> None:
     assert [day["count"] for day in days] == [24, 24, 24]
 
 
+@pytest.mark.spark
+def test_early_results(tmp_path: Path) -> None:
+    """Of ten hours, the last is open; two thirds of what is in flight is of its last forty minutes."""
+    rows = [
+        {"county": county, "at": f"2026-01-01T{hour:02d}:{minute:02d}:00Z"}
+        for hour in range(10)
+        for minute in range(60)
+        for county in ("north", "south")
+    ]
+    write(tmp_path / "votes", "1.json", rows)
+    run(block("python", 'job="election"'), tmp_path)
+    found = {
+        folder: {str(row["window"]): row["count"] for row in written(tmp_path / folder)}
+        for folder in ("complete", "early")
+    }
+    # The promise is 08:59, and the percentile 09:19.
+    assert len(found["complete"]) == 6 * 8 + 5
+    assert len(found["early"]) == 6 * 9 + 1
+    assert set(found["early"].values()) == {20}
+
+
 def test_every_make_target_it_names_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):

@@ -140,6 +140,23 @@ def test_early_results_come_before_the_watermark_which_corrects_them(
     assert early.counted() == windows(readings), "the straggler was late for early results"
 
 
+def test_a_query_of_sources_alone_has_percentiles(
+    flow: Flow, pipeline: Pipeline, early: Early
+) -> None:
+    flow.write(steady(range(121)))
+    query = flow.start(pipeline, flow.source(pipeline, MINUTE))
+    until(lambda: percentiles(flow), "percentiles")
+    flow.write(steady(range(121, 150)))
+
+    def advanced() -> bool:
+        found = percentiles(flow)
+        return found is not None and found[2] == 86 and found[1] > 95
+
+    until(advanced, "percentiles of the second batch")
+    assert query.isActive
+    assert early.checkpoint.exists() is False
+
+
 def test_early_results_of_what_is_there(flow: Flow, pipeline: Pipeline, early: Early) -> None:
     flow.write(steady(range(121)))
     plain = flow.counts(pipeline, MINUTE)

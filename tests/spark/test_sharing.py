@@ -225,9 +225,9 @@ def test_shards_that_are_where_they_were_said_to_be_need_no_shuffle(flow: Flow) 
     assert flow.counted() == windows(readings)
 
 
-def pipeline_with_policy(flow: Flow, *, after_ms: int) -> Pipeline:
+def pipeline_with_policy(flow: Flow, *, after_ms: int, **members: Any) -> Pipeline:
     policy = {"after_ms": after_ms, "then": "exclude"}
-    spec = {**SPEC, SOURCE: {**SPEC[SOURCE], "idle": policy}}
+    spec = {**SPEC, SOURCE: {**SPEC[SOURCE], "idle": policy, **members}}
     return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
 
 
@@ -267,11 +267,15 @@ def each_task(flow: Flow, work: Callable[[Any], None]) -> None:
 
 
 class TestQuietShards:
-    @pytest.mark.parametrize("files_per_batch", [1, None])
-    def test_nobody_waits_for_a_quiet_shard(self, flow: Flow, files_per_batch: int | None) -> None:
+    @pytest.mark.parametrize(
+        ("files_per_batch", "members"), [(1, {}), (None, {}), (None, {"percentiles": [66]})]
+    )
+    def test_nobody_waits_for_a_quiet_shard(
+        self, flow: Flow, files_per_batch: int | None, members: dict[str, Any]
+    ) -> None:
         flow.files_per_batch = files_per_batch
         flow.write(steady(range(30)))
-        with pipeline_with_policy(flow, after_ms=2_000) as pipeline:
+        with pipeline_with_policy(flow, after_ms=2_000, **members) as pipeline:
             flow.start(pipeline, flow.counts(pipeline))
             until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "both sensors have promised")
             flow.write([Reading("left", "a", second) for second in range(30, 90)])
