@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.support.server import Service, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def block(language: str, containing: str) -> str:
@@ -202,12 +204,76 @@ def test_every_count_is_explained() -> None:
 
 
 SESSION = """
+import sys, traceback
 from pyspark.sql import SparkSession
 spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     .config("spark.sql.session.timeZone", "UTC")
     .config("spark.sql.shuffle.partitions", "4").getOrCreate())
+for line in sys.stdin:
+    try:
+        exec(open(line.strip()).read(), {"spark": spark})
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+        print("failed", flush=True)
+    else:
+        print("ended", flush=True)
 """
+
+
+def in_spark(test: Test) -> Test:
+    """Mark a test of an example; they share one Spark, so they run in one process."""
+    return pytest.mark.spark(pytest.mark.xdist_group("examples")(test))
+
+
+class Session:
+    """One Spark for all examples, each of which has folders of its own: starting it takes longest."""
+
+    def __init__(self, service: Service, folder: Path) -> None:
+        self.folder = folder
+        self._url = service.url
+        self._scripts = itertools.count()
+        self._errors = (folder / "stderr").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SESSION],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def run(self, script: str) -> None:
+        """Run an example to its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        file = self.folder / f"{next(self._scripts)}.py"
+        file.write_text(script.replace("http://127.0.0.1:8000", self._url))
+        self._process.stdin.write(f"{file.name}\n")
+        self._process.stdin.flush()
+        printed: list[str] = []
+        for line in self._process.stdout:
+            printed.append(line)
+            if line in {"ended\n", "failed\n"}:
+                break
+        assert printed[-1:] == ["ended\n"], "".join(printed) + self._log()
+
+    def _log(self) -> str:
+        return (self.folder / "stderr").read_text()[-5_000:]
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate(timeout=60)
+        self._errors.close()
+
+
+@pytest.fixture(scope="module")
+def session(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    session = Session(service, tmp_path_factory.mktemp("examples"))
+    yield session
+    session.close()
 
 
 def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> None:
@@ -220,25 +286,11 @@ def written(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def run(script: str, folder: Path) -> None:
-    with Service(folder) as service:
-        done = subprocess.run(
-            [sys.executable, "-c", SESSION + script.replace("http://127.0.0.1:8000", service.url)],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-5_000:]
-
-
-@pytest.mark.spark
-def test_the_first_example(tmp_path: Path) -> None:
+@in_spark
+def test_the_first_example(session: Session) -> None:
     """Every hour that is over comes out, with all that ran in it."""
     write(
-        tmp_path / "taps",
+        session.folder / "taps",
         "1.json",
         [
             {"tap": tap, "at": f"2026-01-01T0{hour}:{minute}:00Z", "litres": 1.5}
@@ -247,49 +299,49 @@ def test_the_first_example(tmp_path: Path) -> None:
             for tap in ("north", "south")
         ],
     )
-    run(block("python", 'job="water"'), tmp_path)
-    hours = written(tmp_path / "hourly")
+    session.run(block("python", 'job="water"'))
+    hours = written(session.folder / "hourly")
     assert sorted((hour["tap"], hour["litres"]) for hour in hours) == [
         (tap, 3.0) for tap in ("north", "south") for _ in range(2)
     ]
 
 
-@pytest.mark.spark
-def test_the_join(tmp_path: Path) -> None:
+@in_spark
+def test_the_join(session: Session) -> None:
     """A payment after an hour and a second is for nothing."""
     for number, late in enumerate(("10:59:59", "11:00:00", "11:00:01")):
         write(
-            tmp_path / "orders",
+            session.folder / "orders",
             f"{number}.json",
             [{"by": "shop", "id": number, "ordered_at": "2026-01-01T10:00:00Z"}],
         )
         write(
-            tmp_path / "payments",
+            session.folder / "payments",
             f"{number}.json",
             [{"by": "bank", "order_id": number, "paid_at": f"2026-01-01T{late}Z"}],
         )
-    run(block("python", 'job="sales"'), tmp_path)
-    assert sorted(str(row["id"]) for row in written(tmp_path / "paid")) == ["0", "1"]
+    session.run(block("python", 'job="sales"'))
+    assert sorted(str(row["id"]) for row in written(session.folder / "paid")) == ["0", "1"]
 
 
-@pytest.mark.spark
-def test_a_job_of_every_night(tmp_path: Path) -> None:
+@in_spark
+def test_a_job_of_every_night(session: Session) -> None:
     nights = []
     for day in (1, 2, 3):
         rows = [{"host": "web", "at": f"2026-01-0{day}T{hour:02d}:00:00Z"} for hour in range(24)]
-        write(tmp_path / "later", f"{day}.json", rows)
+        write(session.folder / "later", f"{day}.json", rows)
         nights.append(
             "import os; os.makedirs('visits', exist_ok=True); "
             f"os.rename('later/{day}.json', 'visits/{day}.json'); tonight(last={day == 3})"
         )
     script = block("python", 'job="nightly"') + "\n" + "\n".join(nights)
-    run(script, tmp_path)
-    days = written(tmp_path / "daily")
+    session.run(script)
+    days = written(session.folder / "daily")
     assert [day["count"] for day in days] == [24, 24, 24]
 
 
-@pytest.mark.spark
-def test_early_results(tmp_path: Path) -> None:
+@in_spark
+def test_early_results(session: Session) -> None:
     """Of ten hours, the last is open; two thirds of what is in flight is of its last forty minutes."""
     rows = [
         {"county": county, "at": f"2026-01-01T{hour:02d}:{minute:02d}:00Z"}
@@ -297,10 +349,10 @@ def test_early_results(tmp_path: Path) -> None:
         for minute in range(60)
         for county in ("north", "south")
     ]
-    write(tmp_path / "votes", "1.json", rows)
-    run(block("python", 'job="election"'), tmp_path)
+    write(session.folder / "votes", "1.json", rows)
+    session.run(block("python", 'job="election"'))
     found = {
-        folder: {str(row["window"]): row["count"] for row in written(tmp_path / folder)}
+        folder: {str(row["window"]): row["count"] for row in written(session.folder / folder)}
         for folder in ("complete", "early")
     }
     # The promise is 08:59, and the percentile 09:19.

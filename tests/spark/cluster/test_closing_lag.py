@@ -13,7 +13,9 @@ from tests.support.server import Service
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
+@pytest.mark.parametrize(
+    "trigger", [pytest.param("processingTime", marks=pytest.mark.matrix), "availableNow"]
+)
 def test_closing_lag(spark: SparkSession, service: Service, tmp_path: Path, trigger: str) -> None:
     plain, ours = Chain(spark, tmp_path / "plain"), Chain(spark, tmp_path / "ours", service.url)
     for chain in (plain, ours):
