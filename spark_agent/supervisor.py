@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -57,6 +58,8 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
+_LOOK_MS: Final = 2_000
+"""How often a query that has nothing to read says so."""
 _WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
 
@@ -193,7 +196,9 @@ class Supervisor:
         self._in_flight = {
             stage.name: StageInFlight() for stage in assignment.sources if stage.percentiles
         }
-        self._watch_leases: list[Lease] = []
+        self._watch_leases: dict[str, Lease] = {}
+        self._progressed: Mapping[str, StageProgress] = {}
+        self._look_again_ms: int | None = None
         self._looked_ms: int | None = None
         self._watch_again_ms: int | None = None
         self._waits_because: str | None = None
@@ -467,6 +472,7 @@ class Supervisor:
             stage: each.input_ms for stage, each in promised.items() if each.input_ms is not None
         }
         self._committed_input_ms = max(reached.values(), default=None)
+        self._progressed = promised
         self._emitted_all = {
             stage: input_ms
             for stage, input_ms in reached.items()
@@ -672,16 +678,22 @@ class Supervisor:
             in_flight.told(self._report_shards(run, stage, reports, ttl_ms=ttl_ms))
 
     def _watch(self, run: int) -> None:
-        """Hold the leases of what the service may take for idle, while nothing is left to read.
-
-        That is what the lease proves. When a batch finds something to read, nobody renews it.
-        """
+        """Tell the service that the query looks and finds nothing, while that is so."""
         now_ms = self._clock.steady_ms()
         if not self._has_nothing_to_read(now_ms):
             self._end_watch()
+            self._look_again_ms = None
             return
-        if self._watch_again_ms is not None and now_ms < self._watch_again_ms:
-            return
+        if self._watch_again_ms is None or now_ms >= self._watch_again_ms:
+            self._hold_watched(run)
+            self._watch_again_ms = now_ms + _WATCH_MS // _RENEWALS_PER_LEASE
+        self._report_looks(run, now_ms)
+
+    def _hold_watched(self, run: int) -> None:
+        """Hold the leases of what the service may take for idle.
+
+        The lease proves that somebody looks. When a batch finds something to read, nobody renews it.
+        """
         self._watch_leases.clear()
         for stage in self._watched:
             if stage in self._in_flight:
@@ -692,18 +704,42 @@ class Supervisor:
                 if len(self._report_shards(run, stage, nothing, ttl_ms=_WATCH_MS)) == len(shards):
                     self._told_backlogs.discard(stage)
             elif shards and (lease := self._claim(run, stage, shards, ttl_ms=_WATCH_MS)):
-                self._watch_leases.append(lease)
+                self._watch_leases[stage] = lease
         for stage, input_ms in self._emitted_all.items():
             if stage in self._assignment.may_idle and input_ms != MAX_MS:
                 self._report_emitted(run, stage, input_ms)
-        self._watch_again_ms = now_ms + _WATCH_MS // _RENEWALS_PER_LEASE
+
+    def _report_looks(self, run: int, now_ms: int) -> None:
+        """Report every now and then that nothing is left to do, while that is so.
+
+        Else the processing watermark would stand at the last batch, as if work were waiting since then.
+        """
+        if self._look_again_ms is None:
+            self._look_again_ms = now_ms + _LOOK_MS
+        if now_ms < self._look_again_ms or self._committed_epoch < 0 or self._drained:
+            return
+        self._look_again_ms = now_ms + _LOOK_MS
+        job, nothing = self._assignment.job, RangeReport(records=0, backlog=0)
+        for stage, shards in self._not_final.items():
+            if stage not in self._watched:
+                self._report_shards(run, stage, dict.fromkeys(shards, nothing))
+            elif stage in self._watch_leases:
+                lease = self._watch_leases[stage]
+                with suppress(LeaseLost):  # to the next batch's tasks
+                    self._client.report(job, stage, lease, dict.fromkeys(lease.granted, nothing))
+        for stage, progress in self._progressed.items():
+            # A report that does not say it would end a range's idleness, which is reported on its own.
+            if stage not in self._emitted_all or stage not in self._assignment.may_idle:
+                lease = self._claim(run, stage, None)
+                if lease is not None:
+                    self._report_progress(stage, lease, progress)
 
     def _end_watch(self) -> None:
         """Give the leases back: they neither prove anything now, nor shall they look like lost ones."""
         self._watch_again_ms = None
-        leases, self._watch_leases = self._watch_leases, []
+        leases, self._watch_leases = self._watch_leases, {}
         if leases:
-            self._client.release(self._assignment.job, leases)
+            self._client.release(self._assignment.job, list(leases.values()))
 
     def _has_nothing_to_read(self, now_ms: int) -> bool:
         """Return whether the query has looked just now, and found nothing.
@@ -711,7 +747,7 @@ class Supervisor:
         What its last trigger found is known once that has ended. One that hangs, since its storage does
         not answer, proves nothing. A batch that has ended meanwhile is still in the inbox.
         """
-        if not (self._watched or self._assignment.may_idle) or not self._assignment.looks_often:
+        if not self._assignment.looks_often:
             return False
         if self._query is None or self._waits_because is not None:
             return False

@@ -5,8 +5,20 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
+from spark_agent import Pipeline
 from spark_agent.answers import HolderAnswer
-from tests.spark.flow import COUNTS, JOB, SOURCE, START_MS, Flow, Reading, steady, until
+from tests.spark.flow import (
+    COUNTS,
+    JOB,
+    SOURCE,
+    SPEC,
+    START_MS,
+    Flow,
+    Reading,
+    batches,
+    steady,
+    until,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -75,3 +87,25 @@ def test_what_a_window_keeps_back_is_named(flow: Flow) -> None:
         holder = held_by(flow)
         assert holder is not None
         assert holder["range"] == "left"
+
+
+def processed_ms(flow: Flow) -> int:
+    """The processing watermark of the counts, which is none before that of the sensors."""
+    return flow.client.show(JOB, COUNTS).get("processing_watermark") or 0
+
+
+@pytest.mark.parametrize("policy", [{}, {"idle": {"after_ms": 600_000, "then": "exclude"}}])
+def test_no_work_waits_while_there_is_nothing_to_read(
+    flow: Flow, policy: dict[str, object]
+) -> None:
+    spec = {**SPEC, SOURCE: {**SPEC[SOURCE], **policy}}
+    flow.write(steady(range(30)))
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the windows are closed")
+        done = until(lambda: processed_ms(flow), "a processing watermark")
+        before = batches(query)
+        until(lambda: processed_ms(flow) > done + 5_000, "it goes on without a batch")
+        assert batches(query) - before <= 2, "those that closed the windows"
+        flow.write(steady(range(30, 60)))
+        until(lambda: flow.output_of(COUNTS) == START_MS + 51_000, "and so does the query")
