@@ -16,6 +16,7 @@ from spark_agent.client import AggregatorError, Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import to_spark_ms
 from spark_agent.link import Offset
+from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -52,6 +53,13 @@ class EarlyFeed:
         self._next_ms: int | None = None
         self._missing_since_ms: int | None = None
         self._has_logged = False
+        self._is_away = False
+        self._checked = False
+
+    @property
+    def stage(self) -> str:
+        """The stage whose early results the query writes."""
+        return self._config.stage
 
     def next(self, at: Offset) -> Offset:
         """Return a control source's next offset, or `at` itself if the percentile has not advanced."""
@@ -62,6 +70,7 @@ class EarlyFeed:
                 self._next_ms = self._clock.steady_ms() + self._pause_ms
             self._log_missing(now_ms)
             target_ms = None if self._latest_ms is None else to_spark_ms(self._latest_ms)
+            self._check_checkpoint(at.watermark_ms, target_ms)
         if target_ms is None or (at.watermark_ms is not None and target_ms <= at.watermark_ms):
             return at
         return Offset(target_ms, at.turn + 1)
@@ -76,14 +85,35 @@ class EarlyFeed:
                 for each in sorted(config.inputs)
             ]
         except AggregatorError as error:
-            # The old value stays, and the query goes on.
-            _log.debug("stage %s: no percentile watermark: %s", config.stage, error)
+            if not self._is_away:
+                self._is_away = True
+                _log.warning(
+                    "stage %s: early results wait for the service, and the query goes on: %s",
+                    config.stage,
+                    error,
+                )
             self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, config.poll_ms))
             return
-        self._pause_ms = config.poll_ms
+        self._pause_ms, self._is_away = config.poll_ms, False
         known = [each for each in found if each is not None]
         if len(known) == len(found):
             self._latest_ms = min(known)
+
+    def _check_checkpoint(self, at_ms: int | None, target_ms: int | None) -> None:
+        """Log, once after the start, that the job is behind the query's checkpoint."""
+        if self._checked or target_ms is None:
+            return
+        self._checked = True
+        if at_ms is not None and target_ms < at_ms:
+            _log.warning(
+                "stage %s: the checkpoint of its early results is at %s, but its input's percentile "
+                "is only at %s: the job was reset, or its live store was lost. What is older than the "
+                "checkpoint is missing from the early results. To start over, give the query a new "
+                "checkpoint and an empty output",
+                self._config.stage,
+                instant_text(at_ms),
+                instant_text(target_ms),
+            )
 
     def _log_missing(self, now_ms: int) -> None:
         if self._latest_ms is not None or self._has_logged:

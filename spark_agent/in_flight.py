@@ -130,7 +130,7 @@ def _fewer(chunks: list[tuple[int, Sketch]]) -> list[tuple[int, Sketch]]:
 
 
 class StageInFlight:
-    """What a source's shards have in flight, as the driver knows it from the batches of its query."""
+    """What a source's shards have in flight, as the driver knows it from the batches that it has run."""
 
     def __init__(self) -> None:
         self._sketches: dict[str, Sketch] = {}
@@ -148,6 +148,11 @@ class StageInFlight:
             del self._sketches[shard]
             self._unreported.add(shard)
 
+    def clear(self) -> None:
+        """Forget everything: the job starts over."""
+        self._sketches.clear()
+        self._unreported.clear()
+
     def unreported(self, most: int) -> dict[str, InFlight]:
         """Return what the service has not been told, of so many shards at most."""
         return {shard: self._of(shard) for shard in sorted(self._unreported)[:most]}
@@ -157,6 +162,10 @@ class StageInFlight:
         if sketch is None or sketch.is_empty():
             return NOTHING_IN_FLIGHT
         return InFlight(sketch.n, sketch.serialize())
+
+    def repeat(self) -> None:
+        """Tell the service again: it may have lost what it was told."""
+        self._unreported.update(self._sketches)
 
     def told(self, shards: Iterable[str]) -> None:
         """Note that the service has been told of these shards."""

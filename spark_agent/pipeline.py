@@ -43,6 +43,7 @@ from spark_agent.durations import Duration, duration_ms
 from spark_agent.early import EarlyConfig, EarlyFeed
 from spark_agent.event_router import EventRouter
 from spark_agent.feed import Feed, FeedConfig
+from spark_agent.in_flight import StageInFlight
 from spark_agent.link import Hold, LinkServer, NotStartedError, Offset
 from spark_agent.reporting import (
     QUERY_PROPERTY,
@@ -167,6 +168,12 @@ class Pipeline:
         self._reports: dict[str, ReportCall] = {}
         self._feeds: dict[str, tuple[str, Feed | EarlyFeed | None]] = {}
         self._early: list[tuple[StreamingQuery, EarlyFeed]] = []
+        # It outlives a query: what the next one reads may be only the end of what is in flight.
+        self._in_flight = {
+            stage.name: StageInFlight()
+            for stage in self._stages.values()
+            if stage.role == "source" and stage.percentiles
+        }
         self._token = token_hex(16)
         self._link = LinkServer(self._token, self._next_offset)
         self._plans = plan.PlanReader(self._spark)
@@ -499,6 +506,9 @@ class Pipeline:
             run=run,
             open_run=self._open_run,
             tallies=self._tallies,
+            in_flight={
+                stage.name: self._in_flight[stage.name] for stage in sources if stage.percentiles
+            },
             clock=self._clock,
         )
         holder: list[StreamingQuery] = []
@@ -607,12 +617,15 @@ class Pipeline:
         with self._lock:
             self._remove_ended()
             running = [stage for _, supervisor in self._started for stage in supervisor.stages]
+            running += [f"early results of {feed.stage}" for _, feed in self._early]
             if running:
                 raise RuntimeError(
                     f"a query of this pipeline still executes {', '.join(running)}: stop it before "
                     f"reset()"
                 )
             self._client.reset(self._job)
+            for in_flight in self._in_flight.values():
+                in_flight.clear()
 
     def stop(self) -> None:
         """Stop the queries that still run, and commit what they have done."""

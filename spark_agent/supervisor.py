@@ -60,6 +60,8 @@ _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
 _LOOK_MS: Final = 2_000
 """How often a query that has nothing to read says so."""
+_REPEAT_MS: Final = 20_000
+"""How often the service is told anew what is in flight. It is soft state there, and may be lost."""
 _WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
 
@@ -160,8 +162,10 @@ class Supervisor:
         run: int | None,
         open_run: Callable[[Sequence[str]], int],
         tallies: Tallies,
+        in_flight: Mapping[str, StageInFlight],
         clock: Clock,
     ) -> None:
+        """`in_flight` is of the sources that have percentile watermarks."""
         self._assignment = assignment
         self._client = client
         self._run = run
@@ -193,9 +197,8 @@ class Supervisor:
         self._shutdown_deadline_ms: int | None = None
         self._watched = [stage.name for stage in assignment.sources if stage.has_idle_policy]
         self._told_backlogs = set(self._watched)  # perhaps by the driver before this one
-        self._in_flight = {
-            stage.name: StageInFlight() for stage in assignment.sources if stage.percentiles
-        }
+        self._in_flight = in_flight
+        self._repeat_in_flight_ms: int | None = None
         self._watch_leases: dict[str, Lease] = {}
         self._progressed: Mapping[str, StageProgress] = {}
         self._look_again_ms: int | None = None
@@ -668,7 +671,13 @@ class Supervisor:
         The tasks cannot: they do not know of the batches before. A shard that a task of the next batch
         already holds is denied, and is reported after that.
         """
+        now_ms = self._clock.steady_ms()
+        is_due = self._repeat_in_flight_ms is None or now_ms >= self._repeat_in_flight_ms
+        if is_due:
+            self._repeat_in_flight_ms = now_ms + _REPEAT_MS
         for stage, in_flight in self._in_flight.items():
+            if is_due:
+                in_flight.repeat()
             ttl_ms = _WATCH_MS if stage in self._watched else None
             # Without rows: those were reported by the tasks.
             reports = {

@@ -31,6 +31,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
+from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
 
@@ -155,6 +156,36 @@ def test_a_query_of_sources_alone_has_percentiles(
     until(advanced, "percentiles of the second batch")
     assert query.isActive
     assert early.checkpoint.exists() is False
+
+
+def test_what_is_in_flight_outlives_a_query_and_the_live_store(
+    flow: Flow, pipeline: Pipeline, service: Service
+) -> None:
+    """Half a minute in each of two runs, while the promise is a minute behind."""
+    flow.files_per_batch = None
+    for first in (60, 90):
+        flow.write(steady(range(first, first + 30)))
+        query = flow.start(pipeline, flow.source(pipeline, MINUTE))
+        until(
+            lambda end=first + 26: flow.output_of(SOURCE) == START_MS + (end - 60) * 1_000,
+            "it is read",
+        )
+        if first == 60:
+            query.stop()
+    exact = 119 - 60 // 3 - 2
+    found = until(lambda: percentiles(flow), "percentiles")
+    assert abs(found[0] - exact) <= 3
+    service.kill()
+    service.start()
+    until(lambda: percentiles(flow), "the driver says it again")
+
+
+def test_nothing_is_reset_under_early_results(flow: Flow, pipeline: Pipeline, early: Early) -> None:
+    query = early.start()
+    with pytest.raises(RuntimeError, match=f"early results of {COUNTS}: stop it"):
+        pipeline.reset()
+    query.stop()
+    pipeline.reset()
 
 
 def test_early_results_of_what_is_there(flow: Flow, pipeline: Pipeline, early: Early) -> None:
