@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from spark_agent.async_client import AsyncClient
     from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
     from spark_agent.operators import UnsoundPlanError
-    from spark_agent.pipeline import FinalSourceError, Pipeline, StageTakenError
+    from spark_agent.pipeline import Pipeline, StageTakenError
+    from spark_agent.starting import FinalSourceError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
 __all__ = [
@@ -47,7 +48,7 @@ _MODULES = {
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client",
-    "FinalSourceError": "spark_agent.pipeline",
+    "FinalSourceError": "spark_agent.starting",
     "Pipeline": "spark_agent.pipeline",
     "StageTakenError": "spark_agent.pipeline",
     "StageWatermark": "spark_agent.client",

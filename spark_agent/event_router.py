@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from spark_agent.plan import CommittedBatch
-from spark_agent.supervisor import Signal, Supervisor
+from spark_agent.supervision.supervisor import Signal, Supervisor
 
 _EARLY_EVENTS: Final = 1_000
 

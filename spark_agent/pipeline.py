@@ -6,28 +6,33 @@ import itertools
 import logging
 import os
 import re
-import shutil
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from uuid import uuid4
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructField, StructType, TimestampType
 
 from spark_agent import control_source, plan
-from spark_agent.arrow import has_type, watch_column, watch_two_columns
+from spark_agent.arguments import (
+    AVAILABLE_NOW,
+    ONCE,
+    check_is_writer,
+    check_session,
+    check_strategy,
+    check_url,
+    check_writer,
+)
+from spark_agent.arrow import watch_column, watch_two_columns
 from spark_agent.checks import EarlyStage, QueryStages, ReportCall, check, check_early
 from spark_agent.client import (
     AggregatorError,
@@ -38,6 +43,16 @@ from spark_agent.client import (
     Unavailable,
 )
 from spark_agent.clock import Clock, SystemClock
+from spark_agent.columns import (
+    by_shard,
+    check_column,
+    check_time,
+    column,
+    control_schema,
+    event_time_of,
+    quoted,
+    time_of,
+)
 from spark_agent.control_source import ControlSource
 from spark_agent.durations import Duration, duration_ms
 from spark_agent.early import EarlyConfig, EarlyFeed
@@ -53,8 +68,16 @@ from spark_agent.reporting import (
     SourceReporter,
 )
 from spark_agent.spec import StageSpec, ancestors, check_name, read_spec, upstream
+from spark_agent.starting import (
+    caps_ms,
+    check_inputs_final,
+    check_not_final,
+    check_percentile,
+    check_settings,
+)
 from spark_agent.strategies import Strategy
-from spark_agent.supervisor import Assignment, QueryHandle, Signal, Supervisor
+from spark_agent.supervision.assignment import Assignment, QueryHandle
+from spark_agent.supervision.supervisor import Signal, Supervisor
 from spark_agent.tally import Tallies, TallyParam
 from spark_agent.throttle import SourceThrottle, ThrottleConfig
 
@@ -71,25 +94,9 @@ _THROTTLE_PATIENCE_MS: Final = 30_000
 _OFTEN_MS: Final = 1_000
 """A query that looks for new data less often cannot say that a shard is quiet now."""
 
-_MOST_PERCENT: Final = 99
-
-_MAX_ASSIGNED_SHARDS: Final = 64
-"""Up to this many shards are assigned to tasks one by one; more are hashed."""
-
-_AVAILABLE_NOW: Final = "AvailableNowTrigger"
-_ONCE: Final = "OneTimeTrigger"
-_UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
-    "ContinuousTrigger": "continuous processing has no micro-batches, and those are tidegauge's epochs",
-    "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
-}
-
 
 def _short_id() -> str:
     return uuid4().hex[:12]
-
-
-class FinalSourceError(ValueError):
-    """A source is final: it has promised that it emits nothing more."""
 
 
 class StageTakenError(ValueError):
@@ -135,10 +142,10 @@ class Pipeline:
         (`NotAllowed`: it rejects the key),
         and `RuntimeError` for Spark Connect, or if Spark's workers would run a different Python.
         """
-        _check_url(url)
+        check_url(url)
         check_name("job", job)
         self._spark = spark or SparkSession.builder.getOrCreate()
-        _check_session(self._spark)
+        check_session(self._spark)
         self._url = url
         self._job = job
         self._stages = read_spec(spec)
@@ -234,9 +241,9 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._stage(stage, "source")
-        _check_strategy(strategy)
-        _check_column(frame, shard)
-        _check_time(frame, event_time)
+        check_strategy(strategy)
+        check_column(frame, shard)
+        check_time(frame, event_time)
         target = self._target(stage, partitioned_by_shard=partitioned_by_shard)
         reporter = SourceReporter(
             target,
@@ -252,10 +259,10 @@ class Pipeline:
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
-            frame = _by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
+            frame = by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
         mark = f"{plan.SOURCE_MARK}{next(self._numbers)}.{stage}"
-        shards = _column(shard).cast("string")
-        return watch_two_columns(frame, mark, reporter, shards, _column(event_time))
+        shards = column(shard).cast("string")
+        return watch_two_columns(frame, mark, reporter, shards, column(event_time))
 
     def watermarked(
         self,
@@ -282,8 +289,8 @@ class Pipeline:
         """
         self._stage(stage, "keyed stage")
         if percentile is not None:
-            self._check_percentile(stage, percentile)
-        _check_time(frame, event_time)
+            check_percentile(self._stages, stage, percentile)
+        check_time(frame, event_time)
         if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
@@ -327,7 +334,7 @@ class Pipeline:
                 port=str(self._link.port),
                 token=self._token,
                 timeoutMs=str(3 * self._patience_ms + _LINK_MARGIN_MS),
-                schema=_control_schema(frame).json(),
+                schema=control_schema(frame).json(),
                 pollMs=str(self._poll_ms),
                 eventTime=event_time,
                 delayMs=str(delay_ms),
@@ -337,21 +344,11 @@ class Pipeline:
             .load()
         )
         if not is_gate:
-            rows = rows.withWatermark(_quoted(event_time), f"{delay_ms} milliseconds")
+            rows = rows.withWatermark(quoted(event_time), f"{delay_ms} milliseconds")
         return rows.filter(
-            (_column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
+            (column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
             | (F.spark_partition_id() < 0)
         )
-
-    def _check_percentile(self, stage: str, percentile: int) -> None:
-        if type(percentile) is not int or not 1 <= percentile <= _MOST_PERCENT:
-            raise ValueError(f"percentile {percentile!r} is not one: write 1 to {_MOST_PERCENT}")
-        for above in sorted(upstream(self._stages, stage, ())):
-            if percentile not in self._stages[above].percentiles:
-                raise ValueError(
-                    f"stage {stage!r} reads {above!r}, which does not declare this percentile: add "
-                    f'"percentiles": [{percentile}] to {above!r} in the specification'
-                )
 
     def report(
         self,
@@ -386,7 +383,7 @@ class Pipeline:
             )
         if on_early not in {"count", "fail"}:
             raise ValueError(f"on_early {on_early!r} is not known: write 'count' or 'fail'")
-        event_time = _event_time(frame, stage, event_time)
+        event_time = event_time_of(frame, stage, event_time)
         mark = f"{plan.RANGES_MARK}{next(self._numbers)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
         self._reports[mark] = ReportCall(stage, event_time, delay_ms)
@@ -396,7 +393,7 @@ class Pipeline:
             has_event_time=event_time is not None,
             fail_on_early=on_early == "fail",
         )
-        times = F.spark_partition_id() if event_time is None else _time_of(frame, event_time)
+        times = F.spark_partition_id() if event_time is None else time_of(frame, event_time)
         return watch_column(frame, mark, reporter, times)
 
     def start(
@@ -427,8 +424,8 @@ class Pipeline:
         `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`; `NotAllowed` if the service does not
         accept the key.
         """
-        _check_is_writer(writer)
-        trigger = _check_writer(writer, bounded=bounded)
+        check_is_writer(writer)
+        trigger = check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
         if on_lost_checkpoint not in {"stop", "continue"}:
@@ -439,18 +436,18 @@ class Pipeline:
         early = check_early(tree)
         if early is not None:
             controls = [node.control for node in tree.walk() if node.control is not None]
-            self._check_settings(controls)
+            check_settings(self._spark, controls)
             return self._start_early(writer, early, controls, trigger, bounded=bounded)
         query_stages = check(tree, self._stages, self._reports)
         controls = [node.control for node in tree.walk() if node.control is not None]
-        self._check_settings([each for each in controls if not each.is_gate])
+        check_settings(self._spark, [each for each in controls if not each.is_gate])
         with self._lock:
             self._remove_ended()
             self._check_not_taken([*query_stages.sources, *query_stages.promises])
             watermarks = self._fetch_watermarks()
-            self._check_not_final(query_stages, watermarks, bounded=bounded)
-            if bounded and trigger == _AVAILABLE_NOW:
-                self._check_inputs_final(query_stages, watermarks)
+            check_not_final(self._job, query_stages, watermarks, bounded=bounded)
+            if bounded and trigger == AVAILABLE_NOW:
+                check_inputs_final(self._stages, query_stages, watermarks)
             return self._start(
                 writer,
                 query_stages,
@@ -474,7 +471,7 @@ class Pipeline:
         on_fenced: str,
         on_lost_checkpoint: str,
     ) -> StreamingQuery:
-        available_now = trigger == _AVAILABLE_NOW
+        available_now = trigger == AVAILABLE_NOW
         sources = [self._stages[each] for each in query_stages.sources]
         keyed = [self._stages[each] for each in query_stages.promises]
         inputs = {each: ancestors(self._stages, each) for each in query_stages.promises}
@@ -516,7 +513,7 @@ class Pipeline:
             FeedConfig(
                 job=self._job,
                 promises=query_stages.promises,
-                caps_ms=self._caps_ms(query_stages, watermarks) if available_now else {},
+                caps_ms=caps_ms(self._stages, query_stages, watermarks) if available_now else {},
                 inputs=inputs,
                 bounded=bounded,
                 ends_when_idle=available_now,
@@ -528,7 +525,7 @@ class Pipeline:
             progress=lambda: plan.last_progress(holder[0]) if holder else None,
             clock=self._clock,
             throttle=self._source_throttle(
-                name, query_stages, ends=bounded or available_now or trigger == _ONCE
+                name, query_stages, ends=bounded or available_now or trigger == ONCE
             ),
             is_active=lambda: not holder or plan.is_active(holder[0]),
         )
@@ -576,7 +573,7 @@ class Pipeline:
             stage=early.stage,
             inputs=upstream(self._stages, early.stage, ()),
             percentile=early.percentile,
-            stays=trigger in {_AVAILABLE_NOW, _ONCE},
+            stays=trigger in {AVAILABLE_NOW, ONCE},
             poll_ms=self._poll_ms,
         )
         feed = EarlyFeed(config, client=self._client, clock=self._clock)
@@ -692,20 +689,6 @@ class Pipeline:
                         f"watermarked(), or declare a source stage for each"
                     )
 
-    def _check_settings(self, controls: Sequence[plan.Control]) -> None:
-        several = "spark.sql.streaming.statefulOperator.allowMultiple"
-        if str(self._spark.conf.get(several, "true")).lower() != "true":
-            raise ValueError(
-                f"{several} is off. Then Spark does not give each operator its own watermark, which "
-                f"a stage's promise relies on: leave it at true"
-            )
-        policy = self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
-        if len(controls) > 1 and str(policy).lower() != "min":
-            raise ValueError(
-                f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several calls of "
-                f"watermarked() in one query it must be 'min'"
-            )
-
     def _fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
         """Fetch all watermarks, before the query's sources fix what they will read."""
         try:
@@ -715,73 +698,6 @@ class Pipeline:
         except AggregatorError as error:
             _log.warning("job %s: its watermarks are not known yet: %s", self._job, error)
             return None
-
-    def _check_not_final(
-        self,
-        query_stages: QueryStages,
-        watermarks: Mapping[str, StageWatermark] | None,
-        *,
-        bounded: bool,
-    ) -> None:
-        """Refuse to run a final source again, but let an interrupted bounded run finish."""
-        if watermarks is None:
-            return
-        final = [
-            each for each in query_stages.sources if each in watermarks and watermarks[each].final
-        ]
-        unfinished = [
-            each
-            for each in query_stages.promises
-            if each in watermarks and not watermarks[each].final
-        ]
-        if not final or (bounded and unfinished):
-            return
-        raise FinalSourceError(
-            f"source {final[0]!r} of job {self._job!r} is final: a bounded query has promised that "
-            f"nothing more comes from it, so anything it read now would be late. To run it again, "
-            f"start the job over with Pipeline.reset() or `tidegauge reset {self._job}`, with new "
-            f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
-        )
-
-    def _check_inputs_final(
-        self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None
-    ) -> None:
-        """Refuse a last run that reads what is there now, while the stages above it still go on."""
-        if watermarks is None or query_stages.sources:
-            return
-        for stage in query_stages.promises:
-            for other in sorted(upstream(self._stages, stage, query_stages.promises)):
-                if other in watermarks and not watermarks[other].final:
-                    raise ValueError(
-                        f"stage {stage!r} would end too early: a bounded availableNow query reads what "
-                        f"is there at its start, but its upstream stage {other!r} is not final yet. "
-                        f"Start it once the query of {other!r} has ended, leave out bounded=True, or "
-                        f"let it wait: trigger(processingTime='0 seconds')"
-                    )
-
-    def _caps_ms(
-        self, query_stages: QueryStages, watermarks: Mapping[str, StageWatermark] | None
-    ) -> dict[str, int | None]:
-        """Cap the input watermarks of an `availableNow` run's stages that read other queries' output.
-
-        Such a run reads what was there at its start. A watermark that another query publishes later
-        covers rows that this run will not read. One published before the start does not.
-        """
-        executed = {*query_stages.sources, *query_stages.promises}
-        caps_ms: dict[str, int | None] = {}
-        for stage in query_stages.promises:
-            others = upstream(self._stages, stage, executed)
-            if not others:
-                continue
-            if watermarks is None:
-                caps_ms[stage] = None
-            elif not query_stages.sources:
-                caps_ms[stage] = watermarks[stage].input_ms
-            else:
-                outputs = [watermarks[other].output_ms for other in others]
-                known = [output for output in outputs if output is not None]
-                caps_ms[stage] = min(known) if len(known) == len(outputs) else None
-        return caps_ms
 
     def _declare(self) -> None:
         try:
@@ -874,35 +790,6 @@ def _stop_quietly(query: StreamingQuery) -> None:
         _log.info("query %s did not stop cleanly", query.id, exc_info=True)
 
 
-def _column(name: str) -> Column:
-    """Refer to a column, whatever characters its name contains."""
-    return F.col(_quoted(name))
-
-
-def _quoted(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))
-
-
-def _by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -> DataFrame:
-    """Bring all rows of a shard into one task, with the shards spread evenly over the tasks.
-
-    Hashing spreads a few names unevenly: two tasks might get three and five of eight shards, and each
-    batch would wait for the slower one. It spreads many names well enough, and looking up each row's
-    name in a long list would cost more than it saves.
-    """
-    if len(shards) > _MAX_ASSIGNED_SHARDS:
-        return frame.repartition(tasks, _column(shard))
-    names = F.array(*[F.lit(name) for name in shards])
-    return frame.repartitionById(
-        tasks, F.array_position(names, _column(shard).cast("string")).cast("int")
-    )
-
-
-def _time_of(frame: DataFrame, name: str) -> Column:
-    column = _column(name)
-    return column if isinstance(frame.schema[name].dataType, TimestampType) else column["end"]
-
-
 def _throttled(throttle: Mapping[str, Any], stages: Mapping[str, StageSpec]) -> set[str]:
     """Return the stages that a job's `throttle` may hold back."""
     found = {stage for group in throttle.get("groups", ()) for stage in group["stages"]}
@@ -914,131 +801,3 @@ def _throttled(throttle: Mapping[str, Any], stages: Mapping[str, StageSpec]) -> 
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "driver"
-
-
-def _control_schema(frame: DataFrame) -> StructType:
-    """Return the data's columns, all nullable, as control rows set only the event time.
-
-    Raises `ValueError` for a type that Arrow does not support.
-    """
-    for field in frame.schema:
-        if not has_type(field):
-            raise ValueError(
-                f"column {field.name!r} is of type {field.dataType.simpleString()}, which cannot pass "
-                f"through watermarked(): cast it, or leave it out"
-            )
-    return StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
-
-
-def _is_window(field: StructField) -> bool:
-    data_type = field.dataType
-    return (
-        isinstance(data_type, StructType)
-        and data_type.names == ["start", "end"]
-        and isinstance(data_type["end"].dataType, TimestampType)
-    )
-
-
-def _event_time(frame: DataFrame, stage: str, name: str | None) -> str | None:
-    """Find the column that dates a stage's rows; None if none does. Raises `ValueError`."""
-    candidates = [
-        field.name
-        for field in frame.schema
-        if isinstance(field.dataType, TimestampType) or _is_window(field)
-    ]
-    if name is None:
-        if len(candidates) > 1:
-            raise ValueError(
-                f"stage {stage!r}: {', '.join(candidates)} could each be the event time of its "
-                f"output: name one, report(…, event_time={candidates[-1]!r})"
-            )
-        return candidates[0] if candidates else None
-    _check_column(frame, name)
-    if name not in candidates:
-        data_type = frame.schema[name].dataType.simpleString()
-        raise ValueError(
-            f"event time {name!r} is of type {data_type}; it must be a timestamp (with local time zone) "
-            f"or a window"
-        )
-    return name
-
-
-def _check_is_writer(writer: object) -> None:
-    if not isinstance(writer, DataStreamWriter):
-        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that start() refuses)
-            f"start() takes the writer that frame.writeStream… returns, not {writer!r}"
-        )
-
-
-def _check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
-    """Check a writer's options, and return its trigger's name. Raises `ValueError`."""
-    trigger = plan.trigger_of(writer)
-    if trigger in _UNSUPPORTED_TRIGGERS:
-        raise ValueError(
-            f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
-            f"availableNow"
-        )
-    if bounded and trigger == _ONCE:
-        raise ValueError(
-            "a bounded query needs more than one batch to emit its last windows: use "
-            "trigger(availableNow=True) instead of once=True"
-        )
-    if plan.output_mode_of(writer) == "complete":
-        raise ValueError(
-            "complete mode rewrites every window in each batch, however old, so no watermark can "
-            "hold for the query's output: use append, or update, and let the reader keep the newest "
-            "row of each window"
-        )
-    if plan.is_async(writer):
-        raise ValueError(
-            "asyncProgressTrackingEnabled commits batches some time after they ran: leave it out"
-        )
-    return trigger
-
-
-def _check_session(spark: SparkSession) -> None:
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise RuntimeError(
-            "Spark Connect is not supported: tidegauge needs accumulators, local properties and the "
-            "query's plan, which a Connect client does not have. Run the driver as a classic Spark "
-            "application (spark-submit, or SparkSession.builder.master(…))"
-        )
-    worker = shutil.which(spark.sparkContext.pythonExec)
-    if worker is None or Path(worker).parent != Path(sys.executable).parent:
-        raise RuntimeError(
-            f"Spark's Python workers would run {spark.sparkContext.pythonExec!r}, not "
-            f"{sys.executable!r}, and lack its packages: set the environment variable "
-            f"PYSPARK_PYTHON to sys.executable before the session starts"
-        )
-
-
-def _check_url(url: object) -> None:
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        raise ValueError(f"url {url!r} is not a service's URL: write it like http://host:8000")
-
-
-def _check_strategy(strategy: object) -> None:
-    if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
-        raise ValueError(  # noqa: TRY004  (as above)
-            f"strategy {strategy!r} is not a strategy: write BoundedOutOfOrderness('10 minutes') or "
-            f"Ascending()"
-        )
-
-
-def _check_column(frame: DataFrame, name: object) -> None:
-    if not isinstance(name, str):
-        raise ValueError(  # noqa: TRY004  (as above)
-            f"give a column's name, a string, not {name!r}"
-        )
-    if name not in frame.columns:
-        raise ValueError(f"there is no column {name!r}; there are {', '.join(frame.columns)}")
-
-
-def _check_time(frame: DataFrame, name: str) -> None:
-    _check_column(frame, name)
-    data_type = frame.schema[name].dataType
-    if not isinstance(data_type, TimestampType):
-        raise ValueError(  # noqa: TRY004  (the column's name has the right type, its value is wrong)
-            f"event time {name!r} is of type {data_type.simpleString()}; it must be a timestamp (with "
-            f"local time zone)"
-        )

@@ -2,7 +2,7 @@
 
 It travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
 completes the batch, so the driver has all of them when it commits the epoch, and can report what
-did not reach the service (see `spark_agent.supervisor`).
+did not reach the service (see `spark_agent.supervision`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent import Pipeline
+from spark_agent import FinalSourceError, Pipeline
 from spark_agent.client import MAX_MS, RangeReport, Rank
-from spark_agent.pipeline import FinalSourceError
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,

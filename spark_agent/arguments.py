@@ -1,0 +1,87 @@
+"""Checks of what the user passes to a pipeline."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent import plan
+
+AVAILABLE_NOW: Final = "AvailableNowTrigger"
+ONCE: Final = "OneTimeTrigger"
+_UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
+    "ContinuousTrigger": "continuous processing has no micro-batches, and those are tidegauge's epochs",
+    "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
+}
+
+
+def check_is_writer(writer: object) -> None:
+    """Refuse what is not a writer. Raises `ValueError`."""
+    if not isinstance(writer, DataStreamWriter):
+        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that start() refuses)
+            f"start() takes the writer that frame.writeStream… returns, not {writer!r}"
+        )
+
+
+def check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
+    """Check a writer's options, and return its trigger's name. Raises `ValueError`."""
+    trigger = plan.trigger_of(writer)
+    if trigger in _UNSUPPORTED_TRIGGERS:
+        raise ValueError(
+            f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
+            f"availableNow"
+        )
+    if bounded and trigger == ONCE:
+        raise ValueError(
+            "a bounded query needs more than one batch to emit its last windows: use "
+            "trigger(availableNow=True) instead of once=True"
+        )
+    if plan.output_mode_of(writer) == "complete":
+        raise ValueError(
+            "complete mode rewrites every window in each batch, however old, so no watermark can "
+            "hold for the query's output: use append, or update, and let the reader keep the newest "
+            "row of each window"
+        )
+    if plan.is_async(writer):
+        raise ValueError(
+            "asyncProgressTrackingEnabled commits batches some time after they ran: leave it out"
+        )
+    return trigger
+
+
+def check_session(spark: SparkSession) -> None:
+    """Refuse Spark Connect, and workers that run another Python. Raises `RuntimeError`."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise RuntimeError(
+            "Spark Connect is not supported: tidegauge needs accumulators, local properties and the "
+            "query's plan, which a Connect client does not have. Run the driver as a classic Spark "
+            "application (spark-submit, or SparkSession.builder.master(…))"
+        )
+    worker = shutil.which(spark.sparkContext.pythonExec)
+    if worker is None or Path(worker).parent != Path(sys.executable).parent:
+        raise RuntimeError(
+            f"Spark's Python workers would run {spark.sparkContext.pythonExec!r}, not "
+            f"{sys.executable!r}, and lack its packages: set the environment variable "
+            f"PYSPARK_PYTHON to sys.executable before the session starts"
+        )
+
+
+def check_url(url: object) -> None:
+    """Refuse what is not a service's URL. Raises `ValueError`."""
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ValueError(f"url {url!r} is not a service's URL: write it like http://host:8000")
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse what is not a strategy. Raises `ValueError`."""
+    if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
+        raise ValueError(  # noqa: TRY004  (as above)
+            f"strategy {strategy!r} is not a strategy: write BoundedOutOfOrderness('10 minutes') or "
+            f"Ascending()"
+        )

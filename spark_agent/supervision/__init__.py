@@ -1,0 +1,1 @@
+"""The driver's part of reporting: one supervisor for each started query."""

@@ -1,0 +1,82 @@
+"""What a supervisor looks after, how it controls it, and what it knows of the last epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spark_agent.client import StageProgress
+from spark_agent.operators import Promise
+from spark_agent.spec import StageSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A started query, and the stages that it executes."""
+
+    job: str
+    query: str
+    """The name of this start of the query, which its tasks use too."""
+    sources: Sequence[StageSpec]
+    keyed: Sequence[StageSpec]
+    promises: Mapping[str, Promise]
+    """How each keyed stage's promise follows from Spark's watermark."""
+    bounded: bool
+    ttl_ms: int
+    stops_when_fenced: bool = True
+    stops_when_rereading: bool = True
+    """Whether it fails if its checkpoint is behind the job."""
+    reads_all: bool = True
+    """Whether each batch reads all available data: no source is rate limited."""
+    looks_often: bool = True
+    """Whether it looks for new data all the time, so that what its last trigger found is of now."""
+    may_idle: Collection[str] = ()
+    """The keyed stages below a source that may be idle."""
+    inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    """By keyed stage: every stage that its input watermark depends on."""
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of all stages."""
+        return [stage.name for stage in (*self.sources, *self.keyed)]
+
+    @property
+    def watched(self) -> list[str]:
+        """The sources whose shards the service may take for idle."""
+        return [stage.name for stage in self.sources if stage.has_idle_policy]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryHandle:
+    """How a supervisor controls and inspects its query."""
+
+    stop: Callable[[], None]
+    """Stop it, once its stages are final."""
+    fail: Callable[[str], None]
+    """Make it fail with this error."""
+    has_no_new_data: Callable[[], bool]
+    """Whether its latest trigger found no new data in any source."""
+    has_just_found_nothing: Callable[[], bool]
+    """Whether no trigger runs now, and the latest one found no new data."""
+    failed: Callable[[], bool]
+    """Whether it has ended with an error."""
+    has_control_sources: bool = True
+    """Whether it has control sources; if so, the feed detects when its input is drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What holds after the last epoch that was committed to the service."""
+
+    epoch: int = -1
+    """-1: none has been committed since the query started."""
+    progress: Mapping[str, StageProgress] = field(default_factory=dict[str, StageProgress])
+    """By keyed stage: how far it is; none while Spark has no watermark."""
+    emitted_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The input watermark of each keyed stage that keeps nothing that has not come out."""
+
+    @property
+    def input_ms(self) -> int | None:
+        """The furthest input watermark of its keyed stages."""
+        reached = [each.input_ms for each in self.progress.values() if each.input_ms is not None]
+        return max(reached, default=None)

@@ -1,0 +1,521 @@
+"""The driver's part of reporting: one supervisor for each started query.
+
+On a thread of its own, it commits each epoch to the service once Spark has committed the batch, in
+order. It reports what the tasks could not, because the service was unavailable, or was killed with
+reports that waited for their commit. That is safe: Spark has committed the batch, so the driver
+knows what holds from then on. While nothing is left to read, it says so. Once a bounded query has
+drained its input, it makes the sources final, and ends the query when all of its stages are final.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from typing import Final
+
+from spark_agent.client import (
+    MAX_MS,
+    AggregatorError,
+    Client,
+    InputAhead,
+    RangeReport,
+    StageProgress,
+    StaleEpoch,
+    StaleRun,
+    UnknownJob,
+)
+from spark_agent.clock import Clock
+from spark_agent.control_source import END_MS
+from spark_agent.diagnostics import log_missing_inputs, log_unfinished
+from spark_agent.in_flight import StageInFlight
+from spark_agent.plan import CommittedBatch
+from spark_agent.spec import StageSpec
+from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
+from spark_agent.supervision.in_flight import InFlightReports
+from spark_agent.supervision.pending import PendingReports, add_reports
+from spark_agent.supervision.quiet import QuietWatch
+from spark_agent.supervision.reporter import DriverReporter
+from spark_agent.supervision.row_counts import RowCounts
+from spark_agent.tally import Count, Tallies, pop_tallies
+
+_log: Final = logging.getLogger("spark_agent")
+
+_LAST_EPOCH: Final = 2**63 - 1
+_TICK_MS: Final = 200
+_LONGEST_PAUSE_MS: Final = 5_000
+_SHUTDOWN_GRACE_MS: Final = 2_000
+_RENEWALS_PER_LEASE: Final = 3
+"""How many times a lease that the driver keeps is renewed before it would run out."""
+_LOG_AGAIN_MS: Final = 60_000
+"""How often an error that comes again is logged."""
+
+
+class Signal(Enum):
+    """What a supervisor is notified of, besides committed batches."""
+
+    DRAINED = auto()
+    """The query has read everything its sources had."""
+    ENDED = auto()
+    """The query has terminated."""
+    STOP = auto()
+    """The pipeline is being stopped."""
+
+
+class Supervisor:
+    """Supervises one query until it ends. Only its own thread touches its state.
+
+    The public methods are thread-safe.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        client: Client,
+        run: int | None,
+        open_run: Callable[[Sequence[str]], int],
+        tallies: Tallies,
+        in_flight: Mapping[str, StageInFlight],
+        clock: Clock,
+    ) -> None:
+        """`in_flight` is of the sources that have percentile watermarks."""
+        self._assignment = assignment
+        self._client = client
+        self._run = run
+        self._open_run = open_run
+        self._tallies = tallies
+        self._query: QueryHandle | None = None
+        self._failure: str | None = None
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[CommittedBatch | Signal] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run_thread, name=f"tidegauge-{assignment.query}", daemon=True
+        )
+        self._step_done = threading.Condition()
+        self._failing = False
+        self._uncommitted: CommittedBatch | None = None
+        self._latest_epoch = -1
+        self._committed = Committed()
+        self._pending = PendingReports()
+        self._drained = False
+        self._not_final: dict[str, set[str]] = {
+            stage.name: set(stage.shards) for stage in assignment.sources
+        }
+        self._stop_requested = False
+        self._logged: dict[type[AggregatorError], int] = {}
+        self._shutdown_deadline_ms: int | None = None
+        self._waits_because: str | None = None
+        self._renew_leases_ms: int | None = None
+        self._counts = RowCounts(assignment.job)
+        self._in_flight = InFlightReports(in_flight, assignment.watched, clock)
+        self._quiet = QuietWatch(
+            assignment,
+            self._not_final,
+            client=client,
+            tallies=tallies,
+            in_flight=self._in_flight,
+            clock=clock,
+        )
+
+    def start(self) -> None:
+        """Start the thread. Batches that Spark commits before `attach` are handled too."""
+        self._thread.start()
+
+    def attach(self, query: QueryHandle) -> None:
+        """Set the query, which exists only once Spark has started it."""
+        with self._step_done:
+            self._query = query
+            failure = self._failure
+        if failure is not None:
+            query.fail(failure)
+
+    def fail_query(self, message: str) -> None:
+        """Make the query fail with this error, as soon as it is attached."""
+        _log.error("%s", message)
+        with self._step_done:
+            self._failure = message
+            query = self._query
+        if query is not None:
+            query.fail(message)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the query has to fail; None: it does not."""
+        with self._step_done:
+            return self._failure
+
+    def wait_because(self, reason: str | None) -> None:
+        """Keep the sources' leases while the query waits for this reason; None: it does not wait.
+
+        A paused shard is not a dead one. Its tasks' leases would run out while no batch runs.
+        """
+        self._waits_because = reason
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why the query's next batch has to wait; None: it does not."""
+        return self._waits_because if self.alive else None
+
+    def notify(self, event: CommittedBatch | Signal) -> None:
+        """Queue an event. Never blocks: it is called from Spark's listener bus."""
+        self._inbox.put(event)
+
+    def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
+        """Commit a batch's epoch and wait for it; return whether it was committed in time.
+
+        Returns at once while the service does not answer: the batches must go on.
+        """
+        self.notify(batch)
+        return self._wait(lambda: self._committed.epoch >= batch.epoch, timeout_ms)
+
+    def finalise_sources(self, timeout_ms: int) -> bool:
+        """Make the sources of a drained query final and wait; return whether they became so in time."""
+        self.notify(Signal.DRAINED)
+        return self._wait(
+            lambda: not any(self._not_final.values()), timeout_ms, even_if_failing=True
+        )
+
+    def _wait(
+        self, done: Callable[[], bool], timeout_ms: int, *, even_if_failing: bool = False
+    ) -> bool:
+        with self._step_done:
+            self._step_done.wait_for(
+                lambda: done() or (self._failing and not even_if_failing) or not self.alive,
+                timeout_ms / 1_000,
+            )
+            return done()
+
+    def join(self, timeout_ms: int) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_ms / 1_000)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still supervises its query."""
+        return self._thread.is_alive()
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages that its query executes."""
+        return self._assignment.stages
+
+    @property
+    def sources(self) -> Sequence[StageSpec]:
+        """The source stages that its query executes."""
+        return self._assignment.sources
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counts of what should be rare; keys as in `Count`."""
+        return self._counts.total
+
+    def _run_thread(self) -> None:
+        try:
+            if self._follow():
+                self._log_if_unfinished()
+                self._release_leases()
+        finally:
+            for stage in self._assignment.stages:
+                pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
+            self._notify_step(failing=True)
+
+    def _follow(self) -> bool:
+        """Supervise the query to its end; return False if another run took its stages over."""
+        pause_ms = _TICK_MS
+        while not self._finished():
+            self._receive(pause_ms)
+            try:
+                self._step()
+            except StaleRun as error:
+                self._on_fenced(error)
+                return False
+            except UnknownJob:
+                # The service has a new ledger. Opening a run declares the job again.
+                self._run = None
+            except AggregatorError as error:
+                self._log_error(error)
+                self._notify_step(failing=True)
+                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+            else:
+                self._notify_step(failing=False)
+                pause_ms = _TICK_MS
+        return True
+
+    def _release_leases(self) -> None:
+        """Give back the leases of a query that has ended well, so that nobody takes it for dead.
+
+        The tasks hold them, whose tokens are not known here. The driver's claim takes them over.
+        """
+        if self._run is None or self._query is None or self._query.failed():
+            return
+        try:
+            reporter = self._reporter(self._run)
+            leases = [reporter.claim(stage, None) for stage in self._assignment.stages]
+            self._client.release(
+                self._assignment.job, [each for each in leases if each is not None]
+            )
+        except AggregatorError as error:
+            _log.debug("query %s: leases are not given back: %s", self._assignment.query, error)
+
+    def _log_if_unfinished(self) -> None:
+        """Log why stages of a query that has ended are unfinished, if that is unexpected.
+
+        If the query failed, Spark's own error says why.
+        """
+        if self._query is not None and self._query.failed():
+            return
+        try:
+            watermarks = self._client.watermarks(self._assignment.job)
+        except AggregatorError:
+            watermarks = {}
+        for stage, inputs in self._assignment.inputs.items():
+            here = watermarks.get(stage)
+            if here is not None and here.final:
+                continue
+            if self._assignment.bounded:
+                log_unfinished(stage, inputs, watermarks)
+            elif here is not None and here.input_ms is None:
+                log_missing_inputs(stage, inputs, watermarks)
+
+    def _notify_step(self, *, failing: bool) -> None:
+        with self._step_done:
+            self._failing = failing
+            self._step_done.notify_all()
+
+    def _log_error(self, error: AggregatorError) -> None:
+        """Log an error now and then, not on every retry; nor if every other step fails."""
+        now_ms = self._clock.steady_ms()
+        logged_ms = self._logged.get(type(error))
+        if logged_ms is None or now_ms - logged_ms >= _LOG_AGAIN_MS:
+            self._logged[type(error)] = now_ms
+            _log.warning("query %s: %s; retrying", self._assignment.query, error)
+
+    def _on_fenced(self, error: StaleRun) -> None:
+        stages = ", ".join(self._assignment.stages)
+        holder = error.problem.get("holder")
+        by = f" by {holder}" if holder else ""
+        message = (
+            f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
+            f"over{by}. {error.problem.get('detail', error)}. The job would not know "
+            f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
+            f"them; with on_fenced='continue' the query would go on regardless"
+        )
+        if self._assignment.stops_when_fenced:
+            self.fail_query(message)
+        else:
+            _log.warning("%s", message)
+
+    def _finished(self) -> bool:
+        if self._shutdown_deadline_ms is None:
+            return False
+        ending = self._drained and any(self._not_final.values())
+        done = self._uncommitted is None and not self._pending and not ending
+        return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
+
+    def _receive(self, timeout_ms: int) -> None:
+        """Wait for the first event, then handle all that are queued."""
+        try:
+            self._handle(self._inbox.get(timeout=timeout_ms / 1_000))
+            while True:
+                self._handle(self._inbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _handle(self, event: CommittedBatch | Signal) -> None:
+        match event:
+            case CommittedBatch():
+                self._on_batch(event)
+            case Signal.DRAINED:
+                self._drained = True
+            case Signal.ENDED | Signal.STOP:
+                self._check_drained()
+                self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
+
+    def _on_batch(self, batch: CommittedBatch) -> None:
+        """Handle a committed batch once: both the feed and Spark's listener bus report it."""
+        if batch.epoch <= self._latest_epoch:
+            return
+        self._latest_epoch = batch.epoch
+        # Only the latest matters: watermarks rise from epoch to epoch.
+        self._uncommitted = batch
+        for stage in self._assignment.keyed[:1]:
+            self._counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
+
+    def _check_drained(self) -> None:
+        """Detect whether a query without control sources has drained its input."""
+        query = self._query
+        if (
+            self._assignment.bounded
+            and not self._drained
+            and query is not None
+            and not query.has_control_sources
+        ):
+            self._drained = self._committed.epoch >= 0 and query.has_no_new_data()
+
+    def _step(self) -> None:
+        if self._run is None:
+            self._run = self._open_run(self._assignment.stages)
+        run = self._run
+        if self._uncommitted is not None:
+            # Before the commit, which would be one more proof that the run finds nothing in them.
+            self._quiet.report_backlogs(self._reporter(run), self._uncommitted)
+            self._commit(run, self._uncommitted)
+            self._uncommitted = None
+        reporter = self._reporter(run)
+        self._pending.report(reporter)
+        self._in_flight.report(reporter)
+        # A batch that has ended meanwhile is still in the inbox.
+        looks = self._waits_because is None and self._inbox.empty()
+        self._quiet.watch(
+            reporter, self._committed, self._query if looks else None, drained=self._drained
+        )
+        self._keep_leases(reporter)
+        if self._assignment.bounded and self.failure is None:
+            self._check_drained()
+            self._finish_bounded(reporter)
+
+    def _reporter(self, run: int) -> DriverReporter:
+        return DriverReporter(
+            self._client,
+            self._assignment.job,
+            self._assignment.query,
+            self._assignment.ttl_ms,
+            run,
+            self._committed.epoch,
+        )
+
+    def _commit(self, run: int, batch: CommittedBatch) -> None:
+        promised = self._progress(batch)
+        stages: dict[str, StageProgress | None] = {
+            stage.name: None for stage in self._assignment.sources
+        }
+        # While Spark has no watermark to promise by, the epoch is committed all the same: the service
+        # tells whether the job is further.
+        stages |= {stage.name: StageProgress(None) for stage in self._assignment.keyed}
+        stages |= promised
+        applied: Mapping[str, int] = {}
+        try:
+            applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
+        except StaleEpoch as error:
+            self._warn_of_old_checkpoint(batch, error)
+        except InputAhead as error:
+            # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
+            _log.info("query %s, epoch %d: %s", self._assignment.query, batch.epoch, error)
+        self._committed = Committed(batch.epoch, promised, self._emitted_ms(batch, promised))
+        self._reconcile(batch, promised, applied)
+
+    def _emitted_ms(
+        self, batch: CommittedBatch, promised: Mapping[str, StageProgress]
+    ) -> dict[str, int]:
+        return {
+            stage: each.input_ms
+            for stage, each in promised.items()
+            if each.input_ms is not None
+            and batch.keeps_nothing
+            and self._assignment.promises[stage].is_of_windows
+        }
+
+    def _progress(self, batch: CommittedBatch) -> dict[str, StageProgress]:
+        """Return how far each keyed stage is after a batch, given Spark's watermark in it."""
+        if batch.watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
+            return {}
+        if batch.watermark_ms >= END_MS - 1:
+            return dict.fromkeys(self._assignment.promises, StageProgress(MAX_MS))
+        return {
+            stage: promise.progress(batch.watermark_ms)
+            for stage, promise in self._assignment.promises.items()
+        }
+
+    def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:
+        """Say once why an epoch is below the job's. What the batch had to report is pending."""
+        if self._counts.rereads:
+            return
+        self._counts.rereads = True
+        latest = error.problem.get("last_epoch", "a later one")
+        message = (
+            f"tidegauge: query {self._assignment.query} ran batch {batch.epoch}, but the job already "
+            f"has batches of its stages up to {latest}: the query's checkpoint is new, was lost, or is "
+            f"an older copy. Rows that it rereads are late, and windows that were closed come out "
+            f"again. Either restore the old checkpoint, or call Pipeline.reset() and start over with an "
+            f"empty output and a new checkpoint"
+        )
+        if not self._assignment.stops_when_rereading:
+            _log.warning("%s", message)
+        else:
+            self.fail_query(
+                f"{message}. With on_lost_checkpoint='continue' it would go on regardless"
+            )
+
+    def _reconcile(
+        self,
+        batch: CommittedBatch,
+        promised: Mapping[str, StageProgress],
+        applied: Mapping[str, int],
+    ) -> None:
+        """Compare what was applied with what the batch had to report; keep the rest as pending."""
+        for stage in self._assignment.sources:
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._counts.record(stage.name, tallies)
+            newest: dict[str, RangeReport] = {}
+            for tally in tallies:
+                add_reports(newest, tally.promises)
+                self._in_flight.add(stage, tally)
+            # If several epochs were committed at once, only the last one's reports were applied.
+            if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
+                # Which of them were applied is not known, so some rows are counted twice. To leave
+                # out their count would be worse: the shard would look as if it had none.
+                self._pending.add(stage.name, newest)
+        for stage in self._assignment.keyed:
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            self._counts.record(stage.name, tallies)
+            is_applied = applied.get(stage.name, 0) >= len(stage.ranges)
+            self._pending.set_progress(stage.name, None if is_applied else promised.get(stage.name))
+
+    def _keep_leases(self, reporter: DriverReporter) -> None:
+        """Hold the leases of what this query executes while no task does: nobody is gone.
+
+        A query that has nothing to read, or waits for its next trigger or its throttle, runs no task
+        for longer than a lease lasts. The next batch's tasks outrank this claim. Before the first
+        batch is committed there is none, since it would outrank that batch's own tasks.
+        """
+        now_ms = self._clock.steady_ms()
+        if self._committed.epoch < 0 or self._drained:
+            return
+        if self._renew_leases_ms is None:
+            self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
+        elif now_ms >= self._renew_leases_ms:
+            for stage in self._assignment.stages:
+                # For one that may be idle, the lease would prove that somebody looks.
+                if stage not in self._assignment.watched:
+                    reporter.claim(stage, None)
+            self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
+
+    def _finish_bounded(self, reporter: DriverReporter) -> None:
+        """Make a drained query's sources final; once all its stages are final, stop the query."""
+        if self._assignment.sources and not self._drained:
+            return
+        for stage, shards in self._not_final.items():
+            self._report_final(reporter, stage, shards)
+        if any(self._not_final.values()) or self._stop_requested or self._query is None:
+            return
+        if self._assignment.keyed and self._committed.input_ms != MAX_MS:
+            return
+        watermarks = self._client.watermarks(self._assignment.job)
+        if all(watermarks[stage].final for stage in self._assignment.stages):
+            self._stop_requested = True
+            self._query.stop()
+
+    def _report_final(self, reporter: DriverReporter, stage: str, shards: set[str]) -> None:
+        """Report a source's shards as final. Those that are denied are retried later.
+
+        This is safe even if the last epoch is not committed yet: a source promises only about rows
+        that it has still to emit. The stage that reads it accounts for those already emitted.
+        """
+        final = reporter.report_shards(stage, dict.fromkeys(shards, RangeReport(final=True)))
+        shards.difference_update(final)
+        for shard in final:
+            self._pending.remove(stage, shard)
