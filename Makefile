@@ -39,7 +39,7 @@ test: setup
 # Every operator of Spark under every trigger, in two stages, against the batch answer; then executors
 # and drivers killed on a cluster: about an hour and a half. `make test` has a short version of each.
 matrix: setup
-	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster $(ARGS)
+	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster tests/spark/test_flights.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from spark_agent.async_client import AsyncClient
     from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
     from spark_agent.operators import UnsoundPlanError
-    from spark_agent.pipeline import Pipeline, StageTakenError
+    from spark_agent.pipeline import Pipeline
+    from spark_agent.queries import StageTakenError
     from spark_agent.starting import FinalSourceError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
@@ -50,7 +51,7 @@ _MODULES = {
     "Client": "spark_agent.client",
     "FinalSourceError": "spark_agent.starting",
     "Pipeline": "spark_agent.pipeline",
-    "StageTakenError": "spark_agent.pipeline",
+    "StageTakenError": "spark_agent.queries",
     "StageWatermark": "spark_agent.client",
     "Strategy": "spark_agent.strategies",
     "Unavailable": "spark_agent.client",

@@ -73,7 +73,9 @@ class Explainer:
         now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
+        asked = (await self._throttling.read(job)).shards
         least |= _following(pipeline, observed, watermarks, least)
+        least |= _paused(pipeline, observed, watermarks, asked)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         if step is Step.FINAL or root not in observed:
@@ -83,7 +85,7 @@ class Explainer:
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
-        advice = (await self._throttling.read(job)).shards.get(root, {})
+        advice = asked.get(root, {})
         output = watermarks[root].output
         holders = [
             _holding(
@@ -123,6 +125,32 @@ def _following(
         if least[name] >= hold and follows_input(furthest=furthest, published_input=at, hold=hold):
             found[name] = at
     return found
+
+
+def _paused(
+    pipeline: Pipeline,
+    observed: Mapping[str, StageObservation],
+    watermarks: Mapping[str, StageWatermark],
+    asked: Mapping[str, Mapping[str, Advice]],
+) -> Mapping[str, int]:
+    """Return the stages whose next epoch waits since all shards that they read are to pause, with their
+    input: they will observe it with that epoch.
+    """
+    found: dict[str, int] = {}
+    for name, seen in observed.items():
+        at, inputs = watermarks[name].input, pipeline.stages[name].inputs
+        waits = seen.kept is not None and seen.kept.observed_input < at and bool(seen.owners.all())
+        if waits and all(_is_paused(observed.get(each), asked.get(each, {})) for each in inputs):
+            found[name] = at
+    return found
+
+
+def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> bool:
+    """Whether all shards of a source that are not final are to pause."""
+    if source is None or not asked:
+        return False
+    paused = sum(each.pause for each in asked.values())
+    return paused >= int((source.promises != MAX).sum())
 
 
 def _newest(seen: StageObservation) -> int:

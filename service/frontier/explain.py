@@ -106,14 +106,18 @@ def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
     """Whether a stage that keeps back so much of its input lags by its input rather than by its hold.
 
     Both are lags: the input's behind the furthest of the sources above it, and the hold's behind the
-    input. The larger one is the answer.
+    input. The larger one is the answer. A hold of a millisecond is none: it only says that rows of the
+    very moment of the input watermark may still come out.
 
     >>> follows_input(furthest=100, published_input=40, hold=30)
     True
     >>> follows_input(furthest=100, published_input=90, hold=30)
     False
+    >>> follows_input(furthest=100, published_input=100, hold=99)
+    True
     """
-    return furthest - published_input > published_input - hold
+    kept = published_input - hold
+    return kept <= 1 or furthest - published_input > kept
 
 
 class Step(StrEnum):

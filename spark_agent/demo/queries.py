@@ -100,24 +100,27 @@ def start_queries(
     queries: list[StreamingQuery] = []
     for source in SOURCES:
         lines = logs(source, LOG_SCHEMA, carriers[source])
-        sessions = _sessions(pipeline, lines, source, strategy)
-        queries.append(_start(pipeline, sessions, rotations(source), folders))
+        frame = sessions(pipeline, lines, source, strategy)
+        queries.append(start(pipeline, frame, rotations(source), folders))
     departures = logs(NEW_YORK, LOG_SCHEMA, carriers[NEW_YORK])
     weather = logs(WEATHER, WEATHER_SCHEMA, len(STATIONS))
     joined = _departures_with_weather(pipeline, departures, weather, strategy)
-    queries.append(_start(pipeline, joined, DEPARTURES_WEATHER, folders))
-    queries.append(_start(pipeline, _weekly(spark, pipeline, folders), WEEKLY, folders))
+    queries.append(start(pipeline, joined, DEPARTURES_WEATHER, folders))
+    averages = weekly_averages(spark, pipeline, folders)
+    weekly = pipeline.report(averages, stage=WEEKLY, event_time="to")
+    queries.append(start(pipeline, weekly, WEEKLY, folders))
     return queries
 
 
-def _sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strategy) -> DataFrame:
+def sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strategy) -> DataFrame:
+    """Return each aircraft's rotations: flights of which none left 48 hours after the one before."""
     stage = rotations(source)
     lines = pipeline.source(
         logs, stage=source, shard="log", event_time="departed_at", strategy=strategy
     )
     flights = lines.where(F.col("tailnum").isNotNull()).select("tailnum", "departed_at")
     windowed = pipeline.watermarked(flights, stage=stage, event_time="departed_at")
-    sessions = (
+    found = (
         windowed.groupBy(F.session_window("departed_at", "48 hours").alias("session"), "tailnum")
         .agg(F.count("*").alias("flights"))
         .select(
@@ -127,7 +130,7 @@ def _sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strate
             "flights",
         )
     )
-    return pipeline.report(sessions, stage=stage, event_time="ended_at")
+    return pipeline.report(found, stage=stage, event_time="ended_at")
 
 
 def _departures_with_weather(
@@ -168,25 +171,28 @@ def _hour(event_time: str) -> Column:
     return F.date_trunc("hour", event_time)
 
 
-def _weekly(spark: SparkSession, pipeline: Pipeline, folders: Folders) -> DataFrame:
-    sessions: Sequence[DataFrame] = [
+def weekly_averages(spark: SparkSession, pipeline: Pipeline, folders: Folders) -> DataFrame:
+    """Return each week's average of the sessions that ended in it, over both sources."""
+    read: Sequence[DataFrame] = [
         spark.readStream.schema(_SESSION_SCHEMA).parquet(str(folders.output(rotations(source))))
         for source in SOURCES
     ]
     minutes = F.timestamp_diff("MINUTE", F.col("started_at"), F.col("ended_at"))
-    both = sessions[0].union(sessions[1]).select("ended_at", minutes.alias("minutes"))
+    both = read[0].union(read[1]).select("ended_at", minutes.alias("minutes"))
     windowed = pipeline.watermarked(both, stage=WEEKLY, event_time="ended_at")
-    weekly = (
+    return (
         windowed.groupBy(F.window("ended_at", "7 days", startTime="4 days").alias("week"))
         .agg(F.count("*").alias("sessions"), F.avg("minutes").alias("minutes"))
         .select(
             F.col("week.start").alias("from"), F.col("week.end").alias("to"), "sessions", "minutes"
         )
     )
-    return pipeline.report(weekly, stage=WEEKLY, event_time="to")
 
 
-def _start(pipeline: Pipeline, frame: DataFrame, stage: str, folders: Folders) -> StreamingQuery:
+def start(
+    pipeline: Pipeline, frame: DataFrame, stage: str, folders: Folders, *, bounded: bool = True
+) -> StreamingQuery:
+    """Start the query of a stage."""
     writer = (
         frame.writeStream.queryName(stage)
         .format("parquet")
@@ -194,7 +200,7 @@ def _start(pipeline: Pipeline, frame: DataFrame, stage: str, folders: Folders) -
         .option("checkpointLocation", str(folders.checkpoint(stage)))
         .trigger(processingTime=_TRIGGER)
     )
-    return pipeline.start(writer, bounded=True)
+    return pipeline.start(writer, bounded=bounded)
 
 
 def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:

@@ -199,6 +199,11 @@ class Supervisor:
         return self._thread.is_alive()
 
     @property
+    def query(self) -> str:
+        """The name of this start of the query."""
+        return self._assignment.query
+
+    @property
     def stages(self) -> list[str]:
         """The stages that its query executes."""
         return self._assignment.stages

@@ -83,6 +83,33 @@ async def test_throttled(api: Api) -> None:
     assert "paused" in body["because"]
 
 
+async def test_a_stage_whose_next_epoch_waits_with_its_paused_source(api: Api) -> None:
+    """Its window keeps nothing back of what it has observed, and the rest comes with that epoch."""
+    flow = {
+        "stages": {
+            "s": {"shards": ["a"]},
+            "k": {"inputs": ["s"], "ranges": 1},
+            "t": {"shards": ["0"]},
+        }
+    }
+    throttle = {"groups": [{"stages": ["s", "t"], "max_drift_ms": 10}]}
+    ok(await api.client.put(api.root, json=flow | {"throttle": throttle}), 201)
+    await api.report("t", await api.token("t"), {"0": 5})
+    source = await api.token("s")
+    await api.report("s", source, {"a": 500})
+    await commit_with_holds(api, 500, window=499)
+    assert reasons(await explain(api, "k")) == [("k", "input"), ("s", "ranges")], (
+        "it is transparent"
+    )
+    await api.report("s", source, {"a": 900})
+    body = await explain(api, "k")
+    assert reasons(body) == [("k", "input"), ("s", "ranges")]
+    assert body["holders"][0]["reason"] == "throttled"
+    assert body["because"].startswith("k waits for s, where range a (holder worker) is paused at")
+    await api.report("t", await api.token("t"), {"0": 1_000})
+    assert reasons(await explain(api, "k")) == [("k", "ranges")], "now it has no reason to wait"
+
+
 async def test_stalled(job: Api, gauge: InProcess) -> None:
     gauge.skip_on_redis()
     token = await job.token("s", ttl_ms=LONG)

@@ -58,7 +58,7 @@ def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
     with flow.pipeline() as pipeline:
         query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=True)
         until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
-        [(_, supervisor)] = pipeline._started
+        [(_, supervisor)] = pipeline._queries._started
         run = supervisor._run
         assert run is not None
         newer = flow.client.claim(
@@ -110,7 +110,7 @@ def test_a_query_goes_on_from_its_checkpoint_in_a_new_run(flow: Flow) -> None:
     with flow.pipeline() as first:
         flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(COUNTS) > START_MS, "the first windows are closed")
-        [(_, supervisor)] = first._started
+        [(_, supervisor)] = first._queries._started
         old_run = supervisor._run
         assert old_run is not None
     old = flow.client.claim(
@@ -142,7 +142,7 @@ def test_an_epoch_that_was_never_committed_is_made_good_for_after_a_restart(
     with flow.pipeline() as first:
         query = flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
-        [(_, supervisor)] = first._started
+        [(_, supervisor)] = first._queries._started
         monkeypatch.setattr(supervisor, "_commit", _lose_contact)
         until(lambda: spark_watermark(query) == START_MS + 21_000, "Spark has closed its windows")
         query.stop()

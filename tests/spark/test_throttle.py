@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
-from spark_agent import pipeline as pipeline_module
+from spark_agent import queries as queries_module
 from spark_agent.answers import RangeAnswer
 from spark_agent.client import RangeReport, Rank
 from tests.spark.flow import (
@@ -159,7 +159,7 @@ def test_a_query_with_an_end_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(pipeline_module, "_THROTTLE_PATIENCE_MS", 300)
+    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 300)
     ended(flow.start(throttled, flow.counts(throttled), trigger=AVAILABLE_NOW))
     assert flow.output_of(COUNTS) > START_MS + 70_000
     assert "made no progress" in caplog.text

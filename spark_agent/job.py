@@ -1,0 +1,108 @@
+"""A job as this driver has declared it: its stages, and the runs that are opened for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from spark_agent.client import (
+    AggregatorError,
+    Client,
+    NotAllowed,
+    NoUsableKey,
+    StageWatermark,
+    Unavailable,
+)
+from spark_agent.spec import StageSpec, check_name, read_spec
+
+_log: Final = logging.getLogger("spark_agent")
+
+
+class DeclaredJob:
+    """A job's specification, and the service that is to know it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: Mapping[str, Mapping[str, Any]],
+        *,
+        client: Client,
+        throttle: Mapping[str, Any] | None,
+        replace: bool,
+    ) -> None:
+        """Read the specification. Raises `ValueError`."""
+        check_name("job", name)
+        self.name = name
+        self._client = client
+        self.stages = read_spec(spec)
+        self._spec = {stage: dict(members) for stage, members in spec.items()}
+        self._throttle = None if throttle is None else dict(throttle)
+        self._replace = replace
+        self.is_throttled = throttle is not None
+        """Whether the service may ask its sources to pause."""
+
+    @property
+    def throttle(self) -> Mapping[str, Any]:
+        """Its `throttle`, as it was passed."""
+        return self._throttle or {}
+
+    def stage(self, name: str, role: str) -> StageSpec:
+        """Return a stage that has this role. Raises `ValueError`."""
+        spec = self.stages.get(name)
+        if spec is None:
+            raise ValueError(
+                f"stage {name!r} is not in the specification of job {self.name!r}; it has "
+                f"{', '.join(sorted(self.stages))}"
+            )
+        if spec.role != role:
+            raise ValueError(f"stage {name!r} is a {spec.role} in the specification, not a {role}")
+        return spec
+
+    def declare(self) -> None:
+        """Declare it, unless the service is unavailable: each run that is opened tries again."""
+        try:
+            self._declare_now()
+        except Unavailable as error:
+            _log.warning("job %s is not declared yet: %s", self.name, error)
+
+    def _declare_now(self) -> None:
+        stored = self._client.declare(
+            self.name, self._spec, throttle=self._throttle, replace=self._replace
+        )
+        self.is_throttled = bool(stored.get("throttle"))
+
+    def try_open_run(self, stages: Sequence[str]) -> int | None:
+        """Open a run; None if the service does not answer, in which case the query starts anyway.
+
+        Its tasks then report nothing. Its supervisor keeps trying to open a run, and then reports for
+        them.
+        """
+        try:
+            return self.open_run(stages)
+        except Unavailable as error:
+            _log.warning("starting %s without a run: %s", ", ".join(stages), error)
+            return None
+
+    def open_run(self, stages: Sequence[str]) -> int:
+        """Declare the job and open a run for stages. Raises `AggregatorError`."""
+        self._declare_now()
+        return self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
+
+    def fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
+        """Fetch all watermarks, before the query's sources fix what they will read."""
+        try:
+            return self._client.watermarks(self.name)
+        except (NotAllowed, NoUsableKey):
+            raise
+        except AggregatorError as error:
+            _log.warning("job %s: its watermarks are not known yet: %s", self.name, error)
+            return None
+
+
+def host() -> str:
+    """Return this machine's name, as a part of a holder's name."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40].strip("-") or "driver"

@@ -1,0 +1,411 @@
+"""The Spark queries that this driver has started, and the control sources in them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent import plan
+from spark_agent.arguments import AVAILABLE_NOW, ONCE
+from spark_agent.checks import EarlyStage, QueryStages
+from spark_agent.client import Client, StageWatermark
+from spark_agent.clock import Clock
+from spark_agent.early import EarlyConfig, EarlyFeed
+from spark_agent.event_router import EventRouter
+from spark_agent.feed import Feed, FeedConfig
+from spark_agent.in_flight import StageInFlight
+from spark_agent.job import DeclaredJob, host
+from spark_agent.link import Hold, NotStartedError, Offset
+from spark_agent.reporting import QUERY_PROPERTY, RUN_PROPERTY
+from spark_agent.spec import ancestors, upstream
+from spark_agent.starting import caps_ms, check_inputs_final, check_not_final
+from spark_agent.supervision.assignment import Assignment, QueryHandle
+from spark_agent.supervision.supervisor import Signal, Supervisor
+from spark_agent.tally import Tallies
+from spark_agent.throttle import SourceThrottle, ThrottleConfig
+
+_log: Final = logging.getLogger("spark_agent")
+
+_JOIN_MS: Final = 10_000
+
+_THROTTLE_PATIENCE_MS: Final = 30_000
+"""How long a query that ends by itself waits for shards that make no progress."""
+
+_OFTEN_MS: Final = 1_000
+"""A query that looks for new data less often cannot say that a shard is quiet now."""
+
+
+class StageTakenError(ValueError):
+    """Another query of this pipeline executes the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long what lasts."""
+
+    ttl_ms: int
+    """A task's or the driver's lease."""
+    patience_ms: int
+    """The longest that one call to the service may block a task."""
+    poll_ms: int
+    """The pause between two looks at a watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a query is to be started."""
+
+    writer: DataStreamWriter
+    controls: Sequence[plan.Control]
+    trigger: str
+    bounded: bool
+    stops_when_fenced: bool = True
+    stops_when_rereading: bool = True
+
+    @property
+    def available_now(self) -> bool:
+        """Whether it reads what is there at its start, and ends."""
+        return self.trigger == AVAILABLE_NOW
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends by itself."""
+        return self.bounded or self.trigger in {AVAILABLE_NOW, ONCE}
+
+
+class Queries:
+    """The started queries, each with its supervisor and its feed. Its methods are thread-safe."""
+
+    def __init__(
+        self,
+        job: DeclaredJob,
+        *,
+        spark: SparkSession,
+        client: Client,
+        tallies: Tallies,
+        timing: Timing,
+        clock: Clock,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._job = job
+        self._spark = spark
+        self._client = client
+        self._tallies = tallies
+        self._timing = timing
+        self._clock = clock
+        self._new_id = new_id
+        self._lock = threading.RLock()
+        self._events = EventRouter()
+        self._started: list[tuple[StreamingQuery, Supervisor]] = []
+        self._early: list[tuple[StreamingQuery, EarlyFeed]] = []
+        self._past_counts: Counter[str] = Counter()
+        self._control_ids = itertools.count(1)
+        self._feeds: dict[str, tuple[str, Feed | EarlyFeed | None]] = {}
+        # It outlives a query: what the next one reads may be only the end of what is in flight.
+        self._in_flight = {
+            stage.name: StageInFlight()
+            for stage in job.stages.values()
+            if stage.role == "source" and stage.percentiles
+        }
+        self._listener = plan.Listener(
+            spark,
+            batch_committed=self._events.batch_committed,
+            query_ended=self._events.query_ended,
+        )
+
+    def new_control(self, stage: str) -> str:
+        """Return the id of a new control source, which has no answers until its query is started."""
+        control_id = str(next(self._control_ids))
+        self._feeds[control_id] = stage, None
+        return control_id
+
+    def next_offset(self, control: str, reader: str, at: Offset) -> Offset | Hold:
+        """Answer a control source, through the link. Raises `NotStartedError`."""
+        stage, feed = self._feeds.get(control, ("", None))
+        if feed is None:
+            raise NotStartedError(stage)
+        return feed.next(at) if isinstance(feed, EarlyFeed) else feed.next(reader, stage, at)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The counts of all queries; keys as in `Count`."""
+        with self._lock:
+            total = Counter(self._past_counts)
+            for _, supervisor in self._started:
+                total.update(supervisor.counts)
+            return total
+
+    @property
+    def waits(self) -> dict[str, str]:
+        """Why the next batch of a query has to wait, by the source stages that it executes."""
+        with self._lock:
+            return {
+                stage.name: because
+                for _, supervisor in self._started
+                if (because := supervisor.waits_because) is not None
+                for stage in supervisor.sources
+            }
+
+    def start(self, start: Start, query_stages: QueryStages) -> StreamingQuery:
+        """Open a run for the stages and start the query, unless it could not keep what it promises."""
+        with self._lock:
+            self._remove_ended()
+            self._check_not_taken([*query_stages.sources, *query_stages.promises])
+            watermarks = self._job.fetch_watermarks()
+            check_not_final(self._job.name, query_stages, watermarks, bounded=start.bounded)
+            if start.bounded and start.available_now:
+                check_inputs_final(self._job.stages, query_stages, watermarks)
+            name = f"{host()}-{os.getpid()}.{self._new_id()}"
+            assignment = self._assignment(name, start, query_stages)
+            run = self._job.try_open_run(assignment.stages)
+            return self._start_supervised(
+                start, self._supervisor(assignment, run), query_stages, watermarks, run
+            )
+
+    def _assignment(self, name: str, start: Start, query_stages: QueryStages) -> Assignment:
+        stages = self._job.stages
+        inputs = {each: ancestors(stages, each) for each in query_stages.promises}
+        return Assignment(
+            job=self._job.name,
+            query=name,
+            sources=[stages[each] for each in query_stages.sources],
+            keyed=[stages[each] for each in query_stages.promises],
+            promises=query_stages.promises,
+            bounded=start.bounded,
+            ttl_ms=self._timing.ttl_ms,
+            stops_when_fenced=start.stops_when_fenced,
+            stops_when_rereading=start.stops_when_rereading,
+            reads_all=query_stages.reads_all,
+            looks_often=plan.interval_ms_of(start.writer) <= _OFTEN_MS
+            and not query_stages.may_wait_for_more,
+            may_idle=[
+                each
+                for each, above in inputs.items()
+                if any(stages[name].has_idle_policy for name in above) and self._counts_state()
+            ],
+            inputs=inputs,
+        )
+
+    def _supervisor(self, assignment: Assignment, run: int | None) -> Supervisor:
+        return Supervisor(
+            assignment,
+            client=self._client,
+            run=run,
+            open_run=self._job.open_run,
+            tallies=self._tallies,
+            in_flight={
+                stage.name: self._in_flight[stage.name]
+                for stage in assignment.sources
+                if stage.percentiles
+            },
+            clock=self._clock,
+        )
+
+    def _start_supervised(
+        self,
+        start: Start,
+        supervisor: Supervisor,
+        query_stages: QueryStages,
+        watermarks: Mapping[str, StageWatermark] | None,
+        run: int | None,
+    ) -> StreamingQuery:
+        name = supervisor.query
+        holder: list[StreamingQuery] = []
+        feed = Feed(
+            FeedConfig(
+                job=self._job.name,
+                promises=query_stages.promises,
+                caps_ms=caps_ms(self._job.stages, query_stages, watermarks)
+                if start.available_now
+                else {},
+                inputs={each: ancestors(self._job.stages, each) for each in query_stages.promises},
+                bounded=start.bounded,
+                ends_when_idle=start.available_now,
+                patience_ms=self._timing.patience_ms,
+                poll_ms=self._timing.poll_ms,
+            ),
+            supervisor=supervisor,
+            client=self._client,
+            progress=lambda: plan.last_progress(holder[0]) if holder else None,
+            clock=self._clock,
+            throttle=self._source_throttle(name, query_stages, ends=start.ends),
+            is_active=lambda: not holder or plan.is_active(holder[0]),
+        )
+        for control in start.controls:
+            self._feeds[control.id] = control.stage, feed
+        supervisor.start()
+        properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
+        with self._events.starting(), self._local_properties(properties):
+            try:
+                query = start.writer.start()
+            except BaseException:
+                supervisor.notify(Signal.STOP)
+                raise
+            holder.append(query)
+            supervisor.attach(self._handle(query, start))
+            self._started.append((query, supervisor))
+            self._events.register(str(query.runId), supervisor)
+        return query
+
+    def _handle(self, query: StreamingQuery, start: Start) -> QueryHandle:
+        return QueryHandle(
+            stop=lambda: None if start.available_now else _stop_quietly(query),
+            fail=lambda message: plan.fail(self._spark, query, message),
+            has_no_new_data=lambda: plan.has_no_new_data(query),
+            has_just_found_nothing=lambda: plan.has_just_found_nothing(query),
+            failed=lambda: plan.has_failed(query),
+            has_control_sources=any(not each.is_gate for each in start.controls),
+        )
+
+    def start_early(self, start: Start, early: EarlyStage) -> StreamingQuery:
+        """Start a query for early results, which reports nothing. Raises `ValueError`."""
+        if start.bounded:
+            raise ValueError(
+                f"stage {early.stage!r}: early results make nothing final: leave out bounded=True, and "
+                f"use trigger(availableNow=True) for a query that ends"
+            )
+        config = EarlyConfig(
+            job=self._job.name,
+            stage=early.stage,
+            inputs=upstream(self._job.stages, early.stage, ()),
+            percentile=early.percentile,
+            stays=start.ends,
+            poll_ms=self._timing.poll_ms,
+        )
+        feed = EarlyFeed(config, client=self._client, clock=self._clock)
+        with self._lock:
+            self._remove_ended()
+            for control in start.controls:
+                self._feeds[control.id] = control.stage, feed
+            query = start.writer.start()
+            self._early.append((query, feed))
+        return query
+
+    def _counts_state(self) -> bool:
+        """Return whether Spark counts the rows that its operators keep. If not, it reports zero."""
+        counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+        return str(self._spark.conf.get(counts, "true")).lower() == "true"
+
+    def _source_throttle(
+        self, query: str, query_stages: QueryStages, *, ends: bool
+    ) -> SourceThrottle | None:
+        if not query_stages.sources or not self._job.is_throttled:
+            return None
+        config = ThrottleConfig(
+            job=self._job.name,
+            query=query,
+            sources=query_stages.sources,
+            poll_ms=self._timing.poll_ms,
+            keep_ms=self._timing.ttl_ms,
+            patience_ms=_THROTTLE_PATIENCE_MS if ends else None,
+        )
+        return SourceThrottle(config, client=self._client, clock=self._clock)
+
+    def reset(self) -> None:
+        """Start the job over. Raises `RuntimeError` while a query runs."""
+        with self._lock:
+            self._remove_ended()
+            running = [stage for _, supervisor in self._started for stage in supervisor.stages]
+            running += [f"early results of {feed.stage}" for _, feed in self._early]
+            if running:
+                raise RuntimeError(
+                    f"a query of this pipeline still executes {', '.join(running)}: stop it before "
+                    f"reset()"
+                )
+            self._client.reset(self._job.name)
+            for in_flight in self._in_flight.values():
+                in_flight.clear()
+
+    def stop(self) -> None:
+        """Stop the queries that still run, and commit what they have done."""
+        for query, _ in (*self._started, *self._early):
+            _stop_quietly(query)
+        for query, supervisor in self._started:
+            _notify_end(query, supervisor, Signal.STOP)
+        for _, supervisor in self._started:
+            supervisor.join(_JOIN_MS)
+        self._listener.close()
+
+    def _remove_ended(self) -> None:
+        """Keep only the counts of queries that have ended: a driver may start thousands."""
+        for query, supervisor in list(self._started):
+            if not query.isActive and supervisor.alive:
+                _notify_end(query, supervisor, Signal.ENDED)
+                supervisor.join(_JOIN_MS)
+            if not supervisor.alive and not query.isActive:
+                self._past_counts.update(supervisor.counts)
+                self._started.remove((query, supervisor))
+                self._remove_feeds(
+                    lambda feed, ended=supervisor: (
+                        isinstance(feed, Feed) and feed.supervisor is ended
+                    )
+                )
+        for query, early in list(self._early):
+            if not query.isActive:
+                self._early.remove((query, early))
+                self._remove_feeds(lambda feed, ended=early: feed is ended)
+
+    def _remove_feeds(self, has_ended: Callable[[Feed | EarlyFeed | None], bool]) -> None:
+        for control, (stage, feed) in self._feeds.items():
+            if has_ended(feed):
+                self._feeds[control] = stage, None
+
+    def _check_not_taken(self, stages: Sequence[str]) -> None:
+        for query, supervisor in self._started:
+            for stage in stages:
+                if stage in supervisor.stages and query.isActive:
+                    named = query.name or str(query.id)
+                    raise StageTakenError(
+                        f"stage {stage!r} is executed by query {named!r} of this pipeline, and only "
+                        f"one query can report for it. Stop that one. If several queries read the "
+                        f"same data, call source() in one of them and begin the others with "
+                        f"watermarked(), or declare a source stage for each"
+                    )
+
+    @contextmanager
+    def _local_properties(self, properties: Mapping[str, str]) -> Generator[None]:
+        """Set local properties for a query's tasks: a query inherits those of the thread that starts
+        it. Other threads may start other queries at the same time.
+        """
+        context = self._spark.sparkContext
+        before = {name: context.getLocalProperty(name) for name in properties}
+        for name, value in properties.items():
+            context.setLocalProperty(name, value)
+        try:
+            yield
+        finally:
+            for name, old in before.items():
+                # None removes a property, whatever the annotation says.
+                context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
+
+
+def _notify_end(query: StreamingQuery, supervisor: Supervisor, signal: Signal) -> None:
+    """Notify a supervisor of its query's last batch, then of its end.
+
+    Spark's listener bus may lag: it may report a batch only after the query has ended.
+    """
+    try:
+        newest = plan.last_progress(query)
+    except Exception:  # noqa: BLE001  (Spark itself may be gone, and the batch with it)
+        newest = None
+    if newest is not None:
+        supervisor.notify(newest)
+    supervisor.notify(signal)
+
+
+def _stop_quietly(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception:  # noqa: BLE001  (it has failed or is gone; awaitTermination() raises that)
+        _log.info("query %s did not stop cleanly", query.id, exc_info=True)
