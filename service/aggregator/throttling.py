@@ -10,6 +10,7 @@ import msgspec
 
 from service.clock import Clock
 from service.errors import UnavailableError
+from service.frontier.durations import duration_text
 from service.frontier.policies import ThrottleGroup
 from service.frontier.throttle import (
     NO_ADVICE,
@@ -135,7 +136,7 @@ def _shards(stage: str, seen: StageObservation | None) -> list[ShardAt]:
 
 def _ahead(shard: ShardAt, held_by: ShardAt, group: ThrottleGroup) -> str:
     return (
-        f"it is at {iso(shard.promise)}, more than {group.max_drift_ms} ms ahead of shard"
+        f"it is at {iso(shard.promise)}, more than {duration_text(group.max_drift_ms)} ahead of shard"
         f" {held_by.shard} of {held_by.stage} at {iso(held_by.promise)}"
     )
 

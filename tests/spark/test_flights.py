@@ -179,16 +179,20 @@ def test_a_source_that_waits_for_the_other_is_named(airports: Airports) -> None:
         for source in SOURCES:
             start_rotations(airports.spark, pipeline, airports.folders, source)
 
+        def newark_waits() -> bool:
+            return airports.client.watermarks(JOB)[NEWARK].output_ms == BEHIND_MS
+
         def is_named() -> bool:
             found = airports.explain(rotations(NEW_YORK))
-            return (
-                airports.client.watermarks(JOB)[NEWARK].output_ms == BEHIND_MS
-                and [step["stage"] for step in found["path"]] == [rotations(NEW_YORK), NEW_YORK]
-                and {each["reason"] for each in found["holders"]} == {"throttled"}
-            )
+            way = [step["stage"] for step in found["path"]]
+            reasons = {each["reason"] for each in found["holders"]}
+            return way == [rotations(NEW_YORK), NEW_YORK] and reasons == {"throttled"}
 
+        def output_is(at_ms: int) -> Callable[[], bool]:
+            return lambda: airports.client.watermarks(JOB)[NEW_YORK].output_ms == at_ms
+
+        until(newark_waits, "all that Newark has is read")
         until(is_named, "New York waits")
-        assert airports.client.watermarks(JOB)[NEW_YORK].output_ms == BEHIND_MS + _DAY_MS
+        until(output_is(BEHIND_MS + _DAY_MS), "what it has read is published")
         airports.deliver()
-        end_ms = BEHIND_MS + 2 * _DAY_MS
-        until(lambda: airports.client.watermarks(JOB)[NEW_YORK].output_ms == end_ms, "it goes on")
+        until(output_is(BEHIND_MS + 2 * _DAY_MS), "it goes on")
