@@ -132,6 +132,16 @@ def check_early(plan: Node) -> EarlyStage | None:
     return found
 
 
+def check_event_times(several: Sequence[str]) -> None:
+    """Refuse several event times in what an operator reads that takes one. Raises `UnsoundPlanError`."""
+    if several:
+        raise UnsoundPlanError(
+            f"a join or dropDuplicates reads rows with several event times ({', '.join(several)}), and "
+            f"Spark's operators take only one: drop before it those that are not needed, or compute "
+            f"them after it, for example the window from the event time"
+        )
+
+
 def stage_of(mark: str) -> str:
     """Extract the stage from a reporter's mark.
 

@@ -25,7 +25,7 @@ from spark_agent.arguments import (
     check_writer,
 )
 from spark_agent.arrow import watch_column, watch_two_columns
-from spark_agent.checks import ReportCall, check, check_early
+from spark_agent.checks import ReportCall, check, check_early, check_event_times
 from spark_agent.client import Client
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.columns import (
@@ -361,7 +361,8 @@ class Pipeline:
             raise ValueError(
                 f"on_lost_checkpoint {on_lost_checkpoint!r} is not known: write 'stop' or 'continue'"
             )
-        tree = self._plans.read(plan.frame_of(writer))
+        frame = plan.frame_of(writer)
+        tree = self._plans.read(frame)
         controls = [node.control for node in tree.walk() if node.control is not None]
         start = Start(
             writer,
@@ -374,9 +375,11 @@ class Pipeline:
         early = check_early(tree)
         if early is not None:
             check_settings(self._spark, controls)
+            check_event_times(self._plans.several_event_times(frame))
             return self._queries.start_early(start, early)
         query_stages = check(tree, self._job.stages, self._reports)
         check_settings(self._spark, [each for each in controls if not each.is_gate])
+        check_event_times(self._plans.several_event_times(frame))
         return self._queries.start(start, query_stages)
 
     def reset(self) -> None:

@@ -39,6 +39,7 @@ RANGES_MARK: Final = f"{MARK}ranges."
 """Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
 
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
+_DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 _LIMITS: Final = frozenset(
     {
         "maxbytespertrigger",
@@ -192,6 +193,21 @@ class PlanReader:
             joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
         return self._node(analyzed, joins)
 
+    def several_event_times(self, frame: DataFrame) -> list[str]:
+        """Return an operator's event time columns, if it has several at one input: Spark fails on that.
+
+        Columns that nothing needs later do not count: Spark's optimiser removes them first.
+        """
+        analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
+        if not any(_takes_one_event_time(node) for node in _java_walk(analyzed)):
+            return []
+        for node in _java_walk(self._optimizer.execute(analyzed)):
+            for child in _items(node.children()) if _takes_one_event_time(node) else ():
+                found = [each.name for each in _columns(child.output()) if each.stamp is not None]
+                if len(found) > 1:
+                    return found
+        return []
+
     def _node(self, node: JavaObject, joins: Iterator[Bounds]) -> Node:
         name, streaming = node.nodeName(), node.isStreaming()
         # Before the children: the joins' bounds are listed top-down.
@@ -281,6 +297,10 @@ def _java_walk(node: JavaObject) -> Iterator[JavaObject]:
 
 def _items(sequence: JavaObject) -> list[JavaObject]:
     return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def _takes_one_event_time(node: JavaObject) -> bool:
+    return _is_stream_join(node) or (node.nodeName() in _DEDUPLICATIONS and node.isStreaming())
 
 
 def _is_stream_join(node: JavaObject) -> bool:

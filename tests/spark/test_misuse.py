@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
-from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline
+from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline, plan
 from spark_agent.client import DeclaredOtherwise
+from spark_agent.operators import UnsoundPlanError
 from tests.spark.flow import (
     BOUND,
     COUNTS,
@@ -311,3 +312,42 @@ def test_an_aggregator_that_hangs_holds_no_batch_for_long(
             query.processAllAvailable()
             state = query.recentProgress[0]["stateOperators"][0]
             assert state["numRowsTotal"] == len(windows(readings))
+
+
+def two_sides(flow: Flow, pipeline: Pipeline) -> tuple[DataFrame, DataFrame]:
+    """The readings twice, each row with its event time and its window."""
+    frames = (flow.source(pipeline), flow.readings())
+    return tuple(  # type: ignore[return-value]
+        pipeline.watermarked(frame, stage=COUNTS, event_time="at")
+        .withColumn("window", F.window("at", "10 seconds"))
+        .alias(name)
+        for frame, name in zip(frames, ("l", "r"), strict=True)
+    )
+
+
+def test_several_event_times_before_an_operator_that_takes_one(
+    alone: Flow, pipeline: Pipeline
+) -> None:
+    """Spark fails on them in its first batch."""
+    alone.files_per_batch = None
+    alone.write(steady(range(3)))
+    left, right = two_sides(alone, pipeline)
+    joined = left.join(right, F.expr("l.window = r.window AND l.key = r.key"))
+    for frame in (
+        joined.select("l.key", "l.at", F.col("l.window.end").alias("end")),
+        left.dropDuplicates(["key", "at"]),
+    ):
+        reported = pipeline.report(frame, stage=COUNTS, event_time="at", delay="10 seconds")
+        with pytest.raises(
+            UnsoundPlanError, match=r"several event times \(at, window\).*drop before it"
+        ):
+            alone.start(pipeline, reported)
+
+
+def test_event_times_that_nothing_needs_do_not_count(alone: Flow, pipeline: Pipeline) -> None:
+    """Spark removes them before its operators run."""
+    left, right = two_sides(alone, pipeline)
+    joined = left.join(right, F.expr("l.window = r.window AND l.key = r.key"))
+    plans = plan.PlanReader(alone.spark)
+    assert plans.several_event_times(joined.select("l.key", "l.window")) == []
+    assert plans.several_event_times(joined) == ["at", "window"]
