@@ -385,12 +385,12 @@ class Supervisor:
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(
-            self._client,
-            self._assignment.job,
-            self._assignment.query,
-            self._assignment.ttl_ms,
-            run,
-            self._committed.epoch,
+            client=self._client,
+            job=self._assignment.job,
+            query=self._assignment.query,
+            ttl_ms=self._assignment.ttl_ms,
+            run=run,
+            epoch=self._committed.epoch,
         )
 
     def _commit(self, run: int, batch: CommittedBatch) -> None:

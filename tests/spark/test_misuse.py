@@ -314,15 +314,16 @@ def test_an_aggregator_that_hangs_holds_no_batch_for_long(
             assert state["numRowsTotal"] == len(windows(readings))
 
 
-def two_sides(flow: Flow, pipeline: Pipeline) -> tuple[DataFrame, DataFrame]:
-    """The readings twice, each row with its event time and its window."""
-    frames = (flow.source(pipeline), flow.readings())
-    return tuple(  # type: ignore[return-value]
-        pipeline.watermarked(frame, stage=COUNTS, event_time="at")
-        .withColumn("window", F.window("at", "10 seconds"))
-        .alias(name)
-        for frame, name in zip(frames, ("l", "r"), strict=True)
-    )
+def joined_by_window(flow: Flow, pipeline: Pipeline) -> tuple[DataFrame, DataFrame]:
+    """The readings, each row with its event time and its window; and these joined with themselves."""
+
+    def side(frame: DataFrame, name: str) -> DataFrame:
+        read = pipeline.watermarked(frame, stage=COUNTS, event_time="at")
+        return read.withColumn("window", F.window("at", "10 seconds")).alias(name)
+
+    left = side(flow.source(pipeline), "l")
+    equal = F.expr("l.window = r.window AND l.key = r.key")
+    return left, left.join(side(flow.readings(), "r"), equal)
 
 
 def test_several_event_times_before_an_operator_that_takes_one(
@@ -331,8 +332,7 @@ def test_several_event_times_before_an_operator_that_takes_one(
     """Spark fails on them in its first batch."""
     alone.files_per_batch = None
     alone.write(steady(range(3)))
-    left, right = two_sides(alone, pipeline)
-    joined = left.join(right, F.expr("l.window = r.window AND l.key = r.key"))
+    left, joined = joined_by_window(alone, pipeline)
     for frame in (
         joined.select("l.key", "l.at", F.col("l.window.end").alias("end")),
         left.dropDuplicates(["key", "at"]),
@@ -346,8 +346,7 @@ def test_several_event_times_before_an_operator_that_takes_one(
 
 def test_event_times_that_nothing_needs_do_not_count(alone: Flow, pipeline: Pipeline) -> None:
     """Spark removes them before its operators run."""
-    left, right = two_sides(alone, pipeline)
-    joined = left.join(right, F.expr("l.window = r.window AND l.key = r.key"))
+    _, joined = joined_by_window(alone, pipeline)
     plans = plan.PlanReader(alone.spark)
     assert plans.several_event_times(joined.select("l.key", "l.window")) == []
     assert plans.several_event_times(joined) == ["at", "window"]
