@@ -143,6 +143,16 @@ async def test_buffering_through_the_chain(job: Api, gauge: InProcess) -> None:
     assert body["output_watermark"] == 40
 
 
+async def test_a_hold_that_a_range_reports_itself_is_named_however_small(job: Api) -> None:
+    """Only what comes with a commit is known to be of a window that keeps nothing back."""
+    await job.report("s", await job.token("s"), {"a": 500, "b": 500})
+    await job.report(
+        "k", await job.token("k"), {KEYS: {"holds": {"state": 499}}}, input_watermark=500
+    )
+    [holder] = (await explain(job, "k"))["holders"]
+    assert (holder["reason"], holder["component"]) == ("buffering", "state")
+
+
 async def commit_with_holds(job: Api, at: int, **holds: int) -> None:
     """An epoch of `k` that ran with this input, and kept this back."""
     token = await job.token("k")
