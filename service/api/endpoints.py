@@ -31,7 +31,7 @@ from service.api.exchange import (
     state,
 )
 from service.api.problems import MEDIA_TYPE
-from service.api.responses import ProblemBody
+from service.api.responses.common import ProblemBody
 from service.api.routing import HOT, DirectRoute
 from service.api.web import SAFE_METHODS, check_browser
 from service.errors import (

@@ -6,12 +6,8 @@ from fastapi import Response
 
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.exchange import answer, entity_tags, integer, preferred_wait_s
-from service.api.responses import (
-    ExplanationBody,
-    ThrottleBody,
-    explanation_body,
-    throttle_body,
-)
+from service.api.responses.explanations import ExplanationBody, explanation_body
+from service.api.responses.throttle import ThrottleBody, throttle_body
 from service.errors import OverloadedError, UnknownJobError, UnknownStageError
 from service.frontier.throttle import ThrottleView
 from service.model.keys import Role

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from service.api.endpoints import Call, Endpoints, query
 from service.api.exchange import integer
-from service.api.responses import EtaBody, HistoryBody, eta_body, past_watermark_body
+from service.api.responses.history import EtaBody, HistoryBody, eta_body, past_watermark_body
 from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
 from service.model.keys import Role

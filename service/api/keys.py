@@ -8,7 +8,7 @@ from service.aggregator import ANYONE
 from service.api.endpoints import Call, Endpoints, json_body, query
 from service.api.exchange import answer, check_name, integer
 from service.api.requests import CreateKey
-from service.api.responses import (
+from service.api.responses.keys import (
     AuditBody,
     KeysBody,
     NewKeyBody,

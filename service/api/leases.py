@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.api.endpoints import Call, Endpoints, json_body
 from service.api.range_names import written
 from service.api.requests import ClaimBody, Tokens
-from service.api.responses import (
+from service.api.responses.leases import (
     GrantBody,
     LostBody,
     ReleasedBody,

@@ -6,7 +6,7 @@ from fastapi import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from service.api.endpoints import Call, Endpoints
-from service.api.responses import HealthBody
+from service.api.responses.common import HealthBody
 from service.errors import UnavailableError
 from service.model.keys import Role
 

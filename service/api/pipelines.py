@@ -7,16 +7,15 @@ from fastapi import Response
 from service.aggregator import Precondition
 from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body, query
 from service.api.exchange import MAX_PIPELINE_BODY, entity_tags, integer
-from service.api.responses import (
+from service.api.responses.jobs import (
     GraphBody,
     JobBody,
     JobLine,
     JobsBody,
-    OverviewBody,
     graph_body,
-    overview_body,
     written_job,
 )
+from service.api.responses.summaries import OverviewBody, overview_body
 from service.errors import (
     InvalidPipelineSpecError,
     InvalidRequestError,

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from service.api.responses import denied_bodies
+from service.api.responses.leases import denied_bodies
 from service.api.web import check_browser
 from service.errors import (
     GuardError,

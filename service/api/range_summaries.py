@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.aggregator import SLOWEST, Condition, Window
 from service.api.endpoints import Call, Endpoints, query
 from service.api.exchange import integer
-from service.api.responses import RangeSummaryBody, range_summary_body
+from service.api.responses.summaries import RangeSummaryBody, range_summary_body
 from service.errors import InvalidRequestError, OverloadedError, UnknownJobError, UnknownStageError
 from service.model.keys import Role
 from service.spec import MAX_RANGES

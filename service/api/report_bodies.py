@@ -32,7 +32,7 @@ from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.sketches import check_sketch
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
-from service.model.reports import Column, RangeNote, Report
+from service.model.reports import Column, RangeNote, Report, noted
 
 _plain = msgspec.json.Decoder(PlainReport)
 _source = msgspec.json.Decoder(SourceReport)
@@ -103,7 +103,10 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
             for n, s in shards.items()
         ],
         idle=[isinstance(s, ShardReport) and s.idle for s in shards.values()],
-        notes=[RangeNote(s.holds) if isinstance(s, ShardReport) else None for s in shards.values()],
+        notes=[
+            RangeNote(s.holds) if isinstance(s, ShardReport) and s.holds else None
+            for s in shards.values()
+        ],
         epoch=read.epoch,
         facts=await _read_facts(shards, silent),
     )
@@ -159,12 +162,14 @@ async def _read_source_columns(
 def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) -> Report:
     _check_size(read.ranges)
     observed = _observed(read)
-    holds = [key_range.holds for key_range in read.ranges.values()]
+    notes = list(read.ranges.values())
+    holds = [note.holds for note in notes]
     return Report(
         read.token,
         list(read.ranges),
         _keyed_promises(read.ranges, observed, holds),
-        notes=list(read.ranges.values()),
+        # Most reports have holds for all of their ranges, and this is the hot path.
+        notes=notes if all(holds) else noted(notes),
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
@@ -188,7 +193,7 @@ async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
         list(ranges),
         _keyed_promises(ranges, observed, holds),
         idle=[key_range.idle for key_range in ranges.values()],
-        notes=[RangeNote(each) for each in holds],
+        notes=noted([RangeNote(each) for each in holds]),
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
@@ -258,7 +263,7 @@ def _keyed_promises(
 
     If all ranges have the same number of holds they form a table, whose minima are one array operation.
     """
-    times = _column(list(chain.from_iterable(kept.values() for kept in holds)))
+    times = _column(list(chain.from_iterable(map(dict[str, int].values, holds))))
     if not _are_times(times):
         for range_name, kept in zip(ranges, holds, strict=True):
             _check_times(f"ranges.{range_name}.holds", kept)
@@ -349,28 +354,28 @@ async def _read_facts(
 
 
 async def _facts(
-    where: str, said: WorkReport, silent: ReportedFacts | None
+    where: str, work: WorkReport, silent: ReportedFacts | None
 ) -> ReportedFacts | None:
     if (
-        said.oldest_work is None
-        and said.pending is UNSET
-        and said.records is UNSET
-        and not said.late
-        and not said.backlog
+        work.oldest_work is None
+        and work.pending is UNSET
+        and work.records is UNSET
+        and not work.late
+        and not work.backlog
     ):
         return silent
-    if said.oldest_work is not None:
-        _check_times(where, {"oldest_work": said.oldest_work})
+    if work.oldest_work is not None:
+        _check_times(where, {"oldest_work": work.oldest_work})
     pending = None
-    if said.pending is not UNSET:
-        pending = _check_pending(f"{where}.pending", said.pending)
+    if work.pending is not UNSET:
+        pending = _check_pending(f"{where}.pending", work.pending)
         await asyncio.sleep(0)
     return ReportedFacts(
-        said.oldest_work,
+        work.oldest_work,
         pending,
-        None if said.records is UNSET else said.records,
-        said.late,
-        said.backlog,
+        None if work.records is UNSET else work.records,
+        work.late,
+        work.backlog,
     )
 
 

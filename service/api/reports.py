@@ -10,15 +10,9 @@ from service.api.endpoints import Call, Endpoints, json_body, raw_body
 from service.api.exchange import Body
 from service.api.report_bodies import read_plain, read_report
 from service.api.requests import CommitBody, KeyedReport, SourceReport, StageCommitBody
-from service.api.responses import (
-    AdviceBody,
-    CommittedBody,
-    RejectedBody,
-    ReportedBody,
-    advice_bodies,
-    stage_watermark_body,
-    watermark_body,
-)
+from service.api.responses.reports import RejectedBody, ReportedBody, stage_watermark_body
+from service.api.responses.throttle import AdviceBody, advice_bodies
+from service.api.responses.watermarks import CommittedBody, watermark_body
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,

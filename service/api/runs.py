@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.api.endpoints import Call, Endpoints, json_body
 from service.api.requests import OpenRun
-from service.api.responses import RunBody
+from service.api.responses.jobs import RunBody
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 from service.model.keys import Role
 

@@ -12,15 +12,9 @@ from service.aggregator import Changes, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
 from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
-from service.api.responses import (
-    RangesBody,
-    SnapshotBody,
-    WatermarkBody,
-    is_keyed,
-    range_body,
-    read_body,
-    throttle_body,
-)
+from service.api.responses.ranges import RangesBody, is_keyed, range_body
+from service.api.responses.throttle import throttle_body
+from service.api.responses.watermarks import SnapshotBody, WatermarkBody, read_body
 from service.errors import (
     InvalidRequestError,
     OverloadedError,

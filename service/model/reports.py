@@ -31,12 +31,17 @@ class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     holds: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
-    def __bool__(self) -> bool:
-        """Whether there is anything to keep."""
-        return bool(self.holds)
-
 
 NOTHING_NOTED = RangeNote()
+
+
+def noted(notes: Sequence[RangeNote]) -> Sequence[RangeNote | None]:
+    """Return notes as a report has them: None for those that carry nothing.
+
+    >>> noted([RangeNote({"state": 5}), RangeNote()])
+    [RangeNote(holds={'state': 5}), None]
+    """
+    return [note if note.holds else None for note in notes]
 
 
 class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +60,7 @@ class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
         [{}, {'join': 30}, {}]
         """
         cap = keyed_promise(self.observed_input, self.holds.values())
-        return own if own or promise != cap else RangeNote(self.holds)
+        return own if own.holds or promise != cap else RangeNote(self.holds)
 
 
 HoldColumns = Mapping[str, npt.NDArray[np.int64]]
@@ -86,7 +91,7 @@ class Report:
     idle: Sequence[bool] | None = None
     """None: none of them is."""
     notes: Sequence[RangeNote | None] | None = None
-    """None: none of them has any."""
+    """See `noted`. None: none of them has any."""
     epoch: int | None = None
     observed_input: int | None = None
     """The input watermark that the worker has observed; checked against the published one."""

@@ -59,11 +59,11 @@ def wait(
     idle = report.idle or repeat(False)
     facts = report.facts or repeat(None)
     reported = zip(as_list(indices), as_list(column(report)), idle, facts, strict=False)
-    for index, promise, is_idle, said in reported:
-        new = Waiting(promise, report.capped_at_commit, is_idle, fence, said)
+    for index, promise, is_idle, work in reported:
+        new = Waiting(promise, report.capped_at_commit, is_idle, fence, work)
         earlier = waiting.get(index)
         waiting[index] = new if earlier is None else join_attempts(earlier, new)
-        if said is not None and not said.is_quiet:
+        if work is not None and not work.is_quiet:
             table.facts[index] = note_activity(table.facts.get(index), now_ms=now_ms)
         if is_behind(table.promise(index), promise):
             behind.append(index)

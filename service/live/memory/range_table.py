@@ -29,6 +29,7 @@ from service.model.reports import (
     RangeNote,
     RangeView,
     holds_at,
+    noted,
 )
 
 BULK = 64
@@ -348,9 +349,9 @@ class RangeTable:
             earlier = self.facts.get(index)
             if reported is None and earlier is None:
                 continue
-            said = reported or NO_FACTS
-            self.counts = self.counts.plus(said)
-            self.facts[index] = merge_facts(earlier, said, now_ms=now_ms, wall_ms=wall_ms)
+            newer = reported or NO_FACTS
+            self.counts = self.counts.plus(newer)
+            self.facts[index] = merge_facts(earlier, newer, now_ms=now_ms, wall_ms=wall_ms)
 
     def note(self, indices: Column, notes: Sequence[RangeNote | None] | None) -> None:
         """Keep the notes of these ranges."""
@@ -373,7 +374,7 @@ class RangeTable:
         if len(self.hold_columns.keys() | columns.keys()) > MAX_HOLD_COLUMNS:
             # Each costs eight bytes for each range of the stage: so many names are kept one by one.
             rows = range(len(indices))
-            self.note(indices, [RangeNote(holds_at(columns, row)) for row in rows])
+            self.note(indices, noted([RangeNote(holds_at(columns, row)) for row in rows]))
             return
         if self.notes:
             for index in indices.tolist():
@@ -388,7 +389,7 @@ class RangeTable:
 
     def _note_of(self, index: int) -> RangeNote:
         note = self.notes.get(index, NOTHING_NOTED)
-        if note or not self.hold_columns:
+        if note.holds or not self.hold_columns:
             return note
         return RangeNote(holds_at(self.hold_columns, index))
 

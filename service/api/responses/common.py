@@ -1,0 +1,39 @@
+"""What the bodies of many responses have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from service.frontier.timestamps import iso
+
+Watermark = Annotated[
+    int | None, Meta(description="Milliseconds since the Unix epoch, UTC; null: no watermark yet")
+]
+
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class ProblemBody(Struct, frozen=True):
+    """An RFC 9457 problem. It may have more members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class HealthBody(Struct, frozen=True):
+    """The service answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+def instant(at_ms: int | None) -> str | None:
+    """Return an instant as the contract writes it; None if there is none."""
+    return None if at_ms is None else iso(at_ms)

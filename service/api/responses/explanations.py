@@ -1,0 +1,115 @@
+"""Responses that explain why a watermark is where it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.aggregator import (
+    Explanation,
+    HoldingRange,
+)
+from service.api.responses.common import Count, Instant, Watermark
+from service.frontier.explain import Reason, Step
+from service.frontier.graph import Status
+from service.frontier.timestamps import iso, to_wire
+
+
+class StepBody(Struct, frozen=True):
+    """A stage on the way to what holds a watermark back."""
+
+    stage: str
+    reason: Annotated[
+        Step,
+        Meta(
+            description="`input`: it waits for the next stage of the path; `ranges`: for its own ranges;"
+            " `final`: for nothing"
+        ),
+    ]
+
+
+class HolderBody(Struct, frozen=True):
+    """A range that holds a watermark back."""
+
+    stage: str
+    range: str
+    reason: Annotated[
+        Reason,
+        Meta(
+            description="The first that fits: `never_reported`; `lease_expired` (nobody has a lease on"
+            " it); `waiting_for_commit` (it has reported more, in an epoch that is not committed);"
+            " `throttled` (it is asked to pause); `stalled` (it keeps reporting, its promise stands"
+            " still, and its oldest work ages); `buffering` (a hold is its promise); `no_input` (it has"
+            " observed less input than is published); `idle`; `behind` (it is simply the lowest)"
+        ),
+    ]
+    component: Annotated[str | None, Meta(description="Whose hold it is, if it is `buffering`")]
+    promise: Watermark
+    would_be: Annotated[
+        int | None,
+        Meta(description="The stage's output without this range; null: no other counts"),
+    ]
+    holder: str | None
+    fence: Count | None
+    expires_in_ms: Count | None
+    reported_at: Instant | None
+    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
+
+
+class ExplanationBody(Struct, frozen=True):
+    """Why a watermark is where it is."""
+
+    job: str
+    stage: str
+    output_watermark: Watermark
+    status: Status
+    since: Annotated[
+        Instant, Meta(description="Since when its watermarks and status are as they are")
+    ]
+    because: Annotated[str, Meta(description="The answer, in one sentence")]
+    path: Annotated[
+        list[StepBody],
+        Meta(description="From the stage that was asked for to the one where the holders are"),
+    ]
+    holders: Annotated[
+        list[HolderBody],
+        Meta(
+            description="Ranges of the last stage of the path: those that never reported, else those at"
+            " its minimum; the longest-holding first, at most `limit`"
+        ),
+    ]
+    holders_total: Annotated[int, Meta(ge=0, description="How many there are, listed or not")]
+
+
+def explanation_body(job: str, found: Explanation) -> ExplanationBody:
+    """Return why a watermark is where it is."""
+    root = found.path[-1][0]
+    return ExplanationBody(
+        job,
+        found.stage,
+        to_wire(found.view.watermark.output),
+        found.view.watermark.status,
+        iso(found.view.updated_at_ms),
+        found.because,
+        [StepBody(stage, step) for stage, step in found.path],
+        [_holder_body(root, each) for each in found.holders],
+        found.holders_total,
+    )
+
+
+def _holder_body(stage: str, holding: HoldingRange) -> HolderBody:
+    view = holding.view
+    return HolderBody(
+        stage,
+        view.name,
+        holding.reason,
+        holding.component,
+        to_wire(view.promise),
+        holding.would_be,
+        view.holder,
+        view.fence,
+        view.expires_in_ms,
+        None if view.reported_at_ms is None else iso(view.reported_at_ms),
+        None if view.raised_at_ms is None else iso(view.raised_at_ms),
+    )

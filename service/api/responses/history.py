@@ -1,0 +1,73 @@
+"""Responses about a stage's past, and its future."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.aggregator import (
+    PastWatermark,
+)
+from service.api.responses.common import Instant, Watermark
+from service.frontier.estimate import CONFIDENCE, CannotSay, Estimate, Expected
+from service.frontier.graph import Status
+from service.frontier.timestamps import MAX, iso, to_wire
+
+
+class PastWatermarkBody(Struct, frozen=True):
+    """The watermarks of a stage, from some instant of the wall clock on."""
+
+    at: Annotated[int, Meta(description="Milliseconds since the Unix epoch, UTC")]
+    input_watermark: Watermark
+    output_watermark: Watermark
+    status: Status
+
+
+class HistoryBody(Struct, frozen=True):
+    """Where a stage's watermarks were, by wall time: what held at `from`, then what changed."""
+
+    points: list[PastWatermarkBody]
+
+
+class EtaBody(Struct, frozen=True):
+    """When the output watermark gets to a time: an estimate, or why there is none."""
+
+    at: Annotated[int, Meta(description="The time that was asked for")]
+    reached: bool
+    expected_at: Instant | None
+    between: (
+        Annotated[
+            list[Instant],
+            Meta(
+                min_length=2,
+                max_length=2,
+                description="It is there between these in the share `confidence` of all cases",
+            ),
+        ]
+        | None
+    )
+    confidence: Annotated[float, Meta(ge=0, le=1)]
+    because: str
+
+
+def past_watermark_body(past: PastWatermark) -> PastWatermarkBody:
+    """Return a point of a history."""
+    watermark = past.watermark
+    return PastWatermarkBody(
+        past.at_ms, to_wire(watermark.input), to_wire(watermark.output), watermark.status
+    )
+
+
+def eta_body(target: int, found: Estimate | None, output: int) -> EtaBody:
+    """Return an estimate; None: the output watermark, which is given, is there."""
+    match found:
+        case None:
+            where = "at the end of time" if output == MAX else f"at {iso(output)}"
+            because = f"the output watermark is {where}"
+            return EtaBody(target, True, None, None, CONFIDENCE, because)
+        case CannotSay(because):
+            return EtaBody(target, False, None, None, CONFIDENCE, because)
+        case Expected(at_ms, (low_ms, high_ms), _, because):
+            between = [iso(low_ms), iso(high_ms)]
+            return EtaBody(target, False, iso(at_ms), between, CONFIDENCE, because)

@@ -1,0 +1,106 @@
+"""Responses about jobs, their graphs and runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from service.api.requests import Run
+from service.api.responses.common import Count
+from service.frontier.graph import Stage
+from service.model.jobs import JobView, Specification
+from service.spec import StageSpec, ThrottleSpec
+
+
+class JobBody(Struct, frozen=True, omit_defaults=True):
+    """A pipeline as it is stored."""
+
+    job: str
+    generation: Count
+    layout_version: Count
+    stages: dict[str, StageSpec]
+    throttle: ThrottleSpec | None = None
+
+
+class JobLine(Struct, frozen=True):
+    """A job in the list of jobs."""
+
+    job: str
+    generation: Count
+    layout_version: Count
+    stages: list[str]
+
+
+class JobsBody(Struct, frozen=True):
+    """Every job."""
+
+    jobs: list[JobLine]
+
+
+class NodeBody(Struct, frozen=True):
+    """A stage of the graph."""
+
+    stage: str
+    inputs: list[str]
+    kind: Literal["source", "keyed", "passthrough"]
+    ranges: Count
+
+
+class GraphBody(Struct, frozen=True):
+    """A job's graph, without the names of its shards: each stage after its inputs."""
+
+    job: str
+    layout_version: Count
+    stages: list[NodeBody]
+
+
+class RunBody(Struct, frozen=True):
+    """A run that has begun."""
+
+    run: Run
+
+
+def written_job(found: Specification) -> bytes:
+    """Write a `JobBody`, with the stages as they are stored.
+
+    The stored text is an object that begins with `stages`, so the other members are put before it.
+    Shards that have joined since are stored behind it, and are not shown.
+
+    >>> written_job(Specification("j", 1, 2, b'{"stages":{"s":{"shards":["0"]}}}'))
+    b'{"job":"j","generation":1,"layout_version":2,"stages":{"s":{"shards":["0"]}}}'
+    """
+    text = found.spec
+    if b'"joined"' in text:
+        text = msgspec.json.encode(_authored(text))
+    _, _, stages = text.partition(b"{")
+    numbers = b'"generation":%d,"layout_version":%d' % (found.generation, found.layout_version)
+    return b'{"job":%b,%b,%b' % (msgspec.json.encode(found.job), numbers, stages)
+
+
+class _Authored(Struct, omit_defaults=True):
+    stages: msgspec.Raw
+    throttle: msgspec.Raw | UnsetType = UNSET
+
+
+_authored = msgspec.json.Decoder(_Authored).decode
+"""What the author of a stored specification wrote, without a look inside."""
+
+
+def graph_body(job: JobView) -> GraphBody:
+    """Return a job's graph."""
+    stages = job.pipeline.stages
+    return GraphBody(
+        job.name,
+        job.layout_version,
+        [_node_body(name, stages[name]) for name in job.pipeline.order],
+    )
+
+
+def _node_body(name: str, stage: Stage) -> NodeBody:
+    ranges = 0 if stage.layout is None else len(stage.layout)
+    if stage.is_source:
+        return NodeBody(name, [], "source", ranges)
+    kind = "passthrough" if stage.is_passthrough else "keyed"
+    return NodeBody(name, list(stage.inputs), kind, ranges)

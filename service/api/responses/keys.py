@@ -1,0 +1,102 @@
+"""Responses about keys and the audit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.api.responses.common import Count
+from service.frontier.timestamps import iso
+from service.model.audit import Action, AuditRecord
+from service.model.keys import Key, Role
+
+
+class WhoAmIBody(Struct, frozen=True):
+    """The key that the request was sent with."""
+
+    name: Annotated[str | None, Meta(description="null: there are no keys, and everyone is served")]
+    role: Role
+    jobs: Annotated[str, Meta(description="The jobs that it is for, by name")]
+    now: Annotated[int, Meta(description="The service's clock, in ms since the Unix epoch")]
+
+
+class KeyLine(Struct, frozen=True):
+    """A key, without its secret."""
+
+    name: str
+    role: Role
+    jobs: str
+    created_at: str
+    created_by: str
+    expires_at: str | None
+    used_at: str | None
+
+
+class KeysBody(Struct, frozen=True):
+    """Every key in the ledger."""
+
+    keys: list[KeyLine]
+
+
+class NewKeyBody(Struct, frozen=True):
+    """A key with its secret, which is shown here and nowhere else."""
+
+    name: str
+    role: Role
+    jobs: str
+    expires_at: str | None
+    secret: str
+
+
+class AuditLine(Struct, frozen=True):
+    """A change: who made it, from where and when."""
+
+    number: Count
+    at: str
+    by: str
+    address: str
+    action: Action
+    job: str | None
+    key: str | None
+    detail: str
+
+
+class AuditBody(Struct, frozen=True):
+    """Changes, the newest first."""
+
+    records: list[AuditLine]
+
+
+def key_line(key: Key) -> KeyLine:
+    """Return a key, without its secret."""
+    return KeyLine(
+        key.name,
+        key.role,
+        key.jobs,
+        iso(key.created_at_ms),
+        key.created_by,
+        None if key.expires_at_ms is None else iso(key.expires_at_ms),
+        None if key.used_at_ms is None else iso(key.used_at_ms),
+    )
+
+
+def new_key_body(key: Key, secret: str) -> NewKeyBody:
+    """Return a new key."""
+    expires_at = None if key.expires_at_ms is None else iso(key.expires_at_ms)
+    return NewKeyBody(key.name, key.role, key.jobs, expires_at, secret)
+
+
+def audit_line(record: AuditRecord) -> AuditLine:
+    """Return a record of the audit."""
+    deed = record.deed
+    return AuditLine(
+        record.number,
+        iso(deed.at_ms),
+        deed.by.name,
+        deed.by.address,
+        deed.action,
+        record.job,
+        record.key,
+        record.detail,
+    )

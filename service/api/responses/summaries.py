@@ -1,0 +1,151 @@
+"""Responses that sum up the ranges of a stage, and all jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.aggregator import (
+    Condition,
+    JobSummary,
+    Overview,
+    RangeSummary,
+)
+from service.api.responses.common import Count, Instant, Watermark, instant
+from service.frontier.graph import Status
+from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
+
+
+class BucketBody(Struct, frozen=True):
+    """Neighbouring ranges, counted together."""
+
+    index: Annotated[int, Meta(ge=0, description="Of the first of them, among the stage's ranges")]
+    first: Annotated[str, Meta(description="Its name")]
+    ranges: Annotated[int, Meta(ge=1, description="How many they are")]
+    lowest: Annotated[
+        int | None,
+        Meta(
+            description="The least promise of those that are waited for; null: one of them has never"
+            f" reported; {MAX}: none is waited for"
+        ),
+    ]
+    highest: Annotated[int | None, Meta(description="The greatest; null: there is none")]
+    never_reported: Count
+    expired: Count
+    idle: Count
+    final: Count
+
+
+class ListedRangeBody(Struct, frozen=True):
+    """A single range, who holds it, and since when."""
+
+    index: Count
+    range: str
+    condition: Condition
+    promise: Watermark
+    holds: dict[str, int]
+    holder: str | None
+    held_since: Annotated[
+        Instant | None,
+        Meta(description="Since when it is leased, to one worker after the other, without a gap"),
+    ]
+    expires_in_ms: Count | None
+    reported_at: Instant | None
+    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
+
+
+class RangeSummaryBody(Struct, frozen=True):
+    """The ranges of a stage, or a window of them: counted in buckets, and some of them singly.
+
+    Each range counts as the first of these that fits: `final`, `idle`, `never_reported`, `expired`
+    (nobody has a lease on it), `active`.
+    """
+
+    job: str
+    stage: str
+    total: Annotated[int, Meta(ge=0, description="How many ranges the stage has")]
+    counts: Annotated[
+        dict[Condition, Count], Meta(description="How many there are of each, in the window")
+    ]
+    buckets: list[BucketBody]
+    listed: list[ListedRangeBody]
+    matching: Annotated[int, Meta(ge=0, description="How many could be listed, in the window")]
+
+
+class JobSummaryBody(Struct, frozen=True):
+    """A job, and the stage of it that is furthest behind."""
+
+    job: str
+    stages: Annotated[int, Meta(ge=1, description="How many it has")]
+    slowest: Annotated[str, Meta(description="The stage: the lowest, upstream of equal ones")]
+    status: Annotated[Status, Meta(description="Of that stage, and so are the members below")]
+    output_watermark: Watermark
+    data_lag_ms: int | None
+    since: Annotated[Instant, Meta(description="Since when it stands there")]
+
+
+class OverviewBody(Struct, frozen=True):
+    """The jobs that the key may read, the one that stands still for longest first."""
+
+    jobs: list[JobSummaryBody]
+    matching: Annotated[int, Meta(ge=0, description="How many fit the search, listed or not")]
+    total: Count
+
+
+def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummaryBody:
+    """Return the ranges of a stage at a glance."""
+    layout = found.layout
+    if layout is None:
+        return RangeSummaryBody(job, stage, 0, dict(found.counts), [], [], 0)
+    buckets = [
+        BucketBody(
+            each.index,
+            layout.name(each.index),
+            each.size,
+            to_wire(each.lowest),
+            to_wire(each.highest),
+            each.counts[Condition.NEVER_REPORTED],
+            each.counts[Condition.EXPIRED],
+            each.counts[Condition.IDLE],
+            each.counts[Condition.FINAL],
+        )
+        for each in found.buckets
+    ]
+    listed = [
+        ListedRangeBody(
+            each.index,
+            each.view.name,
+            each.condition,
+            to_wire(each.view.promise),
+            each.view.note.holds,
+            each.view.holder,
+            instant(each.held_since_ms),
+            each.view.expires_in_ms,
+            instant(each.view.reported_at_ms),
+            instant(each.view.raised_at_ms),
+        )
+        for each in found.listed
+    ]
+    counts = dict(found.counts)
+    return RangeSummaryBody(job, stage, len(layout), counts, buckets, listed, found.matching)
+
+
+def overview_body(found: Overview, now_ms: int) -> OverviewBody:
+    """Return all jobs at a glance."""
+    return OverviewBody(
+        [_job_summary_body(each, now_ms) for each in found.jobs], found.matching, found.total
+    )
+
+
+def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
+    output = found.view.watermark.output
+    return JobSummaryBody(
+        found.job.name,
+        len(found.job.stages),
+        found.stage,
+        found.status,
+        to_wire(output),
+        data_lag_ms(output, now_ms),
+        iso(found.view.updated_at_ms),
+    )

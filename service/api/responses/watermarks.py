@@ -1,0 +1,147 @@
+"""Responses with the watermarks of stages, as they are now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from service.aggregator import (
+    StageState,
+)
+from service.api.responses.common import Count, Instant, Watermark
+from service.frontier.graph import Status
+from service.frontier.timestamps import data_lag_ms, iso, to_wire
+
+
+class RangeCounts(Struct, frozen=True):
+    """How complete a watermark is."""
+
+    total: Count
+    reported: Count
+    idle: Count
+    final: Count
+    leased: Count
+
+
+class WatermarkBody(Struct, frozen=True, kw_only=True):
+    """The watermarks of a stage. A commit's answer leaves out what is computed for readers."""
+
+    job: str
+    stage: str
+    generation: Count
+    version: Count
+    status: Status
+    input_watermark: Watermark
+    output_watermark: Watermark
+    ranges: RangeCounts
+    updated_at: Instant
+    processing_watermark: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Milliseconds since the Unix epoch, on the wall clock: all work that came in"
+                " before is done, here and upstream; null: some range has never reported"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    system_lag_ms: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Now minus the processing watermark: for how long the oldest work has waited"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    data_lag_ms: (
+        Annotated[
+            int | None,
+            Meta(
+                description="Now minus the output watermark: how far it is behind, in event time; 0 at"
+                " the end of time, negative for data of the future"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    records: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="That its ranges have reported; from 0 after a loss of the live store",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    late: (
+        Annotated[int, Meta(ge=0, description="Of those, how many were behind the watermark")]
+        | UnsetType
+    ) = UNSET
+    percentiles: (
+        Annotated[
+            dict[str, int | None],
+            Meta(
+                description="By percentage, if the stage declares any: the largest time that so many"
+                " percent of what is in flight are not before; null: some range has never said what is"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class CommittedBody(Struct, frozen=True):
+    """The result of a commit: ranges applied by stage, and the stages' watermarks."""
+
+    applied: dict[str, Count]
+    watermarks: dict[str, WatermarkBody]
+
+
+class SnapshotBody(Struct, frozen=True):
+    """The watermarks of all stages, at one instant."""
+
+    job: str
+    generation: Count
+    watermarks: dict[str, WatermarkBody]
+
+
+def watermark_body(state: StageState) -> WatermarkBody:
+    """Return the watermarks of a stage."""
+    view, census = state.view, state.census
+    return WatermarkBody(
+        job=state.job.name,
+        stage=state.name,
+        generation=state.job.generation,
+        version=view.version,
+        status=view.watermark.status,
+        input_watermark=to_wire(view.watermark.input),
+        output_watermark=to_wire(view.watermark.output),
+        ranges=RangeCounts(census.total, census.reported, census.idle, census.final, census.leased),
+        updated_at=iso(view.updated_at_ms),
+    )
+
+
+def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody:
+    """Return the watermarks of a stage, with what is computed for readers.
+
+    `percentile`: that percentile watermark stands in place of the output watermark.
+    """
+    body = watermark_body(state)
+    soft, output = state.soft, state.view.watermark.output
+    processing_ms = None if soft is None else soft.processing_ms
+    return msgspec.structs.replace(
+        body,
+        output_watermark=body.output_watermark
+        if percentile is None
+        else to_wire(state.percentile(percentile)),
+        processing_watermark=processing_ms,
+        system_lag_ms=None if processing_ms is None else max(0, state.now_ms - processing_ms),
+        data_lag_ms=data_lag_ms(output, state.now_ms),
+        records=0 if soft is None else soft.counts.records,
+        late=0 if soft is None else soft.counts.late,
+        percentiles={str(p): to_wire(state.percentile(p)) for p in soft.percentiles}
+        if soft is not None and soft.percentiles
+        else UNSET,
+    )
