@@ -13,6 +13,7 @@ from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout
+from service.ledger.tables import WATERMARK
 from service.model.checkpoints import CHUNK, PromiseChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import InstalledStage, StageProgress, StageView
@@ -37,13 +38,21 @@ def chunk_row(chunk: PromiseChunk) -> dict[str, Any]:
     }
 
 
+def watermark_row(watermark: StageWatermark) -> dict[str, Any]:
+    """Return the columns of a watermark."""
+    return {name: getattr(watermark, name) for name in WATERMARK}
+
+
+def watermark_of(row: Row[Any]) -> StageWatermark:
+    """Return the watermark in a row of a stage, or of its history."""
+    return StageWatermark(**{name: getattr(row, name) for name in WATERMARK})
+
+
 def advance_row(stage: str, watermark: StageWatermark) -> dict[str, Any]:
     """Return the parameters of `ADVANCE_STAGE`."""
     return {
         "b_stage": stage,
-        "b_input": watermark.input,
-        "b_output": watermark.output,
-        "b_idle": watermark.idle,
+        **{f"b_{name}": value for name, value in watermark_row(watermark).items()},
     }
 
 
@@ -61,13 +70,7 @@ def record_row(record: JobRecord) -> dict[str, Any]:
 def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
     """Return the advances of a record as rows for `RECORD_IN_ONE_STATEMENT`."""
     return [
-        {
-            "job": record.job,
-            "stage": stage,
-            "input": watermark.input,
-            "output": watermark.output,
-            "idle": watermark.idle,
-        }
+        {"job": record.job, "stage": stage, **watermark_row(watermark)}
         for stage, watermark in record.advances.items()
     ]
 
@@ -96,7 +99,7 @@ def chunks_of(
 def view_of(row: Row[Any]) -> StageView:
     """Return the published view of a stage."""
     return StageView(
-        watermark=StageWatermark(row.input, row.output, row.idle),
+        watermark=watermark_of(row),
         version=row.version,
         revision=row.revision,
         updated_at_ms=row.updated_at_ms,
@@ -108,9 +111,7 @@ def history_points(
 ) -> list[HistoryPoint]:
     """Return those rows of `FIND_HISTORY` or `FIND_LAST_HISTORY` that are of this generation."""
     return [
-        HistoryPoint(
-            row.after_ms, row.at_ms, StageWatermark(row.input, row.output, row.idle), row.version
-        )
+        HistoryPoint(row.after_ms, row.at_ms, watermark_of(row), row.version)
         for row in rows
         if (row.job, row.stage, row.generation) == (job, stage, generation)
         and row.at_ms > row.after_ms

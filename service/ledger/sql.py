@@ -22,7 +22,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import InvalidRequestError
-from service.frontier.timestamps import MAX, MIN
+from service.frontier.graph import StageWatermark
+from service.frontier.timestamps import MAX
 from service.ledger import audit, keys
 from service.ledger import statements as sql
 from service.ledger.database import Database
@@ -38,6 +39,7 @@ from service.ledger.rows import (
     packed_rows,
     record_row,
     view_of,
+    watermark_row,
 )
 from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
@@ -575,9 +577,7 @@ class SqlLedger:
                 "layout_since": layout_version,
                 "run": 0,
                 "epoch": None,
-                "input": MIN,
-                "output": MIN,
-                "idle": False,
+                **watermark_row(StageWatermark()),
                 "version": 0,
                 "revision": row.revision,
                 "updated_at_ms": at_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
@@ -30,8 +32,9 @@ from sqlalchemy import (
     update,
 )
 
+from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import LATEST, MIN
-from service.ledger.tables import history, incarnations, jobs, promise_chunks, stages
+from service.ledger.tables import WATERMARK, history, incarnations, jobs, promise_chunks, stages
 
 _THINNING_LOCK = 0x7469_6465_7468_696E
 
@@ -151,26 +154,39 @@ CHANGE_LAYOUT_OF_STAGE = (
 )
 
 
-def _moves(
-    to_input: ColumnElement[Any], to_output: ColumnElement[Any], to_idle: ColumnElement[Any]
-) -> ColumnElement[bool]:
+def _rises(name: str) -> bool:
+    return isinstance(stages.c[name].type, BigInteger)
+
+
+def _moves(to: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
     """Whether an advance to these values changes a stage."""
-    return or_(stages.c.input < to_input, stages.c.output < to_output, stages.c.idle != to_idle)
+    return or_(
+        *(
+            stages.c[name] < new if _rises(name) else stages.c[name] != new
+            for name, new in to.items()
+        )
+    )
 
 
-_INPUT = bindparam("b_input", type_=BigInteger)
-_OUTPUT = bindparam("b_output", type_=BigInteger)
+def _advanced(to: Mapping[str, ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
+    """Return a stage's values after an advance to these."""
+    return {
+        name: case((stages.c[name] < new, new), else_=stages.c[name]) if _rises(name) else new
+        for name, new in to.items()
+    }
+
+
+_TO = {name: bindparam(f"b_{name}", type_=stages.c[name].type) for name in WATERMARK}
+_HISTORY = ["job", "stage", "generation", "version", *WATERMARK, "at_ms"]
 ADVANCE_STAGE = (
     update(stages)
     .where(
         stages.c.job == bindparam("b_job"),
         stages.c.stage == bindparam("b_stage"),
-        _moves(_INPUT, _OUTPUT, bindparam("b_idle")),
+        _moves(_TO),
     )
     .values(
-        input=case((stages.c.input < _INPUT, _INPUT), else_=stages.c.input),
-        output=case((stages.c.output < _OUTPUT, _OUTPUT), else_=stages.c.output),
-        idle=bindparam("b_idle"),
+        **_advanced(_TO),
         version=stages.c.version + 1,
         revision=bindparam("b_revision"),
         updated_at_ms=bindparam("b_at_ms"),
@@ -180,15 +196,13 @@ FIND_NEWER = select(stages).where(
     stages.c.job == bindparam("b_job"), stages.c.revision > bindparam("b_seen")
 )
 ADD_TO_HISTORY = insert(history).from_select(
-    ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
+    _HISTORY,
     select(
         stages.c.job,
         stages.c.stage,
         bindparam("b_generation", type_=BigInteger),
         stages.c.version,
-        stages.c.input,
-        stages.c.output,
-        stages.c.idle,
+        *(stages.c[name] for name in WATERMARK),
         stages.c.updated_at_ms,
     ).where(stages.c.job == bindparam("b_job"), stages.c.revision == bindparam("b_revision")),
 )
@@ -220,10 +234,9 @@ def _record_in_one_statement() -> Executable:
         "advance",
         column("job", String),
         column("stage", String),
-        column("input", BigInteger),
-        column("output", BigInteger),
-        column("idle", Boolean),
+        *(column(name, stages.c[name].type) for name in WATERMARK),
     )
+    to = {name: advance.c[name] for name in WATERMARK}
     # Separate from the update, which would lock the rows in no particular order.
     locked = (
         select(jobs.c.name)
@@ -252,12 +265,10 @@ def _record_in_one_statement() -> Executable:
             stages.c.job == taken.c.name,
             stages.c.job == advance.c.job,
             stages.c.stage == advance.c.stage,
-            _moves(advance.c.input, advance.c.output, advance.c.idle),
+            _moves(to),
         )
         .values(
-            input=func.greatest(stages.c.input, advance.c.input),
-            output=func.greatest(stages.c.output, advance.c.output),
-            idle=advance.c.idle,
+            **_advanced(to),
             version=stages.c.version + 1,
             revision=taken.c.revision,
             updated_at_ms=bindparam("b_at_ms", type_=BigInteger),
@@ -266,15 +277,13 @@ def _record_in_one_statement() -> Executable:
         .cte("moved")
     )
     in_history = insert(history).from_select(
-        ["job", "stage", "generation", "version", "input", "output", "idle", "at_ms"],
+        _HISTORY,
         select(
             moved.c.job,
             moved.c.stage,
             taken.c.generation,
             moved.c.version,
-            moved.c.input,
-            moved.c.output,
-            moved.c.idle,
+            *(moved.c[name] for name in WATERMARK),
             moved.c.updated_at_ms,
         ).join_from(moved, taken, moved.c.job == taken.c.name),
     )
@@ -283,9 +292,7 @@ def _record_in_one_statement() -> Executable:
             taken.c.name,
             taken.c.revision.label("taken"),
             moved.c.stage,
-            moved.c.input,
-            moved.c.output,
-            moved.c.idle,
+            *(moved.c[name] for name in WATERMARK),
             moved.c.version,
             moved.c.revision,
             moved.c.updated_at_ms,
@@ -322,9 +329,7 @@ START_STAGES_OVER = (
     .values(
         run=0,
         epoch=None,
-        input=MIN,
-        output=MIN,
-        idle=False,
+        **asdict(StageWatermark()),
         version=0,
         revision=bindparam("b_revision"),
         updated_at_ms=bindparam("b_at_ms"),
@@ -333,7 +338,7 @@ START_STAGES_OVER = (
 DROP_CHUNKS = delete(promise_chunks).where(promise_chunks.c.job == bindparam("b_job"))
 DROP_CHUNKS_OF_STAGE = DROP_CHUNKS.where(promise_chunks.c.stage == bindparam("b_stage"))
 PROBE = insert(history).values(
-    job="", stage="", generation=0, version=0, input=MIN, output=MIN, idle=False, at_ms=0
+    job="", stage="", generation=0, version=0, at_ms=0, **asdict(StageWatermark())
 )
 REMOVE_PROBE = delete(history).where(history.c.job == "", history.c.at_ms == 0)
 

@@ -6,6 +6,8 @@ compares them as the code does, without NULLs.
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -24,6 +26,19 @@ metadata = MetaData()
 
 # SQLite generates numbers only for a column of exactly this type.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _watermark() -> list[Column[Any]]:
+    return [
+        Column("input", BigInteger, nullable=False),
+        Column("output", BigInteger, nullable=False),
+        Column("idle", Boolean, nullable=False),
+    ]
+
+
+WATERMARK: Final = tuple(each.name for each in _watermark())
+"""The members of `StageWatermark`, each a column of the stages and of their history. Numbers only rise,
+the rest is as reported last: `StageWatermark.advance`. Rows and statements are made from these names."""
 
 incarnations = Table(
     "incarnations",
@@ -58,9 +73,7 @@ stages = Table(
     Column("layout_since", BigInteger, nullable=False),
     Column("run", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=True),
-    Column("input", BigInteger, nullable=False),
-    Column("output", BigInteger, nullable=False),
-    Column("idle", Boolean, nullable=False),
+    *_watermark(),
     Column("version", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -90,9 +103,7 @@ history = Table(
     Column("stage", String(128), nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("input", BigInteger, nullable=False),
-    Column("output", BigInteger, nullable=False),
-    Column("idle", Boolean, nullable=False),
+    *_watermark(),
     Column("at_ms", BigInteger, nullable=False),
     Index("watermark_history_by_stage", "job", "stage", "at_ms"),
     Index("watermark_history_by_age", "at_ms"),

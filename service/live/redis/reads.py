@@ -220,8 +220,8 @@ def _observation(
     is_idle = np.zeros(len(weights), dtype=np.bool_)
     is_idle[list(packed)] = True
     reported_at, raised_at, leased_since = _whole(raw_moments).reshape(3, -1)
-    said = schema.pairs(facts)
-    counted = [int(said.pop(name, 0)) for name in (b"#records", b"#late")]
+    by_name = schema.pairs(facts)
+    counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}
     return StageObservation(
         layout,
@@ -229,7 +229,7 @@ def _observation(
         is_idle,
         reported_at,
         raised_at,
-        {int(index): schema.read_facts(each) for index, each in said.items()},
+        {int(index): schema.read_facts(each) for index, each in by_name.items()},
         Counts(*counted),
         _whole(raw_owners),
         leased_since,

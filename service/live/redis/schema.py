@@ -48,6 +48,7 @@ PROBE: Key = "tidegauge:probe"
 CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")
+_VIEW_MEMBERS = ("input", "output", "idle", "version", "revision", "updated_at_ms")
 _FACTS = struct.Struct("<dddddB")
 """Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending
 follows.
@@ -124,6 +125,7 @@ def lua_header() -> str:
         "JOB_KEYS": len(_JOB_KEYS),
         "STAGE_KEYS": len(_STAGE_KEYS),
         "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
+        "VIEW_VERSION": _VIEW_MEMBERS.index("version") + 1,
         "FACTS": f"'{_FACTS.format}'",
         "REPORTED_FACTS": f"'{_REPORTED_FACTS.format}'",
     }

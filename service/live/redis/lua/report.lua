@@ -130,9 +130,9 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
       local block = math.floor(index / BLOCK)
       by_block[block] = by_block[block] or {}
       local entry = by_block[block]
-      local said = facts and facts[offset + k] or false
-      if said then note_activity(st, index, said) end
-      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, said}
+      local reported = facts and facts[offset + k] or false
+      if reported then note_activity(st, index, reported) end
+      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, reported}
     end
   end
   local registered = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))

@@ -140,15 +140,15 @@ end
 
 -- ---- facts
 
--- Merges what a range reports with what it has said so far. Positions in a packed one: see `schema.py`.
+-- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
 local function keep_facts(st, index, reported)
   local earlier = call('HGET', st.keys.facts, index)
   if not reported and not earlier then return end
-  local said = {MIN, -1, 0, 0, false}
+  local newer = {MIN, -1, 0, 0, false}
   if reported then
     local at, has_pending
-    said[1], said[2], said[3], said[4], has_pending, at = struct.unpack(REPORTED_FACTS, reported)
-    if has_pending == 1 then said[5] = string.sub(reported, at) end
+    newer[1], newer[2], newer[3], newer[4], has_pending, at = struct.unpack(REPORTED_FACTS, reported)
+    if has_pending == 1 then newer[5] = string.sub(reported, at) end
   end
   local before = nil
   if earlier then
@@ -156,12 +156,12 @@ local function keep_facts(st, index, reported)
     before = {unpack(values, 1, 5)}
     before[6] = values[6] == 1 and string.sub(earlier, values[7])
   end
-  local merged = merge_facts(before, said, NOW, NOW)
+  local merged = merge_facts(before, newer, NOW, NOW)
   local pending = merged[6]
   merged[6] = pending and 1 or 0
   call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(merged)) .. (pending or ''))
-  if said[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(said[2])) end
-  if said[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(said[3])) end
+  if newer[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(newer[2])) end
+  if newer[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(newer[3])) end
 end
 
 -- Since when a range has been quiet; -1: it has no facts.

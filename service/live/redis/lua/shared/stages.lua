@@ -45,10 +45,11 @@ local function load(st)
   return st
 end
 
--- Unpacks a view: input, output, idle, version, revision, updated at.
+-- Unpacks a view: its members as `schema.pack_view` has them.
 local function unpack_view(raw)
   local view = {struct.unpack(VIEW, raw)}
-  view[7] = nil
+  -- The position behind the last member, which struct returns, too.
+  table.remove(view)
   return view
 end
 

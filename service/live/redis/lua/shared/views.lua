@@ -4,7 +4,7 @@
 local function publish_view(name, raw)
   local current = call('HGET', VIEWS, name)
   if not current then return false end
-  if unpack_view(raw)[4] <= unpack_view(current)[4] then return false end
+  if unpack_view(raw)[VIEW_VERSION] <= unpack_view(current)[VIEW_VERSION] then return false end
   call('HSET', VIEWS, name, raw)
   return true
 end
