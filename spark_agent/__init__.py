@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_agent.arrival import Arrival
     from spark_agent.async_client import AsyncClient
-    from spark_agent.client import AggregatorError, Client, StageWatermark, Unavailable
+    from spark_agent.client import Client, StageWatermark
+    from spark_agent.errors import AggregatorError, Unavailable
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import Pipeline
     from spark_agent.queries import StageTakenError
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AggregatorError": "spark_agent.client",
+    "AggregatorError": "spark_agent.errors",
     "Arrival": "spark_agent.arrival",
     "AsyncClient": "spark_agent.async_client",
     "Ascending": "spark_agent.strategies",
@@ -54,7 +55,7 @@ _MODULES = {
     "StageTakenError": "spark_agent.queries",
     "StageWatermark": "spark_agent.client",
     "Strategy": "spark_agent.strategies",
-    "Unavailable": "spark_agent.client",
+    "Unavailable": "spark_agent.errors",
     "UnsoundPlanError": "spark_agent.operators",
 }
 

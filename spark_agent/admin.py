@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_agent.client import (
+from spark_agent.client import Client
+from spark_agent.durations import duration_ms
+from spark_agent.errors import (
     AggregatorError,
-    Client,
     Forbidden,
     NoUsableKey,
     Refused,
@@ -25,7 +26,6 @@ from spark_agent.client import (
     UnknownJob,
     UnknownStage,
 )
-from spark_agent.durations import duration_ms
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.profiles import read_profile
 

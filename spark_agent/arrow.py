@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -57,13 +57,14 @@ def rows_by_shard(
     names: Array,
     times: Array,
     *,
-    shards: Collection[str],
+    is_known: Callable[[str], bool],
     late_before_ms: int | None,
     horizon_ms: int,
 ) -> SourceRows:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
-    `names` are the rows' shards, `times` their event times. Rows without an event time are ignored.
+    `names` are the rows' shards, `times` their event times; `is_known` says of a shard whether the
+    source has it. Rows without an event time are ignored.
     Those before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
@@ -80,7 +81,7 @@ def rows_by_shard(
             each["time_max"] // 1_000, each["time_count"], late_of.get(each["shard"], 0)
         )
         for each in dated
-        if each["shard"] in shards
+        if is_known(each["shard"])
     }
     unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
     return SourceRows(known, late, count_older_than(times_us, 0)[0], beyond, unknown)

@@ -29,14 +29,14 @@ def quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
 
 
-def by_shard(frame: DataFrame, shard: str, shards: Sequence[str], tasks: int) -> DataFrame:
+def by_shard(frame: DataFrame, shard: str, shards: Sequence[str] | None, tasks: int) -> DataFrame:
     """Bring all rows of a shard into one task, with the shards spread evenly over the tasks.
 
     Hashing spreads a few names unevenly: two tasks might get three and five of eight shards, and each
     batch would wait for the slower one. It spreads many names well enough, and looking up each row's
-    name in a long list would cost more than it saves.
+    name in a long list would cost more than it saves. `shards` is None if they are not known.
     """
-    if len(shards) > _MAX_ASSIGNED_SHARDS:
+    if shards is None or len(shards) > _MAX_ASSIGNED_SHARDS:
         return frame.repartition(tasks, column(shard))
     names = F.array(*[F.lit(name) for name in shards])
     return frame.repartitionById(

@@ -29,8 +29,8 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from spark_agent.answers import MAX_MS
 from spark_agent.arrow import Batch, control_row
-from spark_agent.client import MAX_MS
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.link import Hold, LinkClient, LinkError, Offset
 

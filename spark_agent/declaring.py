@@ -11,7 +11,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from spark_agent.admin import DEFAULT_URL, AsJson, Job, KeyFile, Url, client_of, explained, output
-from spark_agent.client import ChangedMeanwhile, Client, UnknownJob
+from spark_agent.client import Client
+from spark_agent.errors import ChangedMeanwhile, UnknownJob
 
 _PARTS = ("stages", "throttle")
 _SHOWN = 10

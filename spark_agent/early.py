@@ -12,9 +12,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from spark_agent.client import AggregatorError, Client
+from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import to_spark_ms
+from spark_agent.errors import AggregatorError
 from spark_agent.link import Offset
 from spark_agent.times import instant_text
 

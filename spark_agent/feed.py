@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from spark_agent.client import AggregatorError, Client
+from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
 from spark_agent.diagnostics import log_missing_inputs
+from spark_agent.errors import AggregatorError
 from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.plan import CommittedBatch

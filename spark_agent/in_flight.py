@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any, Final
 
 from spark_agent.arrow import Array, times_by_shard
-from spark_agent.client import NOTHING_IN_FLIGHT, InFlight
+from spark_agent.messages import NOTHING_IN_FLIGHT, InFlight
 from spark_agent.strategies import Strategy
 
 _K: Final = 200

@@ -9,14 +9,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from spark_agent.client import (
-    AggregatorError,
-    Client,
-    NotAllowed,
-    NoUsableKey,
-    StageWatermark,
-    Unavailable,
-)
+from spark_agent.client import Client, StageWatermark
+from spark_agent.errors import AggregatorError, NotAllowed, NoUsableKey, Unavailable
 from spark_agent.spec import StageSpec, check_name, read_spec
 
 _log: Final = logging.getLogger("spark_agent")

@@ -17,7 +17,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from spark_agent.client import StageProgress
+from spark_agent.messages import StageProgress
 from spark_agent.plan import SOURCE_MARK, Column, Node, Stamp
 
 

@@ -179,6 +179,7 @@ class Pipeline:
         reporter = SourceReporter(
             target,
             shards=frozenset(spec.shards),
+            is_dynamic=spec.is_dynamic,
             strategy=strategy,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
             tracks_in_flight=bool(spec.percentiles),
@@ -190,7 +191,9 @@ class Pipeline:
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
-            frame = by_shard(frame, shard, spec.shards, tasks or min(cores, len(spec.shards)))
+            known = None if spec.is_dynamic else spec.shards
+            most = cores if known is None else min(cores, len(known))
+            frame = by_shard(frame, shard, known, tasks or most)
         mark = f"{plan.SOURCE_MARK}{next(self._marks)}.{stage}"
         shards = column(shard).cast("string")
         return watch_two_columns(frame, mark, reporter, shards, column(event_time))

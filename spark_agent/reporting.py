@@ -17,18 +17,13 @@ from typing import Final
 from pyspark import Accumulator, TaskContext
 
 from spark_agent.arrow import Array, ShardRows, all_true, count_older_than, rows_by_shard
-from spark_agent.client import (
-    AggregatorError,
-    Client,
-    Lease,
-    RangeReport,
-    Rank,
-    Unavailable,
-    shared_client,
-)
+from spark_agent.client import Client, shared_client
 from spark_agent.clock import Clock
+from spark_agent.errors import AggregatorError, Unavailable
 from spark_agent.in_flight import TaskInFlight
 from spark_agent.link import NotStartedError
+from spark_agent.messages import Lease, RangeReport, Rank
+from spark_agent.spec import is_name
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Count, EarlyRow, Tallies, Tally
 from spark_agent.times import instant_text
@@ -263,14 +258,18 @@ class SourceReporter:
         target: ReportTarget,
         *,
         shards: frozenset[str],
+        is_dynamic: bool = False,
         strategy: Strategy,
         tolerance_ms: int,
         tracks_in_flight: bool = False,
     ) -> None:
-        """`tracks_in_flight`: whether the stage has percentile watermarks."""
+        """`is_dynamic`: whether shards besides these join the stage when they are claimed.
+        `tracks_in_flight`: whether it has percentile watermarks.
+        """
         self._tracks_in_flight = tracks_in_flight
         self._target = target
         self._shards = shards
+        self._is_dynamic = is_dynamic
         self._strategy = strategy
         self._tolerance_ms = tolerance_ms
 
@@ -313,7 +312,7 @@ class SourceReporter:
         found = rows_by_shard(
             names,
             times,
-            shards=self._shards,
+            is_known=self._is_known,
             late_before_ms=late_before_ms,
             horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
         )
@@ -322,6 +321,9 @@ class SourceReporter:
         counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard
+
+    def _is_known(self, shard: str) -> bool:
+        return shard in self._shards or (self._is_dynamic and is_name(shard))
 
 
 class RangeReporter:

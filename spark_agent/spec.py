@@ -12,6 +12,11 @@ _KEY_SPACE: Final = 2**32
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+def is_name(name: object) -> bool:
+    """Return whether the service accepts the name."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def check_name(what: str, name: object) -> None:
     """Raise `ValueError` unless the service accepts the name.
 
@@ -20,7 +25,7 @@ def check_name(what: str, name: object) -> None:
     ValueError: shard 'été' is not a valid name: use up to 128 letters A-Z and a-z, digits, and \
 . _ -, and start with a letter or a digit
     """
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise ValueError(
             f"{what} {name!r} is not a valid name: use up to 128 letters A-Z and a-z, digits, and "
             f". _ -, and start with a letter or a digit"
@@ -39,6 +44,8 @@ class StageSpec:
     """Whether the service takes a quiet shard of it for idle, as long as somebody watches it."""
     percentiles: tuple[int, ...] = ()
     """The percentile watermarks that the service keeps of it."""
+    is_dynamic: bool = False
+    """Whether shards that are not in the specification join it when they are claimed."""
 
     @property
     def role(self) -> str:
@@ -81,7 +88,13 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
         for shard in shards:
             check_name(f"spec: stage {name!r}: shard", shard)
         has_policy = stage.get("idle") is not None
-        return StageSpec(name, shards=shards, has_idle_policy=has_policy, percentiles=percentiles)
+        return StageSpec(
+            name,
+            shards=shards,
+            has_idle_policy=has_policy,
+            percentiles=percentiles,
+            is_dynamic=bool(stage.get("dynamic")),
+        )
     if "ranges" in stage:
         ranges = range_ids(stage["ranges"])
         return StageSpec(name, ranges=ranges, inputs=inputs, percentiles=percentiles)

@@ -14,7 +14,8 @@ from enum import StrEnum
 
 from pyspark import AccumulatorParam
 
-from spark_agent.client import MAX_MS, RangeReport
+from spark_agent.answers import MAX_MS
+from spark_agent.messages import RangeReport
 
 TallyKey = tuple[str, str, int]
 """The name of the query's start, the stage, the epoch."""

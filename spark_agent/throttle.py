@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_agent.client import AggregatorError, Client, Throttle
+from spark_agent.client import Client, Throttle
 from spark_agent.clock import Clock
+from spark_agent.errors import AggregatorError
 from spark_agent.link import HeldBack
 from spark_agent.plan import CommittedBatch
 

@@ -29,8 +29,9 @@ from spark_agent.admin import (
     print_table,
 )
 from spark_agent.answers import MAX_MS, SnapshotAnswer, WatermarkAnswer
-from spark_agent.client import Client, Refused, Unavailable, UnknownJob
+from spark_agent.client import Client
 from spark_agent.clock import SystemClock
+from spark_agent.errors import Refused, Unavailable, UnknownJob
 from spark_agent.times import duration_text, instant_text
 
 _AT_ONCE: Final = 4

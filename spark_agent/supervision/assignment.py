@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_agent.client import StageProgress
+from spark_agent.messages import StageProgress
 from spark_agent.operators import Promise
 from spark_agent.spec import StageSpec
 

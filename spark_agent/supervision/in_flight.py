@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from spark_agent.client import RangeReport
 from spark_agent.clock import Clock
 from spark_agent.in_flight import StageInFlight
+from spark_agent.messages import RangeReport
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.reporter import WATCH_MS, DriverReporter
 from spark_agent.tally import Tally

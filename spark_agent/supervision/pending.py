@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_agent.client import RangeReport, StageProgress
+from spark_agent.messages import RangeReport, StageProgress
 from spark_agent.supervision.reporter import DriverReporter
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from spark_agent.client import MAX_MS, Client, Lease, RangeReport, StageProgress
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
 from spark_agent.clock import Clock
+from spark_agent.messages import Lease, RangeReport, StageProgress
 from spark_agent.plan import CommittedBatch
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.in_flight import InFlightReports

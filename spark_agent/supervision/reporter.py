@@ -6,16 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_agent.client import (
-    Client,
-    InputAhead,
-    Lease,
-    LeaseConflict,
-    LeaseLost,
-    RangeReport,
-    Rank,
-    StageProgress,
-)
+from spark_agent.client import Client
+from spark_agent.errors import InputAhead, LeaseConflict, LeaseLost
+from spark_agent.messages import Lease, RangeReport, Rank, StageProgress
 
 DRIVER_ATTEMPT: Final = 2**31 - 1
 """The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,

@@ -17,21 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final
 
-from spark_agent.client import (
-    MAX_MS,
-    AggregatorError,
-    Client,
-    InputAhead,
-    RangeReport,
-    StageProgress,
-    StaleEpoch,
-    StaleRun,
-    UnknownJob,
-)
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
 from spark_agent.diagnostics import log_missing_inputs, log_unfinished
+from spark_agent.errors import AggregatorError, InputAhead, StaleEpoch, StaleRun, UnknownJob
 from spark_agent.in_flight import StageInFlight
+from spark_agent.messages import RangeReport, StageProgress
 from spark_agent.plan import CommittedBatch
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
@@ -50,6 +43,8 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
+_MOST_JOINED: Final = 10_000
+"""How many shards of a dynamic source are looked up when a query starts."""
 _LOG_AGAIN_MS: Final = 60_000
 """How often an error that comes again is logged."""
 
@@ -105,6 +100,8 @@ class Supervisor:
         self._not_final: dict[str, set[str]] = {
             stage.name: set(stage.shards) for stage in assignment.sources
         }
+        self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
+        """Dynamic sources whose joined shards the service has not been asked for yet."""
         self._stop_requested = False
         self._logged: dict[type[AggregatorError], int] = {}
         self._shutdown_deadline_ms: int | None = None
@@ -365,6 +362,7 @@ class Supervisor:
         if self._run is None:
             self._run = self._open_run(self._assignment.stages)
         run = self._run
+        self._find_joined_shards()
         if self._uncommitted is not None:
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), self._uncommitted)
@@ -382,6 +380,19 @@ class Supervisor:
         if self._assignment.bounded and self.failure is None:
             self._check_drained()
             self._finish_bounded(reporter)
+
+    def _find_joined_shards(self) -> None:
+        """Find the shards that joined dynamic sources before this query was started, once.
+
+        Those that join later are known from its tasks.
+        """
+        while self._to_look_up:
+            stage = self._to_look_up[-1]
+            answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_JOINED)
+            self._not_final[stage].update(
+                each["range"] for each in answer["ranges"] if each["status"] != "final"
+            )
+            self._to_look_up.pop()
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(
@@ -468,6 +479,8 @@ class Supervisor:
             newest: dict[str, RangeReport] = {}
             for tally in tallies:
                 add_reports(newest, tally.promises)
+                if stage.is_dynamic:
+                    self._not_final[stage.name].update(tally.promises)
                 self._in_flight.add(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:

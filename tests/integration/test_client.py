@@ -18,7 +18,9 @@ from service.settings import Settings
 from spark_agent import answers
 from spark_agent.arrival import Arrival
 from spark_agent.async_client import AsyncClient
-from spark_agent.client import ChangedMeanwhile, Client, RangeReport, Rank, UnknownStage
+from spark_agent.client import Client
+from spark_agent.errors import ChangedMeanwhile, UnknownStage
+from spark_agent.messages import RangeReport, Rank
 from tests.support.server import ROOT, Service
 
 NEW_YEAR = 1_767_225_600_000

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent.client import Client, RangeReport, Rank, UnknownJob
+from spark_agent.client import Client
+from spark_agent.errors import UnknownJob
+from spark_agent.messages import RangeReport, Rank
 from tests.support.server import ROOT, Service
 from tests.unit.agent.test_inspection import run
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_agent.client import MAX_MS, Client, RangeReport, Rank
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
+from spark_agent.messages import RangeReport, Rank
 from tests.support.server import Service
 
 COMMAND = [sys.executable, "-m", "service.cli", "reset"]

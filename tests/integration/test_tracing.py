@@ -23,7 +23,9 @@ from service.app import create_app
 from service.settings import Settings
 from spark_agent import otel as agent_otel
 from spark_agent import tracing as agent_tracing
-from spark_agent.client import Client, RangeReport, Rank, UnknownStage
+from spark_agent.client import Client
+from spark_agent.errors import UnknownStage
+from spark_agent.messages import RangeReport, Rank
 from tests.support.api import ok
 from tests.support.binaries import free_port, wait_until
 from tests.support.collector import Collector

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from service.api.endpoints import Call, Endpoints
 from service.api.fast_lane import FastLane
 from service.api.problems import install_handlers
-from service.api.responses import HealthBody
+from service.api.responses.common import HealthBody
 from service.api.routing import DirectRoute, hot_routes, mount
 from service.api.web import AllowedHosts
 from service.errors import UnavailableError, UnknownJobError

@@ -6,23 +6,19 @@ import os
 
 import pytest
 
-from spark_agent.client import (
-    Client,
+from spark_agent.client import Client, shared_client
+from spark_agent.errors import (
     InputAhead,
-    Lease,
     LeaseConflict,
     LeaseLost,
     PreconditionRequired,
-    RangeReport,
-    Rank,
     Refused,
-    StageProgress,
     StaleEpoch,
     StaleRun,
     Unavailable,
     UnknownJob,
-    shared_client,
 )
+from spark_agent.messages import Lease, RangeReport, Rank, StageProgress
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 GRANTED = {"token": "t", "fence": 7, "expires_in_ms": 10_000, "granted": ["a"], "denied": []}

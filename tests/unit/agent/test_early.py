@@ -8,9 +8,11 @@ from typing import cast
 
 import pytest
 
-from spark_agent.client import MAX_MS, Client, Unavailable
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
 from spark_agent.control_source import END_MS
 from spark_agent.early import EarlyConfig, EarlyFeed
+from spark_agent.errors import Unavailable
 from spark_agent.link import Offset
 from tests.unit.agent.answers import FakeClock
 

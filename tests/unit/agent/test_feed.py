@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from spark_agent.client import MAX_MS, Client
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
 from spark_agent.control_source import END_MS
 from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFailedError

@@ -10,8 +10,8 @@ import sys
 import pyarrow as pa
 import pytest
 
-from spark_agent.client import NOTHING_IN_FLIGHT, RangeReport
 from spark_agent.in_flight import StageInFlight, TaskInFlight, sketch_of, unpacked
+from spark_agent.messages import NOTHING_IN_FLIGHT, RangeReport
 from spark_agent.strategies import Ascending, BoundedOutOfOrderness
 from tests.support.server import ROOT
 

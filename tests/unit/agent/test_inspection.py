@@ -11,7 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spark_agent.client import Client, Refused, Unavailable
+from spark_agent.client import Client
+from spark_agent.errors import Refused, Unavailable
 from spark_agent.polling import Waiting
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 

@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 
-from spark_agent.client import (
+from spark_agent.client import Client, shared_client
+from spark_agent.errors import (
     AggregatorError,
-    Client,
     Forbidden,
     NotAllowed,
     NoUsableKey,
-    RangeReport,
-    Rank,
     Unauthenticated,
     UnknownJob,
-    shared_client,
 )
 from spark_agent.keys import UnusableKeyError, key_source
+from spark_agent.messages import RangeReport, Rank
 from spark_agent.reporting import ReportTarget, Task, TaskAttempt
 from spark_agent.tally import Count
 from tests.unit.agent.answers import Answer, Answers, FakeClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from spark_agent.answers import MAX_MS
 from spark_agent.arrow import ShardRows, SourceRows, count_older_than, rows_by_shard
-from spark_agent.client import MAX_MS
 from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
 
 FAR_MS = 1_000_000
@@ -17,7 +17,7 @@ def show(
     return rows_by_shard(
         pa.array([shard for shard, _ in rows], pa.string()),
         pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
-        shards=frozenset({"a", "b"}),
+        is_known=frozenset({"a", "b"}).__contains__,
         late_before_ms=late_before_ms,
         horizon_ms=FAR_MS,
     )

@@ -6,7 +6,7 @@ from typing import cast
 
 from pyspark import Accumulator
 
-from spark_agent.client import RangeReport, Rank
+from spark_agent.messages import RangeReport, Rank
 from spark_agent.reporting import ReportTarget, Task, TaskAttempt
 from spark_agent.tally import Tallies
 from tests.unit.agent.answers import Answer, Answers, FakeClock

@@ -1,0 +1,166 @@
+"""What the agent tells the service: leases, reports and what an epoch ran with, in their JSON forms."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+_RANGES_PER_REPORT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """Decides between two claims to a range: the greater rank takes over."""
+
+    run: int
+    epoch: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to report for `granted`, until it runs out or is outranked."""
+
+    token: str
+    granted: tuple[str, ...]
+    denied: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """What an epoch of a keyed stage ran with. All its ranges have it in common."""
+
+    input_ms: int | None
+    """Its input watermark; None: there was none."""
+    holds: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What they keep back of it, by component."""
+
+    def body(self) -> Json:
+        """Return its JSON form."""
+        body: Json = {"input_watermark": self.input_ms}
+        return body | {"holds": dict(self.holds)} if self.holds else body
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The event times (ms) of what a range has in flight, as a DataSketches KLL doubles sketch."""
+
+    count: int
+    """0: nothing is in flight."""
+    event_times: bytes = b""
+
+    def body(self) -> Json | None:
+        """Return its JSON form."""
+        if not self.count:
+            return None
+        return {"count": self.count, "event_times": base64.b64encode(self.event_times).decode()}
+
+
+NOTHING_IN_FLIGHT: Final = InFlight(0)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReport:
+    """The report for one range. `watermark_ms` and `final` are for sources only.
+
+    `records` and `late` count the rows since the range's last report; None says nothing of them.
+    `backlog` is how many are left to read, `pending` what is in flight; None says nothing of it.
+    """
+
+    watermark_ms: int | None = None
+    final: bool = False
+    idle: bool = False
+    holds: Mapping[str, int] = field(default_factory=dict[str, int])
+    records: int | None = None
+    late: int | None = None
+    backlog: int | None = None
+    pending: InFlight | None = None
+
+    def __add__(self, later: RangeReport) -> RangeReport:
+        """Return one report instead of two of a source's shard, the second of which is the later one.
+
+        >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
+        RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None, \
+pending=None)
+        """
+        watermarks = [w for w in (self.watermark_ms, later.watermark_ms) if w is not None]
+        return RangeReport(
+            max(watermarks, default=None),
+            self.final or later.final,
+            later.idle,
+            later.holds,
+            _sum(self.records, later.records),
+            _sum(self.late, later.late),
+            later.backlog,
+            later.pending or self.pending,
+        )
+
+    def body(self) -> Json:
+        """Return its JSON form."""
+        body: Json = {
+            name: count
+            for name, count in (
+                ("records", self.records),
+                ("late", self.late),
+                ("backlog", self.backlog),
+            )
+            if count is not None
+        }
+        if self.pending is not None:
+            body["pending"] = self.pending.body()
+        if _speaks_of_a_shard(self):
+            body["watermark"] = self.watermark_ms
+        if self.final:
+            body["final"] = True
+        if self.idle:
+            body["idle"] = True
+        if self.holds:
+            body["holds"] = dict(self.holds)
+        return body
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one + (other or 0)
+
+
+def report_bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
+    """Yield what is said of ranges, in as many requests as it takes."""
+    names = list(ranges)
+    # Whoever reports for key ranges leaves out `watermark`, without which there is nothing to pack.
+    if len(names) <= _RANGES_PER_REPORT and set(ranges) == set(lease.granted):
+        reports = [ranges[name] for name in lease.granted]
+        columns = _columns(reports)
+        if columns is not None and any(_speaks_of_a_shard(each) for each in reports):
+            yield {"columns": columns}
+            return
+    for first in range(0, len(names), _RANGES_PER_REPORT):
+        some = names[first : first + _RANGES_PER_REPORT]
+        yield {"ranges": {name: ranges[name].body() for name in some}}
+
+
+def _speaks_of_a_shard(report: RangeReport) -> bool:
+    members = (report.watermark_ms, report.backlog, report.pending)
+    return report.final or any(each is not None for each in members)
+
+
+def _columns(reports: Sequence[RangeReport]) -> Json | None:
+    """Return shards' reports in packed form: one array for each member, in the order of the lease.
+
+    None: they have no such form, since some say what others leave out.
+    """
+    columns: Json = {"watermark": [each.watermark_ms for each in reports]}
+    for name in ("records", "late", "backlog"):
+        counts = [getattr(each, name) for each in reports]
+        if None not in counts:
+            columns[name] = counts
+        elif any(count is not None for count in counts):
+            return None
+    for name in ("idle", "final"):
+        flags = [getattr(each, name) for each in reports]
+        if any(flags):
+            columns[name] = flags
+    return None if any(each.holds or each.pending for each in reports) else columns
