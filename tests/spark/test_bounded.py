@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
-from spark_agent.client import MAX_MS
+from spark_agent.answers import MAX_MS
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,

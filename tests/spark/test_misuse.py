@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline, plan
-from spark_agent.client import DeclaredOtherwise
+from spark_agent.errors import DeclaredOtherwise
 from spark_agent.operators import UnsoundPlanError
 from tests.spark.flow import (
     BOUND,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_agent.client import LeaseLost, RangeReport, Rank, StaleRun, Unavailable
+from spark_agent.errors import LeaseLost, StaleRun, Unavailable
+from spark_agent.messages import RangeReport, Rank
 from spark_agent.plan import CommittedBatch
 from spark_agent.tally import Count
 from tests.spark.flow import (

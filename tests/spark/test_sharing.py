@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline, StageTakenError
-from spark_agent.client import RangeReport, Rank
+from spark_agent.messages import RangeReport, Rank
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_agent import Pipeline
 from spark_agent import queries as queries_module
 from spark_agent.answers import RangeAnswer
-from spark_agent.client import RangeReport, Rank
+from spark_agent.messages import RangeReport, Rank
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_agent import FinalSourceError, Pipeline
-from spark_agent.client import MAX_MS, RangeReport, Rank
+from spark_agent.answers import MAX_MS
+from spark_agent.messages import RangeReport, Rank
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
