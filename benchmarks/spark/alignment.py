@@ -1,7 +1,7 @@
 """`python -m benchmarks.spark.alignment`: what alignment does for a join of two uneven sources.
 
 Two queries each read a log and write it out again, one of them ten times as fast, and a third joins what
-they write by event time, within five minutes. Without alignment, the join has to keep nearly all that
+they write by event time, within a minute. Without alignment, the join has to keep nearly all that
 the fast one has written until the slow one gets there. With it, the fast one waits for the slow one.
 """
 
@@ -32,12 +32,12 @@ from spark_agent.client import Client
 
 FAST, SLOW, JOINED = "fast", "slow", "joined"
 PACE: Final = {FAST: 10, SLOW: 1}
-"""Files in a batch."""
-FILES: Final = 60
-FILE_S: Final = 60
+"""Files in a batch. A source stops between batches: it may get ahead by the drift and one batch more."""
+FILES: Final = 120
+FILE_S: Final = 6
+"""Of event time, in a file."""
 ROWS: Final = 200
-"""In a file, which covers a minute of event time."""
-DRIFT_S: Final = 5 * FILE_S
+DRIFT_S: Final = 180
 _START_S: Final = 1_700_000_000
 _SPEC: Final = {
     FAST: {"shards": [FAST]},
@@ -119,8 +119,8 @@ def _join(pipeline: Pipeline, spark: SparkSession, folder: Path) -> StreamingQue
         for source in PACE
     }
     within = F.expr(
-        "fast.key = slow.key AND fast.at >= slow.at - INTERVAL 5 MINUTES"
-        " AND fast.at <= slow.at + INTERVAL 5 MINUTES"
+        "fast.key = slow.key AND fast.at >= slow.at - INTERVAL 1 MINUTE"
+        " AND fast.at <= slow.at + INTERVAL 1 MINUTE"
     )
     rows = sides[FAST].join(sides[SLOW], within).select("fast.key", F.col("slow.at").alias("at"))
     return pipeline.start(

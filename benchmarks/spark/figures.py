@@ -92,6 +92,16 @@ def _costs(case: Case, *, enough: bool) -> Iterator[Figure]:
     equal = 1.15 if case.files.slices >= BIG.slices else None
     yield _cost(case, Variant.WHOLE, Variant.DELAYED, equal, "closing as late")
     yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
+    ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.DELAYED)
+    yield Figure(
+        f"{case.name}: a batch, once it runs",
+        ratio,
+        "of plain",
+        None,
+        False,
+        f"{case.batch_ms(Variant.WHOLE):.0f} ms to {case.batch_ms(Variant.DELAYED):.0f} ms, closing as"
+        f" late, rounds {spread}",
+    )
     parts = [Variant.DELAYED, Variant.SOURCE, Variant.CONTROL, Variant.WHOLE]
     if not set(parts) <= set(case.variants):
         return

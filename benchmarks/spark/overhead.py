@@ -61,6 +61,8 @@ class Run:
     """How many sessions it has kept after a batch, on average."""
     durations_ms: Mapping[str, int]
     """Spark's own account of the driver's time, added up over its batches."""
+    batch_ms: float
+    """What a batch takes once the query runs: the median of those that read about as much as most."""
 
 
 @dataclass
@@ -82,6 +84,16 @@ class Case:
         """The median of the ratios within each round, and their range."""
         ratios = [
             a.seconds / b.seconds for a, b in zip(self.runs[variant], self.runs[to], strict=True)
+        ]
+        return statistics.median(ratios), f"{min(ratios):.2f}-{max(ratios):.2f}"
+
+    def batch_ms(self, variant: Variant) -> float:
+        return statistics.median(run.batch_ms for run in self.runs[variant])
+
+    def batch_ratio(self, variant: Variant, to: Variant) -> tuple[float, str]:
+        """Likewise, of what a batch takes once the query runs."""
+        ratios = [
+            a.batch_ms / b.batch_ms for a, b in zip(self.runs[variant], self.runs[to], strict=True)
         ]
         return statistics.median(ratios), f"{min(ratios):.2f}-{max(ratios):.2f}"
 
@@ -204,7 +216,10 @@ def _run(query: StreamingQuery, seconds: float, used_s: float) -> Run:
     for each in progress:
         durations.update(each["durationMs"])
     state = [operator["numRowsTotal"] for each in progress for operator in each["stateOperators"]]
-    return Run(seconds, used_s, len(progress), round(statistics.mean(state)), durations)
+    most = max(each["numInputRows"] for each in progress)
+    full = [each["durationMs"] for each in progress if each["numInputRows"] > most // 2]
+    batch_ms = statistics.median(each["triggerExecution"] for each in full)
+    return Run(seconds, used_s, len(progress), round(statistics.mean(state)), durations, batch_ms)
 
 
 def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
