@@ -128,6 +128,31 @@ def test_zoom(flights: Flights, open_page: Opened):
         page.wait_for_url(lambda url: "from=" not in url)
 
 
+NOTE_WHAT_COMES_FIRST = """() => new MutationObserver((_, observer) => {
+  if (!document.querySelector(".u-over")) return;
+  window.explainedFirst = document.querySelector(".because") !== null;
+  observer.disconnect();
+}).observe(document, { childList: true, subtree: true })
+"""
+
+
+def test_the_chart_does_not_jump_when_the_explanation_comes(flights: Flights, open_page: Opened):
+    with open_page() as page:
+        page.evaluate(NOTE_WHAT_COMES_FIRST)
+        page.goto(STAGE)
+        expect(page.locator(".u-over")).to_be_visible()
+        # It stands above the chart: if it came later, whoever has begun to drag would lose the place.
+        assert page.evaluate("window.explainedFirst") is True
+
+
+def test_a_stage_is_shown_without_an_explanation(flights: Flights, open_page: Opened):
+    with open_page(allowed=frozenset({"ERR_FAILED"})) as page:
+        page.route("**/explain?*", lambda route: route.abort())
+        page.goto(STAGE)
+        expect(page.locator(".u-over")).to_be_visible()
+        expect(page.locator(".because")).to_have_count(0)
+
+
 def test_eta(service: Service, open_page: Opened):
     with Feed(service.url, "steady") as feed:
         feed.define({"s": {"shards": ["0"]}})

@@ -8,33 +8,42 @@ import { REASONS } from "./graph.js";
 
 const REFRESH_MS = 5_000;
 const LEAST_MS = 500;
+const PATIENCE_MS = 5_000;
 
 /**
  * Ask why, again whenever `version` changes, but not too often.
+ *
+ * Undefined while the first answer may still come soon: what stands below it would jump when it does. Null if
+ * there is none.
  * @param {string} job @param {string | null} stage @param {number} version
  */
 export function useExplanation(job, stage, version) {
-  const [found, setFound] = useState(null);
+  const [found, setFound] = useState({ job: "", stage: "", body: null });
   const ask = useRef(() => {});
   useEffect(() => {
     if (!stage) return undefined;
     const ending = new AbortController();
-    const load = () => document.hidden ? undefined : read(`${pathOf(job, stage)}/explain?limit=10`, { signal: ending.signal }).then(
-      (body) => ending.signal.aborted || setFound(body), () => {});
+    const keep = (body) => ending.signal.aborted || setFound({ job, stage, body });
+    const none = () => ending.signal.aborted || setFound((before) => isOf(before, job, stage) ? before : { job, stage, body: null });
+    const load = () => document.hidden ? undefined : read(`${pathOf(job, stage)}/explain?limit=10`, { signal: ending.signal }).then(keep, none);
     const soon = atMostEvery(LEAST_MS, load);
     ask.current = soon;
     soon();
     // What is late, expired or throttled becomes so without an advance.
     const timer = setInterval(soon, REFRESH_MS);
+    const patience = setTimeout(none, PATIENCE_MS);
     return () => {
       ending.abort();
       soon.cancel();
       clearInterval(timer);
+      clearTimeout(patience);
     };
   }, [job, stage]);
   useEffect(() => ask.current(), [version]);
-  return found?.stage === stage && found?.job === job ? found : null;
+  return isOf(found, job, stage) ? found.body : undefined;
 }
+
+const isOf = (found, job, stage) => found.job === job && found.stage === stage;
 
 /** @param {{why: any, zone: any, nowMs: number}} props */
 export function Explanation({ why, zone, nowMs }) {

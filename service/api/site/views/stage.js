@@ -21,8 +21,8 @@ export function StageView({ route, zone }) {
   return html`
     <div class="heading"><h1>${route.stage}</h1><${Connection} connection=${store.connection} /></div>
     ${missing && html`<p role="alert" class="alert">The job ${route.job} has no stage ${route.stage}.</p>`}
-    ${stage && html`
-      <${Facts} ...${given} />
+    ${stage && html`<${Facts} ...${given} />`}
+    ${stage && why !== undefined && html`
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
       <${HistoryChart} ...${given} />
       <${Eta} ...${given} />
