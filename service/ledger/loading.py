@@ -29,13 +29,13 @@ async def load_job(db: AsyncConnection, job: str) -> StoredJob:
 
 
 async def load_jobs(
-    db: AsyncConnection, jobs: Sequence[str], *, with_promises: bool = False
+    db: AsyncConnection, jobs: Sequence[str], *, with_checkpoint: bool = False
 ) -> dict[str, StoredJob]:
     """Load those of the jobs that exist, with their checkpoints if asked to."""
     names = {"b_jobs": list(jobs)}
     rows = [row for row in await db.execute(sql.FIND_JOBS, names) if not row.deleted]
     stages = _by_job(await db.execute(sql.FIND_STAGES, names))
-    chunks = _by_job(await db.execute(sql.FIND_CHUNKS, names)) if with_promises else {}
+    chunks = _by_job(await db.execute(sql.FIND_CHUNKS, names)) if with_checkpoint else {}
     return {
         row.name: _stored(row, stages.get(row.name, []), chunks.get(row.name, [])) for row in rows
     }

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from service.frontier.graph import StageWatermark
 from service.model.audit import AuditRecord, Deed
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
@@ -28,7 +28,7 @@ class NewLayout:
     """Stages that are new or whose own ranges change."""
     promises: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """For each changed stage that has any, the promises that its new ranges inherit, packed as in
-    `PromiseChunk`."""
+    `CheckpointChunk`."""
     joined: str | None = None
     """The source that shards join, if that is the change."""
 
@@ -53,7 +53,7 @@ class JobRecord:
     """The newest revision that the live store shows."""
     advances: Mapping[str, StageWatermark]
     epochs: Mapping[str, int]
-    chunks: Sequence[PromiseChunk] = ()
+    chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
     """Record it only if nothing newer than `seen` is recorded. Advances are joins, so their order does
     not matter. Idleness is not a join: it must not be recorded after the report that ended it."""
@@ -177,7 +177,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
         """Save promises, except those of an older incarnation, generation, layout or stamp."""
         ...
 

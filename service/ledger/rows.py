@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from sqlalchemy import Row
 
 from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.ranges import Layout
-from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout
 from service.ledger.tables import WATERMARK
-from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.checkpoints import (
+    CHUNK,
+    COLUMNS,
+    CheckpointChunk,
+    Columns,
+    chunk_numbers,
+    joined_columns,
+)
 from service.model.history import HistoryPoint
 from service.model.jobs import InstalledStage, StageProgress, StageView
 
@@ -24,7 +29,7 @@ def packed_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     return msgspec.json.encode(list(rows)).decode()
 
 
-def chunk_row(chunk: PromiseChunk) -> dict[str, Any]:
+def chunk_row(chunk: CheckpointChunk) -> dict[str, Any]:
     """Return the row of a chunk."""
     return {
         "job": chunk.job,
@@ -34,7 +39,7 @@ def chunk_row(chunk: PromiseChunk) -> dict[str, Any]:
         "layout_since": chunk.layout_since,
         "chunk": chunk.chunk,
         "stamp": chunk.stamp,
-        "promises": chunk.promises,
+        **{name: chunk.columns.get(name) for name in COLUMNS},
     }
 
 
@@ -77,10 +82,10 @@ def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
 
 def chunks_of(
     layout: NewLayout, incarnation: int, generation: int, layout_version: int
-) -> list[PromiseChunk]:
+) -> list[CheckpointChunk]:
     """Return the promises that the ranges of a new layout inherit."""
     return [
-        PromiseChunk(
+        CheckpointChunk(
             job=layout.job,
             stage=stage,
             incarnation=incarnation,
@@ -89,10 +94,10 @@ def chunks_of(
             chunk=number,
             # Less than any stamp of the live store, which saves newer ones.
             stamp=0,
-            promises=packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)],
+            columns={"promises": packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)]},
         )
         for stage, packed in layout.promises.items()
-        for number in range(-(-len(packed) // (8 * CHUNK)))
+        for number in chunk_numbers(len(packed) // 8)
     ]
 
 
@@ -119,23 +124,22 @@ def history_points(
 
 
 def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:
-    """Return a stage with its progress and promises."""
+    """Return a stage with its progress and checkpoint."""
     layout = pipeline.stages[row.stage].layout
     return InstalledStage(
         view=view_of(row),
         progress=StageProgress(row.run, row.epoch),
         layout_since=row.layout_since,
-        promises=None if layout is None else _promises(row, layout, chunks),
+        columns=None if layout is None else _columns(row, layout, chunks),
     )
 
 
-def _promises(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Sequence[int] | None:
+def _columns(row: Row[Any], layout: Layout, chunks: Sequence[Row[Any]]) -> Columns | None:
     if not chunks:
         return None
-    promises = np.full(len(layout), MIN, dtype=np.int64)
-    for chunk in chunks:
-        if chunk.layout_since == row.layout_since:
-            start = chunk.chunk * CHUNK
-            packed = np.frombuffer(chunk.promises, dtype="<i8")
-            promises[start : start + len(packed)] = packed
-    return promises.tolist()
+    saved = [
+        (chunk.chunk, {name: getattr(chunk, name) for name in COLUMNS})
+        for chunk in chunks
+        if chunk.layout_since == row.layout_since
+    ]
+    return joined_columns(len(layout), saved)

@@ -43,7 +43,7 @@ from service.ledger.rows import (
 )
 from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import COLUMNS, CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
@@ -95,7 +95,7 @@ class SqlLedger:
         order = ("generation", "layout_since", "incarnation", "stamp")
         self._save_chunks = chunk.on_conflict_do_update(
             index_elements=["job", "stage", "chunk"],
-            set_={name: chunk.excluded[name] for name in (*order, "promises")},
+            set_={name: chunk.excluded[name] for name in (*order, *COLUMNS)},
             # Checkpoints of several replicas arrive in any order.
             where=tuple_(*(chunk.excluded[name] for name in order))
             >= tuple_(*(promise_chunks.c[name] for name in order)),
@@ -168,7 +168,7 @@ class SqlLedger:
                 for job, number in zip(jobs, drawn, strict=True)
             ],
         )
-        return await load_jobs(db, jobs, with_promises=True)
+        return await load_jobs(db, jobs, with_checkpoint=True)
 
     @_writing
     async def create(
@@ -333,7 +333,7 @@ class SqlLedger:
         self, db: AsyncConnection, records: Sequence[JobRecord], at_ms: int
     ) -> Mapping[str, Recorded]:
         taken: dict[str, Recorded] = {}
-        chunks: list[PromiseChunk] = []
+        chunks: list[CheckpointChunk] = []
         for record in sorted(records, key=lambda record: record.job):
             recorded = await self._record_job(db, record, at_ms)
             if recorded is not None:
@@ -379,19 +379,19 @@ class SqlLedger:
         await db.execute(sql.ADD_TO_HISTORY, key | {"b_generation": record.generation})
 
     @run_to_completion
-    async def checkpoint(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
         """See the port."""
         if chunks:
             await self._checkpoint(chunks)
 
     @_writing
-    async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
+    async def _checkpoint(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
         # Locked like any other write: once the next incarnation has begun from the saved chunks, none of
         # an earlier one may be added.
         await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
         await self._save(db, chunks)
 
-    async def _save(self, db: AsyncConnection, chunks: Sequence[PromiseChunk]) -> None:
+    async def _save(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
         """Save those chunks that are of the current layout, of jobs whose rows are locked."""
         if not chunks:
             return

@@ -22,6 +22,8 @@ from sqlalchemy import (
     text,
 )
 
+from service.model.checkpoints import COLUMNS
+
 metadata = MetaData()
 
 # SQLite generates numbers only for a column of exactly this type.
@@ -89,7 +91,7 @@ promise_chunks = Table(
     Column("chunk", BigInteger, primary_key=True),
     Column("generation", BigInteger, nullable=False),
     Column("layout_since", BigInteger, nullable=False),
-    Column("promises", LargeBinary, nullable=False),
+    *(Column(name, LargeBinary, nullable=name != "promises") for name in COLUMNS),
     Column("incarnation", BigInteger, nullable=False, server_default=text("0")),
     Column("stamp", BigInteger, nullable=False, server_default=text("0")),
     comment="Checkpoints of promises, little-endian 64-bit integers in the order of the layout",

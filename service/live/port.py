@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
@@ -251,11 +251,11 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+    async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
         """Return the chunks of promises that changed since they were last marked as saved."""
         ...
 
-    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
         """Mark chunks as saved in the ledger, unless they have changed again since."""
         ...
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from service.frontier.graph import Pipeline, StageWatermark
+from service.model.checkpoints import Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class InstalledStage:
     progress: StageProgress
     layout_since: int
     """The layout version with which this stage's own ranges last changed."""
-    promises: Sequence[int] | None = None
-    """A promise for each range, from the last checkpoint; None: keep those of the live store."""
+    columns: Columns | None = None
+    """Of its ranges, from the last checkpoint; None: keep those of the live store."""
 
 
 @dataclass(frozen=True, slots=True)

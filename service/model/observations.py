@@ -28,7 +28,7 @@ class StageObservation:
     reported_at_ms: Int64s
     """When each range's last report was applied; 0: it has none."""
     raised_at_ms: Int64s
-    """When the promise of each moved last; 0: not since the state began."""
+    """When the promise of each moved last; 0: it is not known."""
     facts: Mapping[int, Facts]
     """Of the ranges that have reported any, by index."""
     counts: Counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
-from service.model.checkpoints import CHUNK, PromiseChunk
+from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import StageView, StoredJob
 
@@ -39,9 +40,16 @@ def chunk(
     layout_since: int = 1,
     number: int = 0,
     stamp: int = 1,
-) -> PromiseChunk:
-    return PromiseChunk(
-        "j", stage, incarnation, generation, layout_since, number, stamp, packed(*promises)
+) -> CheckpointChunk:
+    return CheckpointChunk(
+        "j",
+        stage,
+        incarnation,
+        generation,
+        layout_since,
+        number,
+        stamp,
+        {"promises": packed(*promises)},
     )
 
 
@@ -54,7 +62,7 @@ def record(
     generation: int = 1,
     layout_version: int = 1,
     seen: int = 0,
-    chunks: tuple[PromiseChunk, ...] = (),
+    chunks: tuple[CheckpointChunk, ...] = (),
     unless_newer: bool = False,
 ) -> JobRecord:
     return JobRecord(
@@ -94,8 +102,12 @@ def revive(ledger: Ledger, runner: asyncio.Runner) -> Callable[[], StoredJob]:
 
 
 def promises(stored: StoredJob, stage: str = "k") -> list[int] | None:
-    found = stored.installed.stages[stage].promises
-    return None if found is None else list(found)
+    return column(stored, "promises", stage)
+
+
+def column(stored: StoredJob, name: str, stage: str = "k") -> list[int] | None:
+    found = stored.installed.stages[stage].columns
+    return None if found is None else found[name].tolist()
 
 
 def test_each_job_begins_incarnations_of_its_own_and_they_rise(
@@ -188,6 +200,25 @@ def test_the_newest_checkpoint_stays_in_whatever_order_they_arrive(
     assert promises(revive()) == [5, 5]
 
 
+def test_every_column_of_a_checkpoint_comes_back(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    saved = {name: [10 * n, 10 * n + 1] for n, name in enumerate(COLUMNS, 1)}
+    columns = {name: packed(*values) for name, values in saved.items()}
+    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=columns)]))
+    stored = revive()
+    assert {name: column(stored, name) for name in COLUMNS} == saved
+
+
+def test_a_column_that_a_checkpoint_lacks_is_not_known(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    newer = {name: packed(1, 1) for name in COLUMNS}
+    runner.run(ledger.checkpoint([replace(chunk(stamp=5), columns=newer)]))
+    runner.run(ledger.checkpoint([chunk(7, 8, stamp=6)]))
+    assert column(revive(), "raised_at_ms") == [0, 0]
+
+
 def test_a_job_comes_back_as_it_was(
     ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner
 ) -> None:
@@ -206,8 +237,8 @@ def test_a_job_comes_back_as_it_was(
     assert job.stages["k"].view.updated_at_ms == 5
     assert (job.stages["k"].progress.run, job.stages["k"].progress.epoch) == (run, 7)
     assert promises(stored) == [10, MIN]
-    assert job.stages["s"].promises is None
-    assert runner.run(again.get("j")).installed.stages["k"].promises is None
+    assert job.stages["s"].columns is None
+    assert runner.run(again.get("j")).installed.stages["k"].columns is None
 
 
 def test_a_job_is_created_once(ledger: Ledger, runner: asyncio.Runner) -> None:

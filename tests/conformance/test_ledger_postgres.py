@@ -23,7 +23,7 @@ from service.ledger import database
 from service.ledger import statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from tests.support.binaries import WAIT_S
 from tests.support.postgres_server import PostgresServer
 from tests.support.proxy import Proxy
@@ -140,7 +140,7 @@ def record(job: str, value: int, *, incarnation: int = 1) -> JobRecord:
         seen=0,
         advances={"s": StageWatermark(MIN, value), "k": StageWatermark(value, value)},
         epochs={"k": value},
-        chunks=(PromiseChunk(job, "k", incarnation, 1, 1, 0, value, bytes(16)),),
+        chunks=(CheckpointChunk(job, "k", incarnation, 1, 1, 0, value, {"promises": bytes(16)}),),
     )
 
 

@@ -26,6 +26,7 @@ from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
+from service.model.checkpoints import COLUMNS, Columns, joined_columns
 from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
 from service.model.observations import Settled, StageObservation
@@ -57,7 +58,7 @@ def installed(
     layout_version: int = 1,
     revision: int = 0,
     views: Mapping[str, StageView] | None = None,
-    promises: Mapping[str, list[int]] | None = None,
+    columns: Mapping[str, Columns] | None = None,
     progress: StageProgress | None = None,
 ) -> InstalledJob:
     return InstalledJob(
@@ -73,7 +74,7 @@ def installed(
                 (views or {}).get(name, StageView(StageWatermark(), 0, 0, 0)),
                 progress or StageProgress(),
                 layout_version,
-                (promises or {}).get(name),
+                (columns or {}).get(name),
             )
             for name in flow.stages
         },
@@ -627,11 +628,12 @@ def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
     fence = worker.claim(None).fence
     worker.run(worker.live.remove("j", 1))
     view = StageView(StageWatermark(MIN, 5), 7, 7, 7)
+    columns = {"promises": np.array([5, 9]), "raised_at_ms": np.array([40, 0])}
     back = installed(
         pipeline(),
         incarnation=2,
         views={"s": view},
-        promises={"s": [5, 9]},
+        columns={"s": columns},
         progress=StageProgress(3, 12),
     )
     with pytest.raises(StateLostError):
@@ -639,6 +641,8 @@ def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
     worker.run(worker.live.begin(back))
     assert worker.agreement() == Agreement(5)
     assert worker.run(worker.live.stage("j", "s"))[1] == view
+    views = worker.run(worker.live.range_views("j", "s", [0, 1]))
+    assert [(view.promise, view.raised_at_ms) for view in views] == [(5, 40), (9, None)]
     grant = worker.claim(None, rank=Rank(3))
     assert grant.fence > fence
     with pytest.raises(StaleEpochError):
@@ -685,11 +689,11 @@ def test_changed_promises_are_unsaved_until_they_are_saved(worker: Worker) -> No
     worker.report(token, {"a": 1, "b": 2})
     [before] = worker.run(worker.live.unsaved("j"))
     assert (before.stage, before.chunk, before.incarnation) == ("s", 0, 1)
-    assert np.frombuffer(before.promises, "<i8").tolist() == [1, 2]
+    assert np.frombuffer(before.columns["promises"], "<i8").tolist() == [1, 2]
     worker.report(token, {"a": 3})
     worker.run(worker.live.mark_saved([before]))
     [after] = worker.run(worker.live.unsaved())
-    assert np.frombuffer(after.promises, "<i8").tolist() == [3, 2]
+    assert np.frombuffer(after.columns["promises"], "<i8").tolist() == [3, 2]
     assert after.stamp > before.stamp
     worker.run(worker.live.mark_saved([after]))
     assert list(worker.run(worker.live.unsaved())) == []
@@ -697,12 +701,25 @@ def test_changed_promises_are_unsaved_until_they_are_saved(worker: Worker) -> No
     assert list(worker.run(worker.live.unsaved())) == []
 
 
+def test_a_checkpoint_has_every_column(worker: Worker) -> None:
+    worker.report(worker.claim(None).token, {"a": 5})
+    [chunk] = worker.run(worker.live.unsaved("j"))
+    columns = joined_columns(2, [(0, chunk.columns)])
+    seen = worker.run(worker.live.observe("j", ["s"]))[1]["s"]
+    assert {name: column.tolist() for name, column in columns.items()} == {
+        "promises": [5, MIN],
+        "raised_at_ms": seen.raised_at_ms.tolist(),
+    }
+    assert columns.keys() == COLUMNS.keys()
+    assert seen.raised_at_ms[0] > 0
+
+
 def test_an_idle_range_is_saved_with_its_promise(worker: Worker) -> None:
     token = worker.claim(None).token
     worker.report(token, {"a": 7, "b": MAX})
     worker.report(token, {"a": MIN}, idle=["a"])
     [chunk] = worker.run(worker.live.unsaved("j"))
-    assert np.frombuffer(chunk.promises, "<i8").tolist() == [7, MAX]
+    assert np.frombuffer(chunk.columns["promises"], "<i8").tolist() == [7, MAX]
 
 
 def test_an_epoch_is_unrecorded_until_the_ledger_has_it(worker: Worker) -> None:

@@ -277,7 +277,7 @@ def test_promises_are_saved_while_another_replica_changes_the_layout(
         monkeypatch.setattr(one._client, "step", interrupted)
         chunks = {chunk.stage: chunk for chunk in await one.unsaved()}
         assert chunks["s"].layout_since == 2
-        assert np.frombuffer(chunks["s"].promises, "<i8").tolist() == [5, 6, MIN]
+        assert np.frombuffer(chunks["s"].columns["promises"], "<i8").tolist() == [5, 6, MIN]
         await one.close()
         await other.close()
 

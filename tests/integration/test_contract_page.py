@@ -135,6 +135,19 @@ async def test_who_holds_a_range_and_since_when(gauge: InProcess, api: Api):
     assert (free["holder"], free["held_since"], free["reported_at"]) == (None, None, None)
 
 
+async def test_since_when_a_range_stands_is_known_after_a_loss(gauge: InProcess, api: Api):
+    async def since() -> dict[str, str | None]:
+        found = await summary(gauge.api(), "s", "?show=all")
+        return {each["range"]: each["since"] for each in found["listed"]}
+
+    await api.define({"s": {"shards": ["0", "1"]}})
+    await api.report("s", await api.token("s", ["0"]), {"0": T})
+    before = await since()
+    assert (before["0"] is None, before["1"]) == (False, None)
+    await gauge.restart()
+    assert await since() == before
+
+
 async def test_buckets_count_every_range_once(api: Api):
     ids = tile_ids(1_000)
     await api.define({"s": {"shards": ["0"]}, "k": {"inputs": ["s"], "ranges": 1_000}})

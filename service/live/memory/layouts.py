@@ -97,7 +97,7 @@ def _same_layout_type(table: RangeTable | None, layout: Layout | None) -> bool:
 
 
 def _fresh_stage(stage: Stage, installed: InstalledStage) -> LiveStage:
-    table = None if stage.layout is None else RangeTable(stage.layout, installed.promises)
+    table = None if stage.layout is None else RangeTable(stage.layout, installed.columns)
     return LiveStage(
         table=table,
         is_source=stage.is_source,

@@ -21,7 +21,7 @@ from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.tournament import Int64s, Tournament
-from service.model.checkpoints import CHUNK
+from service.model.checkpoints import CHUNK, COLUMNS, Columns, chunk_numbers, packed_column
 from service.model.reports import (
     NOTHING_NOTED,
     Column,
@@ -85,23 +85,26 @@ class RangeTable:
         "reported_at_ms",
     )  # fmt: skip
 
-    def __init__(self, layout: Layout, promises: Sequence[int] | Int64s | None = None) -> None:
+    def __init__(self, layout: Layout, saved: Columns | None = None) -> None:
+        """Begin with these columns, which are copied, and without leases."""
         size = len(layout)
+        columns = {
+            name: np.full(size, empty, dtype=np.int64)
+            if saved is None or name not in saved
+            else saved[name].copy()
+            for name, empty in COLUMNS.items()
+        }
         self.layout = layout
         self._is_keyed = not isinstance(layout, ShardLayout)
         """The idleness of a key range takes nothing out of the minimum (see `agree_keyed`)."""
-        self._promise: Int64s = (
-            np.full(size, MIN, dtype=np.int64)
-            if promises is None
-            else np.array(promises, dtype=np.int64)
-        )
+        self._promise = columns["promises"]
         self._idle = np.zeros(size, dtype=np.bool_)
         self.owner: Int64s = np.zeros(size, dtype=np.int64)
         """The fence of the lease on each range, or `NOBODY`."""
         self.reported_at_ms: Int64s = np.zeros(size, dtype=np.int64)
         """When the last report of each was applied; 0: it has none."""
-        self.raised_at_ms: Int64s = np.zeros(size, dtype=np.int64)
-        """When the promise of each moved last; 0: not since this state began."""
+        self.raised_at_ms = columns["raised_at_ms"]
+        """When the promise of each moved last; 0: it is not known."""
         self.leased_since_ms: Int64s = np.zeros(size, dtype=np.int64)
         """Since when each leased range has been leased without a gap."""
         self.idle_by_policy: set[int] = set()
@@ -395,11 +398,11 @@ class RangeTable:
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""
-        table = RangeTable(layout, inherit(self.layout, self._promise, layout))
+        table = RangeTable(layout, {"promises": inherit(self.layout, self._promise, layout)})
         # Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the
         # stamp.
         table._stamp = self._stamp + 1
-        table._changed = dict.fromkeys(range(-(-len(layout) // CHUNK)), table._stamp)
+        table._changed = dict.fromkeys(chunk_numbers(len(layout)), table._stamp)
         old, new = staying(self.layout, layout)
         table.counts = self.counts
         if len(old):
@@ -429,9 +432,10 @@ class RangeTable:
         """How many have ever promised. The others hold the watermark back, unless they are idle."""
         self._tree = Tournament(self._weights(self._promise, self._idle))
 
-    def chunk(self, number: int) -> bytes:
-        """Pack the promises of one chunk for a checkpoint."""
-        return self._promise[number * CHUNK : (number + 1) * CHUNK].astype("<i8").tobytes()
+    def chunk(self, number: int) -> Mapping[str, bytes]:
+        """Return the columns of one chunk for a checkpoint, packed."""
+        part = slice(number * CHUNK, (number + 1) * CHUNK)
+        return {name: packed_column(getattr(self, name)[part]) for name in COLUMNS}
 
     def unsaved(self) -> Sequence[tuple[int, int]]:
         """Return the unsaved chunks, each with the stamp of its last change."""

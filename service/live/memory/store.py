@@ -22,7 +22,7 @@ from service.live.memory.leases import NOTHING, Deadlines
 from service.live.memory.state import LiveJob
 from service.live.port import StateLostError, Watch, new_token
 from service.live.watches import Watches
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
@@ -360,12 +360,12 @@ class MemoryLiveStore:
             joined[name] = dict(kept)
         return joined
 
-    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+    async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
         """See the port."""
         jobs = self._jobs.values() if job is None else [self._job(job)]
         return [chunk for found in jobs for chunk in views.unsaved(found)]
 
-    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
         """See the port."""
         for chunk in chunks:
             job = self._jobs.get(chunk.job)

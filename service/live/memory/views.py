@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from service.live.memory.range_table import RangeTable
 from service.live.memory.state import LiveJob, LiveStage
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, JobView
 from service.model.positions import Position
 from service.model.reports import RangeView
@@ -30,10 +30,10 @@ def head(job: LiveJob) -> Position:
     return Position(job.incarnation, job.generation, job.layout_version, job.revision, job.last_run)
 
 
-def unsaved(job: LiveJob) -> list[PromiseChunk]:
+def unsaved(job: LiveJob) -> list[CheckpointChunk]:
     """Return the promises that changed since they were saved."""
     return [
-        PromiseChunk(
+        CheckpointChunk(
             job=job.name,
             stage=name,
             incarnation=job.incarnation,
@@ -41,7 +41,7 @@ def unsaved(job: LiveJob) -> list[PromiseChunk]:
             layout_since=state.layout_since,
             chunk=number,
             stamp=stamp,
-            promises=state.table.chunk(number),
+            columns=state.table.chunk(number),
         )
         for name, state in job.stages.items()
         if state.table is not None

@@ -1,4 +1,4 @@
-"""Promises on Redis: reading them, and saving them in checkpoints."""
+"""Promises on Redis, and checkpoints of ranges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import (
+    CheckpointChunk,
+    chunk_numbers,
+    joined_columns,
+    packed_column,
+)
 
 _CHUNKS_AT_ONCE = 64
 
@@ -29,25 +34,26 @@ async def promises(steps: Steps, job: str, stage: str) -> Int64s:
             raise refusals.unknown_stage(job, stage)
         if found.layout is None:
             return np.zeros(0, dtype=np.int64)
-        chunks = [(stage, number) for number in schema.chunks_of(found.layout)]
+        chunks = [(stage, number) for number in chunk_numbers(len(found.layout))]
         saved = await _chunks(steps, job_layout, chunks)
-        return np.frombuffer(b"".join(c.promises for c in saved), dtype="<i8").astype(np.int64)
+        columns = joined_columns(len(found.layout), ((c.chunk, c.columns) for c in saved))
+        return columns["promises"]
 
     return await steps.with_layout(job, read)
 
 
-async def unsaved(steps: Steps, job: str | None = None) -> Sequence[PromiseChunk]:
+async def unsaved(steps: Steps, job: str | None = None) -> Sequence[CheckpointChunk]:
     """See the port."""
     if job is not None:
         return await steps.with_layout(job, partial(_unsaved, steps))
-    found: list[PromiseChunk] = []
+    found: list[CheckpointChunk] = []
     for name in await steps.names():
         with contextlib.suppress(StateLostError, UnavailableError):
             found += await steps.with_layout(name, partial(_unsaved, steps))
     return found
 
 
-async def _unsaved(steps: Steps, job_layout: JobLayout) -> Sequence[PromiseChunk]:
+async def _unsaved(steps: Steps, job_layout: JobLayout) -> Sequence[CheckpointChunk]:
     _, fields = await steps.step(job_layout, "unsaved", (), [])
     chunks: list[tuple[str, int]] = []
     for name in (fields or ())[::2]:
@@ -59,8 +65,8 @@ async def _unsaved(steps: Steps, job_layout: JobLayout) -> Sequence[PromiseChunk
 
 async def _chunks(
     steps: Steps, job_layout: JobLayout, chunks: Sequence[tuple[str, int]]
-) -> Sequence[PromiseChunk]:
-    found: list[PromiseChunk] = []
+) -> Sequence[CheckpointChunk]:
+    found: list[CheckpointChunk] = []
     for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
         part = chunks[start : start + _CHUNKS_AT_ONCE]
         stages = list(dict.fromkeys(stage for stage, _ in part))
@@ -68,11 +74,16 @@ async def _chunks(
         (_, heads, incarnation), *columns = await steps.step_with_columns(
             job_layout, "unsaved", stages, wanted
         )
-        for (stage, number), (stamp, idle, since), column in zip(part, heads, columns, strict=True):
-            weights = np.frombuffer(column, dtype="<f8")
+        width = 1 + len(schema.SAVED_MOMENTS)
+        by_column = (columns[k::width] for k in range(width))
+        for (stage, number), head, *raw in zip(part, heads, *by_column, strict=True):
+            stamp, idle, since = head
+            weights, *moments = (np.frombuffer(column, dtype="<f8") for column in raw)
             promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})
+            saved = dict(zip(schema.SAVED_MOMENTS, map(schema.as_times, moments), strict=True))
+            saved["promises"] = promises
             found.append(
-                PromiseChunk(
+                CheckpointChunk(
                     job=job_layout.job,
                     stage=stage,
                     incarnation=int(incarnation),
@@ -80,15 +91,15 @@ async def _chunks(
                     layout_since=int(since),
                     chunk=number,
                     stamp=int(stamp or 0),
-                    promises=promises.astype("<i8").tobytes(),
+                    columns={name: packed_column(column) for name, column in saved.items()},
                 )
             )
     return found
 
 
-async def mark_saved(steps: Steps, chunks: Sequence[PromiseChunk]) -> None:
+async def mark_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
     """See the port."""
-    by_job: dict[str, list[PromiseChunk]] = {}
+    by_job: dict[str, list[CheckpointChunk]] = {}
     for chunk in chunks:
         by_job.setdefault(chunk.job, []).append(chunk)
     for job, saved in by_job.items():

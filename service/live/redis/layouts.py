@@ -85,9 +85,9 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
     columns: list[bytes] = []
     entries: list[Any] = []
     for name in stages:
-        fields, weights, tree = fresh(name, job)
+        fields, *own_columns = fresh(name, job)
         entries.append([flat(fields), name, schema.pack_view(job.stages[name].view)])
-        columns += [weights, tree]
+        columns += own_columns
     gone = [stage for stage in meta.stage_names if stage not in job.stages]
     keys = schema.job_keys(job.name)
     for name in (*stages, *gone):

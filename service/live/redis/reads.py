@@ -219,7 +219,7 @@ def _observation(
     packed = {int(index): each for index, each in schema.pairs(idle).items()}
     is_idle = np.zeros(len(weights), dtype=np.bool_)
     is_idle[list(packed)] = True
-    reported_at, raised_at, leased_since = _whole(raw_moments).reshape(3, -1)
+    reported_at, raised_at, leased_since = _whole(raw_moments).reshape(len(schema.MOMENTS), -1)
     by_name = schema.pairs(facts)
     counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import REMEMBERED
 from service.live.redis.packing import Key, blob
-from service.model.checkpoints import CHUNK
+from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
 from service.model.reports import HoldColumns
 
@@ -82,14 +82,20 @@ def channel(job: str) -> str:
 
 
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
+MOMENTS: Final = ("reported_at_ms", "raised_at_ms", "leased_since_ms")
+"""The columns of `moments`: when each range's last report was applied, when its promise moved last, and
+since when it has been leased without a gap."""
+
+SAVED_MOMENTS: Final = tuple(name for name in MOMENTS if name in COLUMNS)
+"""Those that are saved in checkpoints."""
+
 _STAGE_KEYS = (
     "state", "weights", "tree", "owners", "moments", "notes", "waiting", "idle", "facts", "marks",
     "packed",
 )  # fmt: skip
 """In the order in which the scripts get them. The first of each has no suffix.
 
-`moments` holds three columns: when each range's last report was applied, when its promise moved
-last, and since when it has been leased without a gap. `packed` has the holds of packed reports by the
+`moments` has the columns `MOMENTS`, one after the other. `packed` has the holds of packed reports by the
 fence of their lease, as one text, and which ranges that lease had. They outlast the lease: what a range
 has said last is shown until it says something else.
 """
@@ -119,6 +125,8 @@ def lua_header() -> str:
         "IDLE": f"{IDLE:.0f}",
         "BLOCK": BLOCK,
         "CHUNK": CHUNK,
+        "MOMENTS": len(MOMENTS),
+        "SAVED_MOMENTS": f"{{{', '.join(str(MOMENTS.index(name)) for name in SAVED_MOMENTS)}}}",
         "REMEMBERED": REMEMBERED,
         "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,
         "MAX_PACKED": _MAX_PACKED,
@@ -258,11 +266,6 @@ def as_times(column: Floats) -> npt.NDArray[np.int64]:
     times = np.where(ends, 0.0, column).astype(np.int64)
     times[ends] = MAX
     return times
-
-
-def chunks_of(layout: Layout) -> range:
-    """Return the numbers of a stage's chunks."""
-    return range(-(-len(layout) // CHUNK))
 
 
 class _Stage(msgspec.Struct, array_like=True):

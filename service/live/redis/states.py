@@ -15,6 +15,7 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.packing import blob, pack
 from service.live.redis.schema import JobLayout
+from service.model.checkpoints import chunk_numbers, joined_columns
 from service.model.jobs import InstalledJob, InstalledStage
 from service.model.reports import RangeNote, holds_at
 
@@ -64,8 +65,8 @@ def flat(fields: Mapping[Any, Any]) -> list[Any]:
     ]
 
 
-def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
-    """Return the fields, the weights and the tree of a stage that starts from the ledger."""
+def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes, bytes]:
+    """Return the fields, weights, tree and moments of a stage that starts from the ledger."""
     stage, installed = job.pipeline.stages[name], job.stages[name]
     epoch = schema.epoch_text(installed.progress.epoch)
     fields: dict[str, Any] = {
@@ -76,13 +77,19 @@ def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes]:
         "recorded": epoch,
     }
     if stage.layout is None:
-        return fields | counts_of(np.zeros(0), {}, 0, installed), b"", b""
-    if installed.promises is None:
-        weights = np.full(len(stage.layout), schema.NOTHING)
-    else:
-        weights = schema.as_column(installed.promises)
+        return fields | counts_of(np.zeros(0), {}, 0, installed), b"", b"", b""
+    columns = installed.columns or joined_columns(len(stage.layout), ())
+    weights = schema.as_column(columns["promises"])
+    moments = np.zeros((len(schema.MOMENTS), len(weights)))
+    for saved in schema.SAVED_MOMENTS:
+        moments[schema.MOMENTS.index(saved)] = columns[saved]
     fields |= counts_of(weights, {}, 0, installed)
-    return fields, weights.astype("<f8").tobytes(), schema.tree_over(weights)
+    return (
+        fields,
+        weights.astype("<f8").tobytes(),
+        schema.tree_over(weights),
+        moments.astype("<f8").tobytes(),
+    )
 
 
 def counts_of(
@@ -164,14 +171,14 @@ class LayoutChange:
                 members = np.flatnonzero(owners == fence)
                 held.append([fence, schema.runs_of(members), len(members)])
         for name in self._fresh:
-            fields, weights, tree = fresh(name, job)
+            fields, weights, tree, moments = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
             entries.append([flat(fields), [], [], [], [], [], name, view])
-            columns += [weights, tree, bytes(len(weights)), bytes(3 * len(weights))]
+            columns += [weights, tree, bytes(len(weights)), moments]
         for name in (*self.carried, *self._fresh):
             layout = job.pipeline.stages[name].layout
             if layout is not None:
-                dirty += [f"{name}:{number}" for number in schema.chunks_of(layout)]
+                dirty += [f"{name}:{number}" for number in chunk_numbers(len(layout))]
         for name in (*self.carried, *self._fresh, *self._gone):
             keys += schema.stage_keys(job.name, name)
         meta = {
@@ -196,9 +203,9 @@ class LayoutChange:
         )
         source, target = staying(before, after)
         stays = dict(zip(source.tolist(), target.tolist(), strict=True))
-        owners, moments = np.zeros(len(after)), np.zeros((3, len(after)))
+        owners, moments = np.zeros(len(after)), np.zeros((len(schema.MOMENTS), len(after)))
         owners[target] = old.owners[source]
-        moments[:, target] = old.moments.reshape(3, -1)[:, source]
+        moments[:, target] = old.moments.reshape(len(schema.MOMENTS), -1)[:, source]
         idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
         is_source = self._job.pipeline.stages[name].is_source
         weights = schema.idle_weights(promises, idle, is_source=is_source)

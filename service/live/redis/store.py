@@ -31,7 +31,7 @@ from service.live.redis import (
 from service.live.redis.client import Hint, RedisClient
 from service.live.redis.steps import Steps, reply
 from service.live.watches import Watches
-from service.model.checkpoints import PromiseChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
@@ -213,11 +213,11 @@ class RedisLiveStore:
         """See the port."""
         return await reads.raise_marks(self._steps, job, generation, marks)
 
-    async def unsaved(self, job: str | None = None) -> Sequence[PromiseChunk]:
+    async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
         """See the port."""
         return await checkpoints.unsaved(self._steps, job)
 
-    async def mark_saved(self, chunks: Sequence[PromiseChunk]) -> None:
+    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
         """See the port."""
         await checkpoints.mark_saved(self._steps, chunks)
 

@@ -1,5 +1,5 @@
 -- Starts a state afresh: {channel, the expected head (`Meta.identity`), keep leases known, meta fields,
--- {{state fields, view name, view}, …}}; ARGV[4 …]: weights and tree of each stage.
+-- {{state fields, view name, view}, …}}; ARGV[4 …]: weights, tree and moments of each stage.
 -- KEYS after those of the stages: keys of stages that go.
 
 local channel, expected, supersede, meta, stages = unpack(cmsgpack.unpack(ARGV[3]))
@@ -25,13 +25,13 @@ for k, entry in ipairs(stages) do
   local st = stage(k)
   call('HSET', st.keys.state, unpack(entry[1]))
   call('HSET', VIEWS, entry[2], entry[3])
-  local weights = ARGV[2 + 2 * k]
+  local weights = ARGV[1 + 3 * k]
   if #weights > 0 then
     call('SET', st.keys.weights, weights)
-    call('SET', st.keys.tree, ARGV[3 + 2 * k])
-    -- Extended with zeros: owned by nobody, and never reported.
+    call('SET', st.keys.tree, ARGV[2 + 3 * k])
+    call('SET', st.keys.moments, ARGV[3 + 3 * k])
+    -- Extended with zeros: owned by nobody.
     call('SETRANGE', st.keys.owners, #weights - 1, '\0')
-    call('SETRANGE', st.keys.moments, 3 * #weights - 1, '\0')
   end
 end
 call('PUBLISH', channel, cmsgpack.pack({}))

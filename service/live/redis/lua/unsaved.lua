@@ -1,5 +1,5 @@
--- Promises that changed since they were saved: {{stage number, chunk}, …}, the chunks to return; if there are
--- none, the names of the dirty chunks are returned.
+-- Chunks that changed since they were saved: {{stage number, chunk}, …}, the chunks to return, each as weights
+-- and the moments that are saved; if there are none, the names of the dirty chunks are returned.
 
 local refused = check_state()
 if refused then return refused end
@@ -9,8 +9,14 @@ local heads, raws = {}, {}
 for n, entry in ipairs(wanted) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
-  local raw = call('GETRANGE', st.keys.weights, 8 * first, 8 * (first + CHUNK) - 1)
-  if #raw ~= 8 * math.min(CHUNK, st.n - first) then lost() end
+  local count = math.min(CHUNK, st.n - first)
+  local function part(key, start)
+    local raw = call('GETRANGE', key, 8 * start, 8 * (start + count) - 1)
+    if #raw ~= 8 * count then lost() end
+    raws[#raws + 1] = raw
+  end
+  part(st.keys.weights, first)
+  for _, moment in ipairs(SAVED_MOMENTS) do part(st.keys.moments, moment * st.n + first) end
   local stamp = call('HGET', DIRTY, st.name .. ':' .. entry[2]) or false
   local idle = {}
   if st.source and st.idle_before > 0 then
@@ -23,6 +29,5 @@ for n, entry in ipairs(wanted) do
     end
   end
   heads[n] = {stamp, idle, call('HGET', st.keys.state, 'since')}
-  raws[n] = raw
 end
 return {reply('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}
