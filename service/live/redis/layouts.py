@@ -163,8 +163,11 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
         job_layout, "dump", (stage,), []
     )
     size = 8 * len(stage_layout(job_layout, stage))
-    # `moments` holds three columns.
-    if not fields or [len(column) for column in columns] != [size, size, 3 * size]:
+    if not fields or [len(column) for column in columns] != [
+        size,
+        size,
+        len(schema.MOMENTS) * size,
+    ]:
         await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
     weights, owners, moments = (np.frombuffer(column, dtype="<f8") for column in columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -219,7 +219,8 @@ def _observation(
     packed = {int(index): each for index, each in schema.pairs(idle).items()}
     is_idle = np.zeros(len(weights), dtype=np.bool_)
     is_idle[list(packed)] = True
-    reported_at, raised_at, leased_since = _whole(raw_moments).reshape(len(schema.MOMENTS), -1)
+    rows = _whole(raw_moments).reshape(len(schema.MOMENTS), -1)
+    moments = dict(zip(schema.MOMENTS, rows, strict=True))
     by_name = schema.pairs(facts)
     counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}
@@ -227,12 +228,12 @@ def _observation(
         layout,
         schema.promises_of(weights, promises),
         is_idle,
-        reported_at,
-        raised_at,
+        moments["reported_at_ms"],
+        moments["raised_at_ms"],
         {int(index): schema.read_facts(each) for index, each in by_name.items()},
         Counts(*counted),
         _whole(raw_owners),
-        leased_since,
+        moments["leased_since_ms"],
         {index for index, each in packed.items() if schema.is_by_policy(each)},
         schema.read_commits(commits),
         _kept(kept),
@@ -352,8 +353,8 @@ async def _views(
         for index, result in zip(part, schema.read_list(results), strict=True):
             view = _range_view(job_layout.name(stage, index), result)
             # A note of its own, even an empty one, is newer than any packed report.
-            if not result[2] and result[8]:
-                view = replace(view, note=holds[int(result[8])].note(index))
+            if not result[2] and result[-1]:
+                view = replace(view, note=holds[int(result[-1])].note(index))
             if kept is not None:
                 view = replace(view, note=kept.note(view.note, view.promise))
             views.append(view)
@@ -379,8 +380,12 @@ async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
     return job_layout.pipeline
 
 
+_SHOWN_MOMENTS = tuple(each.name for each in fields(RangeView) if each.name in schema.MOMENTS)
+
+
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, note, moment, lease, raised, facts, waiting, _ = result
+    promise, idle, note, moments, lease, facts, waiting, _ = result
+    at = {name: int(each) or None for name, each in zip(schema.MOMENTS, moments, strict=True)}
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
         name=name,
@@ -390,8 +395,7 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
         holder=holder,
         fence=None if fence is None else int(fence),
         expires_in_ms=None if left_ms is None else int(left_ms),
-        reported_at_ms=int(moment) or None,
-        raised_at_ms=int(raised) or None,
+        **{name: at[name] for name in _SHOWN_MOMENTS},
         facts=schema.facts_of(facts[:5], b"" if facts[5] else None) if facts else None,
         waiting_promise=None if waiting is False else schema.as_time(waiting),
     )

@@ -126,6 +126,7 @@ def lua_header() -> str:
         "BLOCK": BLOCK,
         "CHUNK": CHUNK,
         "MOMENTS": len(MOMENTS),
+        **{name.removesuffix("_ms").upper(): place for place, name in enumerate(MOMENTS)},
         "SAVED_MOMENTS": f"{{{', '.join(str(MOMENTS.index(name)) for name in SAVED_MOMENTS)}}}",
         "REMEMBERED": REMEMBERED,
         "MAX_WAITING_EPOCHS": MAX_WAITING_EPOCHS,

@@ -51,7 +51,7 @@ for k, st in ipairs(stages) do
         local facts = entry[6] and call('HGET', st.keys.waiting, facts_field(epoch, index))
         idle[i] = idle[i] or remains_idle(st, index, facts)
         any_idle = any_idle or idle[i]
-        call('SETRANGE', st.keys.moments, 8 * index, struct.pack('<d', NOW))
+        call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, index), struct.pack('<d', NOW))
         if entry[6] or has_facts(st) then
           keep_facts(st, index, facts)
           st.has_facts = true

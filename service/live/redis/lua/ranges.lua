@@ -63,16 +63,18 @@ for n, index in ipairs(indices) do
     end
     lease = leases[owner]
   end
-  local value, moment = (struct.unpack('<d', weight)), call('GETRANGE', st.keys.moments, 8 * index, 8 * index + 7)
-  local note = call('HGET', st.keys.notes, index)
-  local raised = call('GETRANGE', st.keys.moments, 8 * (st.n + index), 8 * (st.n + index) + 7)
+  local value, note = (struct.unpack('<d', weight)), call('HGET', st.keys.notes, index)
+  local moments = {}
+  for moment = 0, MOMENTS - 1 do
+    local from = offset_of(st, moment, index)
+    moments[moment + 1] = (struct.unpack('<d', call('GETRANGE', st.keys.moments, from, from + 7)))
+  end
   results[n] = {
     promise_of(st, index, value),
     st.idle_before > 0 and call('HEXISTS', st.keys.idle, index) == 1,
     note,
-    #moment == 8 and (struct.unpack('<d', moment)) or 0,
+    moments,
     lease,
-    (struct.unpack('<d', raised)),
     has_facts(st) and facts_fields(call('HGET', st.keys.facts, index)) or false,
     waiting and greatest_waiting(index),
     note or said_packed(index),

@@ -56,10 +56,12 @@ local function note_applied(st, span, count, keep, facts, offset)
   local start = BLOCK * span[1]
   local moment = struct.pack('<d', NOW)
   if span[4] and not keep then
-    call('SETRANGE', st.keys.moments, 8 * (start + span[3] - 1), string.rep(moment, count))
+    call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + span[3] - 1), string.rep(moment, count))
   else
     for k = 1, count do
-      if not keep or keep[k] then call('SETRANGE', st.keys.moments, 8 * (start + position(at, k) - 1), moment) end
+      if not keep or keep[k] then
+        call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + position(at, k) - 1), moment)
+      end
     end
   end
   if not facts and not has_facts(st) then return end

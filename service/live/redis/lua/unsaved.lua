@@ -10,13 +10,13 @@ for n, entry in ipairs(wanted) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
   local count = math.min(CHUNK, st.n - first)
-  local function part(key, start)
-    local raw = call('GETRANGE', key, 8 * start, 8 * (start + count) - 1)
+  local function part(key, from)
+    local raw = call('GETRANGE', key, from, from + 8 * count - 1)
     if #raw ~= 8 * count then lost() end
     raws[#raws + 1] = raw
   end
-  part(st.keys.weights, first)
-  for _, moment in ipairs(SAVED_MOMENTS) do part(st.keys.moments, moment * st.n + first) end
+  part(st.keys.weights, 8 * first)
+  for _, moment in ipairs(SAVED_MOMENTS) do part(st.keys.moments, offset_of(st, moment, first)) end
   local stamp = call('HGET', DIRTY, st.name .. ':' .. entry[2]) or false
   local idle = {}
   if st.source and st.idle_before > 0 then

@@ -94,18 +94,18 @@ end
 -- Notes since when ranges are leased without a gap: since now, those of `runs` that nobody has a current lease
 -- on. `gone` has their owners (eight bytes): also leases that have run out and that nobody has ended yet.
 local function note_leased(st, runs, gone)
-  local moment, base = struct.pack('<d', NOW), 2 * st.n
+  local moment = struct.pack('<d', NOW)
   each_owner(st, runs, function(start, raw, count)
     local first = string.sub(raw, 1, 8)
     if raw == string.rep(first, count) then
       if gone[first] then
-        call('SETRANGE', st.keys.moments, 8 * (base + start), string.rep(moment, count))
+        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start), string.rep(moment, count))
       end
       return
     end
     for i = 0, count - 1 do
       if gone[string.sub(raw, 8 * i + 1, 8 * i + 8)] then
-        call('SETRANGE', st.keys.moments, 8 * (base + start + i), moment)
+        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start + i), moment)
       end
     end
   end)

@@ -47,7 +47,7 @@ local function note_raised(st, start, low, high, gaps)
   gaps[#gaps + 1] = high
   for g = 1, #gaps, 2 do
     local from, to = g == 1 and low or gaps[g - 1], gaps[g]
-    call('SETRANGE', st.keys.moments, 8 * (st.n + start + from - 1), string.rep(moment, to - from + 1))
+    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + from - 1), string.rep(moment, to - from + 1))
   end
 end
 

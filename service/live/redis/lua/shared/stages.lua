@@ -23,12 +23,15 @@ local function tree_size(n)
   return total
 end
 
+-- Where a range is within the moments, given the column: one of REPORTED_AT, RAISED_AT, LEASED_SINCE.
+local function offset_of(st, moment, index) return 8 * (moment * st.n + index) end
+
 -- A column that was lost and then written in part would read as zeros: a promise that nobody made.
 local function check_columns(st)
   for _, name in ipairs({'weights', 'owners'}) do
     if call('STRLEN', st.keys[name]) ~= 8 * st.n then lost() end
   end
-  if call('STRLEN', st.keys.moments) ~= 24 * st.n then lost() end
+  if call('STRLEN', st.keys.moments) ~= 8 * MOMENTS * st.n then lost() end
   if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
   -- Without its entry here, a range would stay idle for ever.
   if st.idle_before > 0 and call('HLEN', st.keys.idle) ~= st.idle_before then lost() end
