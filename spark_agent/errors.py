@@ -88,6 +88,12 @@ class DeclaredOtherwise(PreconditionRequired):
         self.args = (message,)
 
 
+class LimitReached(Refused):
+    """The job would be larger than the service is set to keep."""
+
+    slug = "limit-reached"
+
+
 class LeaseConflict(Refused):
     """None of the ranges was granted."""
 

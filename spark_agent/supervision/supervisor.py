@@ -22,7 +22,14 @@ from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
 from spark_agent.diagnostics import log_missing_inputs, log_unfinished
-from spark_agent.errors import AggregatorError, InputAhead, StaleEpoch, StaleRun, UnknownJob
+from spark_agent.errors import (
+    AggregatorError,
+    InputAhead,
+    LimitReached,
+    StaleEpoch,
+    StaleRun,
+    UnknownJob,
+)
 from spark_agent.in_flight import StageInFlight
 from spark_agent.messages import RangeReport, StageProgress
 from spark_agent.plan import CommittedBatch
@@ -240,6 +247,8 @@ class Supervisor:
                 self._run = None
             except AggregatorError as error:
                 self._log_error(error)
+                if isinstance(error, LimitReached):
+                    self._on_limit(error)
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
@@ -295,6 +304,18 @@ class Supervisor:
         if logged_ms is None or now_ms - logged_ms >= _LOG_AGAIN_MS:
             self._logged[type(error)] = now_ms
             _log.warning("query %s: %s; retrying", self._assignment.query, error)
+
+    def _on_limit(self, error: LimitReached) -> None:
+        """Fail a query that would never end, since shards of its sources cannot join.
+
+        Others go on, and retry: as soon as there is room, their shards join.
+        """
+        if self._assignment.bounded and self.failure is None:
+            self.fail_query(
+                f"tidegauge: query {self._assignment.query} cannot make its sources final: {error}. "
+                f"Raise that setting of the service, or have fewer shards or key ranges; then start it "
+                f"again from its checkpoint"
+            )
 
     def _on_fenced(self, error: StaleRun) -> None:
         stages = ", ".join(self._assignment.stages)
@@ -356,7 +377,8 @@ class Supervisor:
             and query is not None
             and not query.has_control_sources
         ):
-            self._drained = self._committed.epoch >= 0 and query.has_no_new_data()
+            # Also if it has run no batch: an earlier start may have read everything.
+            self._drained = query.has_no_new_data()
 
     def _step(self) -> None:
         if self._run is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,23 @@ def test_of_a_query_that_failed_spark_says_why(
         with pytest.raises(StreamingQueryException, match="broken"):
             query.awaitTermination()
     assert "the stage is not final" not in caplog.text
+
+
+@pytest.mark.parametrize("trigger", [None, AVAILABLE_NOW])
+@pytest.mark.parametrize("readings", [steady(range(30)), []], ids=["read before", "nothing"])
+def test_a_source_of_which_nothing_is_left_to_read_becomes_final(
+    flow: Flow, readings: list[Reading], trigger: Mapping[str, object] | None
+) -> None:
+    """A query without windows runs no batch then. Without a trigger it never ended; with one its source
+    stayed open for ever.
+    """
+    if readings:
+        flow.write(readings)
+        with flow.pipeline() as pipeline:
+            ended(flow.start(pipeline, flow.source(pipeline), trigger=AVAILABLE_NOW))
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.source(pipeline), trigger=trigger, bounded=True))
+    assert flow.watermark(SOURCE).final
 
 
 def test_available_now_leaves_the_source_open(flow: Flow) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_agent import Pipeline
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
+    DEADLINE_S,
     JOB,
+    RANGES,
     SOURCE,
     SPEC,
     START_MS,
@@ -19,6 +24,7 @@ from tests.spark.flow import (
     steady,
     windows,
 )
+from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
 
@@ -72,3 +78,30 @@ def test_a_shard_whose_name_cannot_be_one_is_counted(flow: Flow) -> None:
         ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW, bounded=True))
         assert running.counts[Count.UNKNOWN_SHARD_ROWS] == 1
     assert flow.counted() == windows(readings)
+
+
+@pytest.mark.parametrize("with_windows", [False, True])
+def test_a_bounded_query_whose_shards_cannot_join_fails_and_can_be_continued(
+    spark: SparkSession, tmp_path: Path, with_windows: bool
+) -> None:
+    """The service has room for the declared shard alone. A query without windows never ended."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    readings = steady(range(30))
+    small = {"TIDEGAUGE_MAX_RANGES_PER_JOB": str(1 + RANGES)}
+    with Service(folder, environment=small) as service:
+        flow = Flow(spark, service.url, tmp_path)
+        flow.write(readings)
+        with pipeline(flow) as running:
+            frame = flow.counts(running) if with_windows else flow.source(running)
+            query = flow.start(running, frame, bounded=True)
+            with pytest.raises(Exception, match="TIDEGAUGE_MAX_RANGES_PER_JOB"):
+                query.awaitTermination(DEADLINE_S)
+        assert not flow.watermark(SOURCE).final
+    with Service(folder) as service:
+        flow = Flow(spark, service.url, tmp_path)
+        with pipeline(flow) as running:
+            frame = flow.counts(running) if with_windows else flow.source(running)
+            ended(flow.start(running, frame, bounded=True))
+        assert flow.watermark(SOURCE).final
+        assert not with_windows or flow.counted() == windows(readings)
