@@ -61,6 +61,22 @@ def advance_row(stage: str, watermark: StageWatermark) -> dict[str, Any]:
     }
 
 
+def new_job_row(layout: NewLayout, incarnation: int, at_ms: int) -> dict[str, Any]:
+    """Return the row of a job that there has never been."""
+    return {
+        "name": layout.job,
+        "incarnation": incarnation,
+        "generation": 1,
+        "layout_version": 1,
+        "revision": 0,
+        "last_run": 0,
+        "spec": layout.spec,
+        "deleted": False,
+        "created_at_ms": at_ms,
+        "updated_at_ms": at_ms,
+    }
+
+
 def record_row(record: JobRecord) -> dict[str, Any]:
     """Return a record, without its advances, as a row for `RECORD_IN_ONE_STATEMENT`."""
     return {

@@ -12,40 +12,28 @@ from functools import wraps
 from types import CoroutineType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import (
-    delete,
-    insert,
-    tuple_,
-)
+from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import InvalidRequestError
-from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX
 from service.ledger import audit, keys
 from service.ledger import statements as sql
+from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
 from service.ledger.history import History
+from service.ledger.layouts import add_stages, change_layouts
 from service.ledger.loading import load_job, load_jobs, unknown_job
 from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, Thinned
-from service.ledger.rows import (
-    advance_row,
-    advance_rows,
-    chunk_row,
-    chunks_of,
-    history_points,
-    packed_rows,
-    record_row,
-    view_of,
-    watermark_row,
-)
+from service.ledger.recording import record_in_one_statement, record_job
+from service.ledger.rows import history_points, new_job_row
 from service.ledger.tables import history, jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
-from service.model.checkpoints import COLUMNS, CheckpointChunk
+from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
-from service.model.jobs import Specification, StageView, StoredJob
+from service.model.jobs import Specification, StoredJob
 from service.model.keys import Key
 from service.tasks import run_to_completion
 
@@ -91,15 +79,7 @@ class SqlLedger:
         self.database = Database(url)
         upsert: Any = sqlite_insert if self.database.is_sqlite else postgres_insert
         self._add_job = upsert(jobs).on_conflict_do_nothing().returning(jobs.c.name)
-        chunk = upsert(promise_chunks)
-        order = ("generation", "layout_since", "incarnation", "stamp")
-        self._save_chunks = chunk.on_conflict_do_update(
-            index_elements=["job", "stage", "chunk"],
-            set_={name: chunk.excluded[name] for name in (*order, *COLUMNS)},
-            # Checkpoints of several replicas arrive in any order.
-            where=tuple_(*(chunk.excluded[name] for name in order))
-            >= tuple_(*(promise_chunks.c[name] for name in order)),
-        )
+        self._checkpoints = Checkpoints(upsert)
         self._history = History(self.database)
 
     @run_to_completion
@@ -189,10 +169,12 @@ class SqlLedger:
                     "b_at_ms": at_ms,
                 },
             )
-        elif not await self._add(db, layout, number, at_ms):
-            # There was no row to lock, and another replica has added it since.
-            return None
-        await self._add_stages(db, layout, 1, at_ms)
+        else:
+            added = await db.execute(self._add_job, new_job_row(layout, number, at_ms))
+            if added.one_or_none() is None:
+                # There was no row to lock, and another replica has added it since.
+                return None
+        await add_stages(db, layout, 1, at_ms)
         await audit.write_audit(db, deed, job=layout.job)
         return await load_job(db, layout.job)
 
@@ -220,8 +202,8 @@ class SqlLedger:
         row = done.one_or_none()
         if row is None:
             return None
-        await self._change_layouts(
-            db, layout, row.incarnation, generation, layout_version + 1, at_ms
+        await change_layouts(
+            db, self._checkpoints, layout, row.incarnation, generation, layout_version + 1, at_ms
         )
         detail = f"layout {layout_version + 1}"
         await audit.write_audit(db, deed, job=layout.job, detail=detail)
@@ -294,39 +276,13 @@ class SqlLedger:
             return await self._record_each(records, at_ms)
         simple = [r for r in records if not r.epochs and not r.chunks]
         whole = [r for r in records if r.epochs or r.chunks]
-        recorded = await self._record_in_one_statement(simple, at_ms)
+        recorded = await record_in_one_statement(self.database, simple, at_ms)
         taken = {} if recorded is None else dict(recorded)
         refused = {r.job for r in simple if recorded is not None and r.unless_newer}
         left = [*whole, *(r for r in simple if r.job not in taken and r.job not in refused)]
         if left:
             taken |= await self._record_each(left, at_ms)
         return taken
-
-    async def _record_in_one_statement(
-        self, simple: Sequence[JobRecord], at_ms: int
-    ) -> Mapping[str, Recorded] | None:
-        """Record the advances of jobs that nothing else has been recorded for.
-
-        None: the connection was lost. They may have been recorded; then a retry has no effect, or is
-        refused.
-        """
-        if not simple:
-            return {}
-        rows = await self.database.run_statement(
-            sql.RECORD_IN_ONE_STATEMENT,
-            {
-                "b_record": packed_rows(map(record_row, simple)),
-                "b_advance": packed_rows(row for record in simple for row in advance_rows(record)),
-                "b_at_ms": at_ms,
-            },
-        )
-        if rows is None:
-            return None
-        moved: dict[str, dict[str, StageView]] = {row.name: {} for row in rows}
-        for row in rows:
-            if row.stage is not None:
-                moved[row.name][row.stage] = view_of(row)
-        return {row.name: Recorded(row.taken, moved[row.name]) for row in rows}
 
     @_writing
     async def _record_each(
@@ -335,48 +291,12 @@ class SqlLedger:
         taken: dict[str, Recorded] = {}
         chunks: list[CheckpointChunk] = []
         for record in sorted(records, key=lambda record: record.job):
-            recorded = await self._record_job(db, record, at_ms)
+            recorded = await record_job(db, record, at_ms)
             if recorded is not None:
                 taken[record.job] = recorded
                 chunks += record.chunks
-        await self._save(db, chunks)
+        await self._checkpoints.save(db, chunks)
         return taken
-
-    async def _record_job(
-        self, db: AsyncConnection, record: JobRecord, at_ms: int
-    ) -> Recorded | None:
-        at = {
-            "b_job": record.job,
-            "b_incarnation": record.incarnation,
-            "b_generation": record.generation,
-            "b_layout_version": record.layout_version,
-            "b_in_any_order": not record.unless_newer,
-            "b_seen": record.seen,
-        }
-        row = (await db.execute(sql.TAKE_REVISION, at)).one_or_none()
-        if row is None:
-            return None
-        if record.advances:
-            await self._advance(db, record, row.revision, at_ms)
-        if record.epochs:
-            epochs = sorted(record.epochs.items())
-            await db.execute(
-                sql.COMMIT_EPOCH,
-                [{"b_job": record.job, "b_stage": s, "b_epoch": epoch} for s, epoch in epochs],
-            )
-        # Including what other replicas recorded, which may have died before they could publish it.
-        newer = await db.execute(sql.FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
-        return Recorded(row.revision, {r.stage: view_of(r) for r in newer})
-
-    async def _advance(
-        self, db: AsyncConnection, record: JobRecord, revision: int, at_ms: int
-    ) -> None:
-        key = {"b_job": record.job, "b_revision": revision}
-        advances = sorted(record.advances.items())
-        await db.execute(
-            sql.ADVANCE_STAGE, [advance_row(s, w) | key | {"b_at_ms": at_ms} for s, w in advances]
-        )
-        await db.execute(sql.ADD_TO_HISTORY, key | {"b_generation": record.generation})
 
     @run_to_completion
     async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
@@ -389,28 +309,7 @@ class SqlLedger:
         # Locked like any other write: once the next incarnation has begun from the saved chunks, none of
         # an earlier one may be added.
         await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
-        await self._save(db, chunks)
-
-    async def _save(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
-        """Save those chunks that are of the current layout, of jobs whose rows are locked."""
-        if not chunks:
-            return
-        names = sorted({chunk.job for chunk in chunks})
-        current = {
-            (row.job, row.stage): (row.incarnation, row.generation, row.layout_since)
-            for row in await db.execute(sql.FIND_LAYOUTS, {"b_jobs": names})
-        }
-        newest = {
-            (chunk.job, chunk.stage, chunk.chunk): chunk
-            for chunk in sorted(chunks, key=lambda chunk: chunk.stamp)
-            if current.get((chunk.job, chunk.stage))
-            == (chunk.incarnation, chunk.generation, chunk.layout_since)
-        }
-        if newest:
-            rows = [
-                chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
-            ]
-            await db.execute(self._save_chunks, rows)
+        await self._checkpoints.save(db, chunks)
 
     @_reading
     async def history(
@@ -525,68 +424,6 @@ class SqlLedger:
     async def trim_audit(self, db: AsyncConnection, keep_until_ms: int) -> int:
         """See the port."""
         return await audit.trim_audit(db, keep_until_ms)
-
-    # ---- parts of the transactions above
-
-    async def _add(self, db: AsyncConnection, layout: NewLayout, number: int, at_ms: int) -> bool:
-        done = await db.execute(
-            self._add_job,
-            {
-                "name": layout.job,
-                "incarnation": number,
-                "generation": 1,
-                "layout_version": 1,
-                "revision": 0,
-                "last_run": 0,
-                "spec": layout.spec,
-                "deleted": False,
-                "created_at_ms": at_ms,
-                "updated_at_ms": at_ms,
-            },
-        )
-        return done.one_or_none() is not None
-
-    async def _change_layouts(
-        self,
-        db: AsyncConnection,
-        layout: NewLayout,
-        incarnation: int,
-        generation: int,
-        layout_version: int,
-        at_ms: int,
-    ) -> None:
-        keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
-        if keys:
-            await db.execute(sql.DROP_CHUNKS_OF_STAGE, keys)
-            await db.execute(
-                sql.CHANGE_LAYOUT_OF_STAGE,
-                [key | {"b_layout_since": layout_version} for key in keys],
-            )
-        await self._add_stages(db, layout, layout_version, at_ms)
-        await self._save(db, chunks_of(layout, incarnation, generation, layout_version))
-
-    async def _add_stages(
-        self, db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
-    ) -> None:
-        known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
-        row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [layout.job]})).one()
-        new = [
-            {
-                "job": layout.job,
-                "stage": stage,
-                "layout_since": layout_version,
-                "run": 0,
-                "epoch": None,
-                **watermark_row(StageWatermark()),
-                "version": 0,
-                "revision": row.revision,
-                "updated_at_ms": at_ms,
-            }
-            for stage in layout.changed
-            if stage not in known
-        ]
-        if new:
-            await db.execute(insert(stages), new)
 
 
 async def _draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:

@@ -1,0 +1,51 @@
+"""Saving checkpoints of ranges, within a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.ledger import statements as sql
+from service.ledger.rows import chunk_row
+from service.ledger.tables import promise_chunks
+from service.model.checkpoints import COLUMNS, CheckpointChunk
+
+_ORDER: Final = ("generation", "layout_since", "incarnation", "stamp")
+"""Of two versions of a chunk, the greater is newer."""
+
+
+class Checkpoints:
+    """Saves chunks. Checkpoints of several replicas arrive in any order: the newest of each stays."""
+
+    def __init__(self, upsert: Any) -> None:  # noqa: ANN401 - `insert` of one of the dialects
+        chunk = upsert(promise_chunks)
+        self._save_chunks = chunk.on_conflict_do_update(
+            index_elements=["job", "stage", "chunk"],
+            set_={name: chunk.excluded[name] for name in (*_ORDER, *COLUMNS)},
+            where=tuple_(*(chunk.excluded[name] for name in _ORDER))
+            >= tuple_(*(promise_chunks.c[name] for name in _ORDER)),
+        )
+
+    async def save(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
+        """Save those chunks that are of the current layout, of jobs whose rows are locked."""
+        if not chunks:
+            return
+        names = sorted({chunk.job for chunk in chunks})
+        current = {
+            (row.job, row.stage): (row.incarnation, row.generation, row.layout_since)
+            for row in await db.execute(sql.FIND_LAYOUTS, {"b_jobs": names})
+        }
+        newest = {
+            (chunk.job, chunk.stage, chunk.chunk): chunk
+            for chunk in sorted(chunks, key=lambda chunk: chunk.stamp)
+            if current.get((chunk.job, chunk.stage))
+            == (chunk.incarnation, chunk.generation, chunk.layout_since)
+        }
+        if newest:
+            rows = [
+                chunk_row(chunk) for _, chunk in sorted(newest.items(), key=lambda item: item[0])
+            ]
+            await db.execute(self._save_chunks, rows)

@@ -1,0 +1,59 @@
+"""Writing a job's layouts, within a transaction that has locked the job."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.frontier.graph import StageWatermark
+from service.ledger import statements as sql
+from service.ledger.checkpoints import Checkpoints
+from service.ledger.port import NewLayout
+from service.ledger.rows import chunks_of, watermark_row
+from service.ledger.tables import stages
+
+
+async def change_layouts(
+    db: AsyncConnection,
+    checkpoints: Checkpoints,
+    layout: NewLayout,
+    incarnation: int,
+    generation: int,
+    layout_version: int,
+    at_ms: int,
+) -> None:
+    """Write which stages have other ranges now, and what those inherit."""
+    keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
+    if keys:
+        await db.execute(sql.DROP_CHUNKS_OF_STAGE, keys)
+        await db.execute(
+            sql.CHANGE_LAYOUT_OF_STAGE,
+            [key | {"b_layout_since": layout_version} for key in keys],
+        )
+    await add_stages(db, layout, layout_version, at_ms)
+    await checkpoints.save(db, chunks_of(layout, incarnation, generation, layout_version))
+
+
+async def add_stages(
+    db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
+) -> None:
+    """Add the rows of those changed stages that have none yet."""
+    known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
+    row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [layout.job]})).one()
+    new = [
+        {
+            "job": layout.job,
+            "stage": stage,
+            "layout_since": layout_version,
+            "run": 0,
+            "epoch": None,
+            **watermark_row(StageWatermark()),
+            "version": 0,
+            "revision": row.revision,
+            "updated_at_ms": at_ms,
+        }
+        for stage in layout.changed
+        if stage not in known
+    ]
+    if new:
+        await db.execute(insert(stages), new)
