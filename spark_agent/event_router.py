@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.supervision.supervisor import Signal, Supervisor
 
 _EARLY_EVENTS: Final = 1_000

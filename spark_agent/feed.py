@@ -21,7 +21,7 @@ from spark_agent.diagnostics import log_missing_inputs
 from spark_agent.errors import AggregatorError
 from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.throttle import SourceThrottle
 from spark_agent.times import instant_text
 

@@ -1,32 +1,27 @@
 # pyright: basic, reportCallIssue=false, reportOptionalCall=false
 # ruff: noqa: SLF001
-"""Everything that the driver reads from Spark's internal objects, which are not public API.
+"""What the driver reads of plans and writers from Spark's internal objects, which are not public API.
 
-The rest of the agent sees plain values: a plan is a tree of `Node`s, a finished batch a
-`CommittedBatch`. Support for Spark Connect would need a second implementation of this module.
+The rest of the agent sees plain values: a plan is a tree of `Node`s. Support for Spark Connect would
+need a second implementation of this module, and of `spark_agent.running`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent.control_source import END_MS, FORMAT
-from spark_agent.link import Offset
+from spark_agent.control_source import FORMAT
 
 JavaObject: TypeAlias = Any
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PROBE_MS: Final = 4_000_000_000_000
 """A sample watermark for asking Spark about a join: large enough for py4j to pass a Java long."""
 
@@ -151,23 +146,6 @@ def _leads_to_control(node: Node) -> bool:
     while node.operator in _CONTROL_CHAIN and len(node.children) == 1:
         node = node.children[0]
     return node.control is not None and not node.control.is_gate
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedBatch:
-    """A batch that Spark has committed."""
-
-    epoch: int
-    watermark_ms: int
-    """Spark's own watermark, which the batch ran with; 0: none yet."""
-    read_nothing: bool = False
-    """Whether it found no new data in any source except control sources."""
-    dropped_rows: int = 0
-    """The number of rows that its operators dropped as late."""
-    duration_ms: int = 0
-    """How long it took."""
-    keeps_nothing: bool = False
-    """Whether the query's operators keep no rows, so that everything it has read has come out."""
 
 
 class PlanReader:
@@ -464,148 +442,3 @@ def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     found = writer_.getClass().getDeclaredField(name)
     found.setAccessible(True)
     return found.get(writer_)
-
-
-def has_no_new_data(query: StreamingQuery) -> bool:
-    """Return whether the latest trigger found no new data in any of the query's sources."""
-    return bool(_execution(query).noNewData())
-
-
-def has_just_found_nothing(query: StreamingQuery) -> bool:
-    """Return whether no trigger runs now, and the latest one found no new data."""
-    return not query.status["isTriggerActive"] and has_no_new_data(query)
-
-
-def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
-    """Make a query fail with an error, at its next trigger at the latest.
-
-    Spark has no public API for that. This is what its own background threads use.
-    """
-    jvm: JavaObject = spark._jvm
-    _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
-
-
-def is_active(query: StreamingQuery) -> bool:
-    """Return whether a query runs, and nobody has asked it to stop."""
-    return bool(_execution(query).isActive())
-
-
-def has_failed(query: StreamingQuery) -> bool:
-    """Return whether a query has ended with an error, which includes that Spark is gone."""
-    try:
-        return query.exception() is not None
-    except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
-        return True
-
-
-def _execution(query: StreamingQuery) -> JavaObject:
-    wrapped: JavaObject = query._jsq
-    return wrapped.streamingQuery()
-
-
-def last_progress(query: StreamingQuery) -> CommittedBatch | None:
-    """Return the latest batch that a query has committed since it started; None if there is none.
-
-    Spark records it before it plans the next batch, but notifies its listeners some time later.
-    """
-    wrapped: JavaObject = query._jsq
-    progress = wrapped.lastProgress()
-    return None if progress is None else read_progress(json.loads(progress.json()))
-
-
-class Listener:
-    """Listens for every batch that Spark commits and every query that ends, by run id.
-
-    PySpark's own listener converts each event to Python objects with hundreds of calls to the JVM,
-    in every batch of every query. One JSON text is all that is needed.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        *,
-        batch_committed: Callable[[str, CommittedBatch], None],
-        query_ended: Callable[[str], None],
-    ) -> None:
-        context: JavaObject = spark.sparkContext
-        gateway: JavaObject = context._gateway
-        ensure_callback_server_started(gateway)
-        self._batch_committed = batch_committed
-        self._query_ended = query_ended
-        package = gateway.jvm.org.apache.spark.sql.streaming
-        self._listener: JavaObject = package.PythonStreamingQueryListenerWrapper(self)
-        self._queries: JavaObject = spark.streams._jsqm
-        self._queries.addListener(self._listener)
-
-    def close(self) -> None:
-        """Remove the listener from Spark."""
-        self._queries.removeListener(self._listener)
-
-    def onQueryStarted(self, event: JavaObject) -> None:  # noqa: N802
-        """Nothing to do: the pipeline starts its queries itself."""
-
-    def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
-        """Read the batch."""
-        body = json.loads(event.progress().json())
-        self._batch_committed(body["runId"], read_progress(body))
-
-    def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802
-        """Nothing to do."""
-
-    def onQueryTerminated(self, event: JavaObject) -> None:  # noqa: N802
-        """Read which query ended."""
-        self._query_ended(str(event.runId().toString()))
-
-    class Java:
-        """The Java interface as which py4j exposes this class to the JVM."""
-
-        implements: Final = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
-
-
-def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
-    """Read a batch's progress, as Spark writes it.
-
-    >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
-    ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0, duration_ms=0, \
-keeps_nothing=True)
-    """
-    return CommittedBatch(
-        epoch=body["batchId"],
-        watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
-        read_nothing=all(
-            # Spark reports only its own wrapper's class, so a control source is known by its offsets.
-            Offset.is_stored(source["endOffset"]) or source["startOffset"] == source["endOffset"]
-            for source in body["sources"]
-        ),
-        dropped_rows=sum(
-            int(operator.get("numRowsDroppedByWatermark", 0))
-            for operator in body.get("stateOperators", ())
-        ),
-        duration_ms=int(body.get("durationMs", {}).get("triggerExecution", 0)),
-        keeps_nothing=all(
-            operator.get("numRowsTotal") == 0 and not _has_timers(operator)
-            for operator in body.get("stateOperators", ())
-        ),
-    )
-
-
-def _has_timers(operator: Mapping[str, Any]) -> bool:
-    """Return whether an operator may keep timers, which its number of rows does not count."""
-    return str(operator.get("operatorName", "")).startswith("transformWithState")
-
-
-def parse_watermark_ms(text: str | None) -> int:
-    """Read the watermark in a query's progress, in Spark's ms; 0 if it has none.
-
-    >>> parse_watermark_ms("2013-01-01T00:00:15.250Z"), parse_watermark_ms(None)
-    (1356998415250, 0)
-    >>> parse_watermark_ms("+100000-01-01T00:00:00.000Z") == END_MS
-    True
-    """
-    if not text:
-        return 0
-    if text.startswith("+"):
-        # Python's calendar ends with the year 9999. The only later watermark is the end of time.
-        return END_MS
-    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent import plan
+from spark_agent import plan, running
 from spark_agent.arguments import AVAILABLE_NOW, ONCE
 from spark_agent.checks import EarlyStage, QueryStages
 from spark_agent.client import Client, StageWatermark
@@ -118,7 +118,7 @@ class Queries:
             for stage in job.stages.values()
             if stage.role == "source" and stage.percentiles
         }
-        self._listener = plan.Listener(
+        self._listener = running.Listener(
             spark,
             batch_committed=self._events.batch_committed,
             query_ended=self._events.query_ended,
@@ -237,10 +237,10 @@ class Queries:
             ),
             supervisor=supervisor,
             client=self._client,
-            progress=lambda: plan.last_progress(holder[0]) if holder else None,
+            progress=lambda: running.last_progress(holder[0]) if holder else None,
             clock=self._clock,
             throttle=self._source_throttle(name, query_stages, ends=start.ends),
-            is_active=lambda: not holder or plan.is_active(holder[0]),
+            is_active=lambda: not holder or running.is_active(holder[0]),
         )
         for control in start.controls:
             self._feeds[control.id] = control.stage, feed
@@ -261,10 +261,10 @@ class Queries:
     def _handle(self, query: StreamingQuery, start: Start) -> QueryHandle:
         return QueryHandle(
             stop=lambda: None if start.available_now else _stop_quietly(query),
-            fail=lambda message: plan.fail(self._spark, query, message),
-            has_no_new_data=lambda: plan.has_no_new_data(query),
-            has_just_found_nothing=lambda: plan.has_just_found_nothing(query),
-            failed=lambda: plan.has_failed(query),
+            fail=lambda message: running.fail(self._spark, query, message),
+            has_no_new_data=lambda: running.has_no_new_data(query),
+            has_just_found_nothing=lambda: running.has_just_found_nothing(query),
+            failed=lambda: running.has_failed(query),
             has_control_sources=any(not each.is_gate for each in start.controls),
         )
 
@@ -396,7 +396,7 @@ def _notify_end(query: StreamingQuery, supervisor: Supervisor, signal: Signal) -
     Spark's listener bus may lag: it may report a batch only after the query has ended.
     """
     try:
-        newest = plan.last_progress(query)
+        newest = running.last_progress(query)
     except Exception:  # noqa: BLE001  (Spark itself may be gone, and the batch with it)
         newest = None
     if newest is not None:

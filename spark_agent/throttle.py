@@ -17,7 +17,7 @@ from spark_agent.client import Client, Throttle
 from spark_agent.clock import Clock
 from spark_agent.errors import AggregatorError
 from spark_agent.link import HeldBack
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 
 _log: Final = logging.getLogger("spark_agent")
 

@@ -13,7 +13,7 @@ from spark_agent.answers import MAX_MS
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.messages import Lease, RangeReport, StageProgress
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.in_flight import InFlightReports
 from spark_agent.supervision.reporter import WATCH_MS, DriverReporter

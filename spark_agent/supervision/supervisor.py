@@ -32,7 +32,7 @@ from spark_agent.errors import (
 )
 from spark_agent.in_flight import StageInFlight
 from spark_agent.messages import RangeReport, StageProgress
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.in_flight import InFlightReports

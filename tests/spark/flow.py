@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
 from spark_agent.client import Client, StageWatermark
 from spark_agent.errors import UnknownJob
-from spark_agent.plan import parse_watermark_ms
+from spark_agent.running import parse_watermark_ms
 
 JOB = "readings"
 SOURCE = "sensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_agent.control_source import END_MS
-from spark_agent.plan import parse_watermark_ms
+from spark_agent.running import parse_watermark_ms
 from spark_agent.tally import Count
 from tests.spark.flow import (
     COUNTS,

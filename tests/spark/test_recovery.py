@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_agent.errors import LeaseLost, StaleRun, Unavailable
 from spark_agent.messages import RangeReport, Rank
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.tally import Count
 from tests.spark.flow import (
     BOUND,

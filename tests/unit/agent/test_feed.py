@@ -13,7 +13,7 @@ from spark_agent.control_source import END_MS
 from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFailedError
 from spark_agent.operators import Promise
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_agent.client import Client
-from spark_agent.plan import CommittedBatch
+from spark_agent.running import CommittedBatch
 from spark_agent.throttle import SourceThrottle, ThrottleConfig
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
