@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
 
 from service.api.exchange import NOT_JSON, Body, decode
+from service.api.report_facts import check_times, column_facts, read_facts
 from service.api.requests import (
     MAX_REPORTED,
     KeyedReport,
     KeyRangeWorkReport,
-    Pending,
     PlainKeyedReport,
     PlainReport,
     ShardReport,
     SourceColumns,
     SourceReport,
     WorkColumns,
-    WorkReport,
 )
 from service.errors import InvalidReportError, PayloadTooLargeError
-from service.frontier.errors import InvalidSketchError
 from service.frontier.facts import NO_FACTS, ReportedFacts
 from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
-from service.frontier.sketches import check_sketch
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire, is_timestamp
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire
 from service.model.reports import Column, RangeNote, Report, noted
 
 _plain = msgspec.json.Decoder(PlainReport)
@@ -41,11 +36,6 @@ _keyed = msgspec.json.Decoder(KeyedReport)
 
 _BULK = 64
 """From this many numbers on, an array is faster than a list."""
-
-_SKETCHES_AT_ONCE = 200
-"""Sketches that are checked without a pause, in which others get their turn."""
-
-_NOTHING_IN_FLIGHT: Final = b""
 
 
 def read_plain(stage_name: str, stage: Stage, body: Body) -> Report | None:
@@ -66,7 +56,7 @@ def read_plain(stage_name: str, stage: Stage, body: Body) -> Report | None:
     _check_size(plain.ranges)
     promises = _column(list(plain.ranges.values()))
     if not _are_times(promises):
-        _check_times("ranges", plain.ranges)
+        check_times("ranges", plain.ranges)
     silent = _silent(stage)
     facts = None if silent is None else [silent] * len(plain.ranges)
     return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch, facts=facts)
@@ -94,7 +84,7 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
         return await _read_source_columns(read, read.columns, silent)
     shards = read.ranges or {}
     _check_size(shards)
-    _check_times("ranges", {n: s for n, s in shards.items() if isinstance(s, int)})
+    check_times("ranges", {n: s for n, s in shards.items() if isinstance(s, int)})
     return Report(
         read.token,
         list(shards),
@@ -108,15 +98,15 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
             for s in shards.values()
         ],
         epoch=read.epoch,
-        facts=await _read_facts(shards, silent),
+        facts=await read_facts(shards, silent),
     )
 
 
 def _shard_promise(name: str, shard: ShardReport) -> int:
     _check_shard(f"ranges.{name}", shard.watermark is not UNSET, shard.idle, shard.final)
-    _check_times(f"ranges.{name}.holds", shard.holds)
+    check_times(f"ranges.{name}.holds", shard.holds)
     if isinstance(shard.watermark, int):
-        _check_times(f"ranges.{name}", {"watermark": shard.watermark})
+        check_times(f"ranges.{name}", {"watermark": shard.watermark})
     watermark = MIN if shard.watermark is UNSET else from_wire(shard.watermark)
     return source_promise(watermark, shard.holds.values(), final=shard.final)
 
@@ -151,7 +141,7 @@ async def _read_source_columns(
         promises,
         idle=columns.idle,
         epoch=read.epoch,
-        facts=await _column_facts(columns, rows, silent),
+        facts=await column_facts(columns, rows, silent),
         hold_columns=holds,
     )
 
@@ -197,7 +187,7 @@ async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
-        facts=await _read_facts(ranges, silent),
+        facts=await read_facts(ranges, silent),
     )
 
 
@@ -220,7 +210,7 @@ async def _read_keyed_columns(
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
-        facts=None if rows is None else await _column_facts(columns, rows, silent),
+        facts=None if rows is None else await column_facts(columns, rows, silent),
         hold_columns=holds,
     )
 
@@ -252,7 +242,7 @@ def _observed(read: PlainKeyedReport | KeyedReport) -> int:
             )
         return MAX
     if isinstance(read.input_watermark, int):
-        _check_times("the report", {"input_watermark": read.input_watermark})
+        check_times("the report", {"input_watermark": read.input_watermark})
     return from_wire(read.input_watermark)
 
 
@@ -266,7 +256,7 @@ def _keyed_promises(
     times = _column(list(chain.from_iterable(map(dict[str, int].values, holds))))
     if not _are_times(times):
         for range_name, kept in zip(ranges, holds, strict=True):
-            _check_times(f"ranges.{range_name}.holds", kept)
+            check_times(f"ranges.{range_name}.holds", kept)
     widths = set(map(len, holds))
     if isinstance(times, np.ndarray) and len(widths) == 1:
         return np.minimum(times.reshape(len(holds), -1).min(axis=1), observed)
@@ -281,10 +271,9 @@ def _rows(columns: WorkColumns) -> int | None:
     named: dict[str, Sequence[object] | None] = {
         f"holds.{name}": column for name, column in columns.holds.items()
     }
-    for name in ("idle", "oldest_work", "pending", "records", "late", "backlog"):
-        named[name] = getattr(columns, name)
-    if isinstance(columns, SourceColumns):
-        named |= {"watermark": columns.watermark, "final": columns.final}
+    for name in columns.__struct_fields__:
+        if name != "holds":
+            named[name] = getattr(columns, name)
     given = {name: len(column) for name, column in named.items() if column is not None}
     if not given:
         return None
@@ -337,90 +326,7 @@ def _check_times_column(name: str, column: Sequence[int | None], times: Column) 
     """Raise `InvalidReportError` naming the first entry that is no time, if `times` has any."""
     if not _are_times(times):
         named = {str(k): time for k, time in enumerate(column) if time is not None}
-        _check_times(f"columns.{name}", named)
-
-
-# ---- what ranges say of their work
-
-
-async def _read_facts(
-    ranges: Mapping[str, object], silent: ReportedFacts | None
-) -> Sequence[ReportedFacts | None] | None:
-    facts = [
-        await _facts(f"ranges.{name}", each, silent) if isinstance(each, WorkReport) else silent
-        for name, each in ranges.items()
-    ]
-    return facts if any(each is not None for each in facts) else None
-
-
-async def _facts(
-    where: str, work: WorkReport, silent: ReportedFacts | None
-) -> ReportedFacts | None:
-    if (
-        work.oldest_work is None
-        and work.pending is UNSET
-        and work.records is UNSET
-        and not work.late
-        and not work.backlog
-    ):
-        return silent
-    if work.oldest_work is not None:
-        _check_times(where, {"oldest_work": work.oldest_work})
-    pending = None
-    if work.pending is not UNSET:
-        pending = _check_pending(f"{where}.pending", work.pending)
-        await asyncio.sleep(0)
-    return ReportedFacts(
-        work.oldest_work,
-        pending,
-        None if work.records is UNSET else work.records,
-        work.late,
-        work.backlog,
-    )
-
-
-async def _column_facts(
-    columns: WorkColumns, rows: int, silent: ReportedFacts | None
-) -> Sequence[ReportedFacts | None] | None:
-    oldest, pending, records = columns.oldest_work, columns.pending, columns.records
-    late, backlog = columns.late, columns.backlog
-    if oldest is pending is records is late is backlog is None:
-        return None if silent is None else [silent] * rows
-    if oldest is not None:
-        named = {str(k): time for k, time in enumerate(oldest) if time is not None}
-        _check_times("columns.oldest_work", named)
-    facts: list[ReportedFacts | None] = []
-    for k in range(rows):
-        in_flight = None
-        if pending is not None:
-            in_flight = _check_pending(f"columns.pending.{k}", pending[k])
-            if not k % _SKETCHES_AT_ONCE:
-                await asyncio.sleep(0)
-        facts.append(
-            ReportedFacts(
-                None if oldest is None else oldest[k],
-                in_flight,
-                None if records is None else records[k],
-                0 if late is None else late[k],
-                0 if backlog is None else backlog[k],
-            )
-        )
-    return facts
-
-
-def _check_pending(where: str, pending: Pending | None) -> bytes:
-    """Return the sketch of what is in flight. Raises `InvalidReportError`."""
-    if pending is None:
-        return _NOTHING_IN_FLIGHT
-    try:
-        count = check_sketch(pending.event_times)
-    except InvalidSketchError as error:
-        raise InvalidReportError(f"{where}.event_times cannot be read: {error}") from None
-    if count != pending.count:
-        raise InvalidReportError(
-            f"{where}.count is {pending.count}, and its sketch is of {count} event times"
-        )
-    return pending.event_times if count else _NOTHING_IN_FLIGHT
+        check_times(f"columns.{name}", named)
 
 
 # ---- checks
@@ -458,13 +364,3 @@ def _check_size(ranges: Mapping[str, object]) -> None:
         raise PayloadTooLargeError(
             f"ranges has {len(ranges)} entries, a report carries at most {MAX_REPORTED}"
         )
-
-
-def _check_times(where: str, times: Mapping[str, int]) -> None:
-    """Raise `InvalidReportError` if a value is not a time."""
-    for member, value in times.items():
-        if not is_timestamp(value):
-            raise InvalidReportError(
-                f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
-                f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
-            )

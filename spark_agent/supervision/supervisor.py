@@ -35,6 +35,7 @@ from spark_agent.messages import RangeReport, StageProgress
 from spark_agent.running import CommittedBatch
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
+from spark_agent.supervision.finishing import Finishing
 from spark_agent.supervision.in_flight import InFlightReports
 from spark_agent.supervision.pending import PendingReports, add_reports
 from spark_agent.supervision.quiet import QuietWatch
@@ -50,8 +51,6 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
-_MOST_JOINED: Final = 10_000
-"""How many shards of a dynamic source are looked up when a query starts."""
 _LOG_AGAIN_MS: Final = 60_000
 """How often an error that comes again is logged."""
 
@@ -103,13 +102,7 @@ class Supervisor:
         self._latest_epoch = -1
         self._committed = Committed()
         self._pending = PendingReports()
-        self._drained = False
-        self._not_final: dict[str, set[str]] = {
-            stage.name: set(stage.shards) for stage in assignment.sources
-        }
-        self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
-        """Dynamic sources whose joined shards the service has not been asked for yet."""
-        self._stop_requested = False
+        self._finishing = Finishing(assignment, client)
         self._logged: dict[type[AggregatorError], int] = {}
         self._shutdown_deadline_ms: int | None = None
         self._waits_because: str | None = None
@@ -118,7 +111,7 @@ class Supervisor:
         self._in_flight = InFlightReports(in_flight, assignment.watched, clock)
         self._quiet = QuietWatch(
             assignment,
-            self._not_final,
+            self._finishing.not_final,
             client=client,
             tallies=tallies,
             in_flight=self._in_flight,
@@ -179,9 +172,7 @@ class Supervisor:
     def finalise_sources(self, timeout_ms: int) -> bool:
         """Make the sources of a drained query final and wait; return whether they became so in time."""
         self.notify(Signal.DRAINED)
-        return self._wait(
-            lambda: not any(self._not_final.values()), timeout_ms, even_if_failing=True
-        )
+        return self._wait(lambda: self._finishing.are_final, timeout_ms, even_if_failing=True)
 
     def _wait(
         self, done: Callable[[], bool], timeout_ms: int, *, even_if_failing: bool = False
@@ -335,8 +326,8 @@ class Supervisor:
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:
             return False
-        ending = self._drained and any(self._not_final.values())
-        done = self._uncommitted is None and not self._pending and not ending
+        unfinished = self._pending or self._finishing.is_unfinished
+        done = self._uncommitted is None and not unfinished
         return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
 
     def _receive(self, timeout_ms: int) -> None:
@@ -353,9 +344,9 @@ class Supervisor:
             case CommittedBatch():
                 self._on_batch(event)
             case Signal.DRAINED:
-                self._drained = True
+                self._finishing.is_drained = True
             case Signal.ENDED | Signal.STOP:
-                self._check_drained()
+                self._finishing.check_drained(self._query)
                 self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
 
     def _on_batch(self, batch: CommittedBatch) -> None:
@@ -368,23 +359,11 @@ class Supervisor:
         for stage in self._assignment.keyed[:1]:
             self._counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
 
-    def _check_drained(self) -> None:
-        """Detect whether a query without control sources has drained its input."""
-        query = self._query
-        if (
-            self._assignment.bounded
-            and not self._drained
-            and query is not None
-            and not query.has_control_sources
-        ):
-            # Also if it has run no batch: an earlier start may have read everything.
-            self._drained = query.has_no_new_data()
-
     def _step(self) -> None:
         if self._run is None:
             self._run = self._open_run(self._assignment.stages)
         run = self._run
-        self._find_joined_shards()
+        self._finishing.find_joined_shards()
         if self._uncommitted is not None:
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), self._uncommitted)
@@ -396,25 +375,15 @@ class Supervisor:
         # A batch that has ended meanwhile is still in the inbox.
         looks = self._waits_because is None and self._inbox.empty()
         self._quiet.watch(
-            reporter, self._committed, self._query if looks else None, drained=self._drained
+            reporter,
+            self._committed,
+            self._query if looks else None,
+            drained=self._finishing.is_drained,
         )
         self._keep_leases(reporter)
         if self._assignment.bounded and self.failure is None:
-            self._check_drained()
-            self._finish_bounded(reporter)
-
-    def _find_joined_shards(self) -> None:
-        """Find the shards that joined dynamic sources before this query was started, once.
-
-        Those that join later are known from its tasks.
-        """
-        while self._to_look_up:
-            stage = self._to_look_up[-1]
-            answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_JOINED)
-            self._not_final[stage].update(
-                each["range"] for each in answer["ranges"] if each["status"] != "final"
-            )
-            self._to_look_up.pop()
+            self._finishing.check_drained(self._query)
+            self._finishing.finish(reporter, self._pending, self._committed, self._query)
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(
@@ -502,7 +471,7 @@ class Supervisor:
             for tally in tallies:
                 add_reports(newest, tally.promises)
                 if stage.is_dynamic:
-                    self._not_final[stage.name].update(tally.promises)
+                    self._finishing.add_joined(stage.name, tally.promises)
                 self._in_flight.add(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
@@ -523,7 +492,7 @@ class Supervisor:
         batch is committed there is none, since it would outrank that batch's own tasks.
         """
         now_ms = self._clock.steady_ms()
-        if self._committed.epoch < 0 or self._drained:
+        if self._committed.epoch < 0 or self._finishing.is_drained:
             return
         if self._renew_leases_ms is None:
             self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
@@ -533,29 +502,3 @@ class Supervisor:
                 if stage not in self._assignment.watched:
                     reporter.claim(stage, None)
             self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE
-
-    def _finish_bounded(self, reporter: DriverReporter) -> None:
-        """Make a drained query's sources final; once all its stages are final, stop the query."""
-        if self._assignment.sources and not self._drained:
-            return
-        for stage, shards in self._not_final.items():
-            self._report_final(reporter, stage, shards)
-        if any(self._not_final.values()) or self._stop_requested or self._query is None:
-            return
-        if self._assignment.keyed and self._committed.input_ms != MAX_MS:
-            return
-        watermarks = self._client.watermarks(self._assignment.job)
-        if all(watermarks[stage].final for stage in self._assignment.stages):
-            self._stop_requested = True
-            self._query.stop()
-
-    def _report_final(self, reporter: DriverReporter, stage: str, shards: set[str]) -> None:
-        """Report a source's shards as final. Those that are denied are retried later.
-
-        This is safe even if the last epoch is not committed yet: a source promises only about rows
-        that it has still to emit. The stage that reads it accounts for those already emitted.
-        """
-        final = reporter.report_shards(stage, dict.fromkeys(shards, RangeReport(final=True)))
-        shards.difference_update(final)
-        for shard in final:
-            self._pending.remove(stage, shard)

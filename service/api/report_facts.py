@@ -1,0 +1,113 @@
+"""Reading what ranges report of their work, beside their promises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import UNSET
+
+from service.api.requests import Pending, WorkColumns, WorkReport
+from service.errors import InvalidReportError
+from service.frontier.errors import InvalidSketchError
+from service.frontier.facts import ReportedFacts
+from service.frontier.sketches import check_sketch
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+
+_SKETCHES_AT_ONCE: Final = 200
+"""Sketches that are checked without a pause, in which others get their turn."""
+
+_NOTHING_IN_FLIGHT: Final = b""
+
+
+async def read_facts(
+    ranges: Mapping[str, object], silent: ReportedFacts | None
+) -> Sequence[ReportedFacts | None] | None:
+    """Read what ranges say by name. `silent`: what it means that one says nothing."""
+    facts = [
+        await _facts(f"ranges.{name}", each, silent) if isinstance(each, WorkReport) else silent
+        for name, each in ranges.items()
+    ]
+    return facts if any(each is not None for each in facts) else None
+
+
+async def _facts(
+    where: str, work: WorkReport, silent: ReportedFacts | None
+) -> ReportedFacts | None:
+    if (
+        work.oldest_work is None
+        and work.pending is UNSET
+        and work.records is UNSET
+        and not work.late
+        and not work.backlog
+    ):
+        return silent
+    if work.oldest_work is not None:
+        check_times(where, {"oldest_work": work.oldest_work})
+    pending = None
+    if work.pending is not UNSET:
+        pending = _check_pending(f"{where}.pending", work.pending)
+        await asyncio.sleep(0)
+    return ReportedFacts(
+        work.oldest_work,
+        pending,
+        None if work.records is UNSET else work.records,
+        work.late,
+        work.backlog,
+    )
+
+
+async def column_facts(
+    columns: WorkColumns, rows: int, silent: ReportedFacts | None
+) -> Sequence[ReportedFacts | None] | None:
+    """Read what the ranges of a lease say in a packed report."""
+    oldest, pending, records = columns.oldest_work, columns.pending, columns.records
+    late, backlog = columns.late, columns.backlog
+    if oldest is pending is records is late is backlog is None:
+        return None if silent is None else [silent] * rows
+    if oldest is not None:
+        named = {str(k): time for k, time in enumerate(oldest) if time is not None}
+        check_times("columns.oldest_work", named)
+    facts: list[ReportedFacts | None] = []
+    for k in range(rows):
+        in_flight = None
+        if pending is not None:
+            in_flight = _check_pending(f"columns.pending.{k}", pending[k])
+            if not k % _SKETCHES_AT_ONCE:
+                await asyncio.sleep(0)
+        facts.append(
+            ReportedFacts(
+                None if oldest is None else oldest[k],
+                in_flight,
+                None if records is None else records[k],
+                0 if late is None else late[k],
+                0 if backlog is None else backlog[k],
+            )
+        )
+    return facts
+
+
+def _check_pending(where: str, pending: Pending | None) -> bytes:
+    """Return the sketch of what is in flight. Raises `InvalidReportError`."""
+    if pending is None:
+        return _NOTHING_IN_FLIGHT
+    try:
+        count = check_sketch(pending.event_times)
+    except InvalidSketchError as error:
+        raise InvalidReportError(f"{where}.event_times cannot be read: {error}") from None
+    if count != pending.count:
+        raise InvalidReportError(
+            f"{where}.count is {pending.count}, and its sketch is of {count} event times"
+        )
+    return pending.event_times if count else _NOTHING_IN_FLIGHT
+
+
+def check_times(where: str, times: Mapping[str, int]) -> None:
+    """Raise `InvalidReportError` if a value is not a time."""
+    for member, value in times.items():
+        if not is_timestamp(value):
+            raise InvalidReportError(
+                f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
+                f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
+            )

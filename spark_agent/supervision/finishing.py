@@ -1,0 +1,105 @@
+"""Making the sources of a bounded query final once it has read everything, and then stopping it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from spark_agent.answers import MAX_MS
+from spark_agent.client import Client
+from spark_agent.messages import RangeReport
+from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
+from spark_agent.supervision.pending import PendingReports
+from spark_agent.supervision.reporter import DriverReporter
+
+_MOST_JOINED: Final = 10_000
+"""Shards of a dynamic source of which a new driver learns, those that hold it back most first."""
+
+
+class Finishing:
+    """Which shards are not final yet, and whether their query has read everything."""
+
+    def __init__(self, assignment: Assignment, client: Client) -> None:
+        self._assignment = assignment
+        self._client = client
+        self.not_final: dict[str, set[str]] = {
+            stage.name: set(stage.shards) for stage in assignment.sources
+        }
+        """By source. The driver's watch over quiet shards reads it, too."""
+        self.is_drained = False
+        """Whether a bounded query has read everything."""
+        self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
+        """Dynamic sources whose joined shards the service has not been asked for yet."""
+        self._stop_requested = False
+
+    @property
+    def are_final(self) -> bool:
+        """Whether all shards are final."""
+        return not any(self.not_final.values())
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether everything is read, and some shard is still to be made final."""
+        return self.is_drained and not self.are_final
+
+    def find_joined_shards(self) -> None:
+        """Find the shards that joined dynamic sources before this query was started, once.
+
+        Those that join later are known from its tasks: `add_joined`.
+        """
+        while self._to_look_up:
+            stage = self._to_look_up[-1]
+            answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_JOINED)
+            self.add_joined(
+                stage, (each["range"] for each in answer["ranges"] if each["status"] != "final")
+            )
+            self._to_look_up.pop()
+
+    def add_joined(self, stage: str, shards: Iterable[str]) -> None:
+        """Add shards of a dynamic source."""
+        self.not_final[stage].update(shards)
+
+    def check_drained(self, query: QueryHandle | None) -> None:
+        """Detect whether a query without control sources has read everything."""
+        if (
+            self._assignment.bounded
+            and not self.is_drained
+            and query is not None
+            and not query.has_control_sources
+        ):
+            # Also if it has run no batch: an earlier start may have read everything.
+            self.is_drained = query.has_no_new_data()
+
+    def finish(
+        self,
+        reporter: DriverReporter,
+        pending: PendingReports,
+        committed: Committed,
+        query: QueryHandle | None,
+    ) -> None:
+        """Make a drained query's sources final; once all its stages are final, stop the query."""
+        if self._assignment.sources and not self.is_drained:
+            return
+        for stage, shards in self.not_final.items():
+            self._report_final(reporter, pending, stage, shards)
+        if not self.are_final or self._stop_requested or query is None:
+            return
+        if self._assignment.keyed and committed.input_ms != MAX_MS:
+            return
+        watermarks = self._client.watermarks(self._assignment.job)
+        if all(watermarks[stage].final for stage in self._assignment.stages):
+            self._stop_requested = True
+            query.stop()
+
+    def _report_final(
+        self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]
+    ) -> None:
+        """Report a source's shards as final. Those that are denied are retried later.
+
+        This is safe even if the last epoch is not committed yet: a source promises only about rows
+        that it has still to emit. The stage that reads it accounts for those already emitted.
+        """
+        final = reporter.report_shards(stage, dict.fromkeys(shards, RangeReport(final=True)))
+        shards.difference_update(final)
+        for shard in final:
+            pending.remove(stage, shard)
