@@ -15,6 +15,8 @@ from spark_agent import plan
 
 AVAILABLE_NOW: Final = "AvailableNowTrigger"
 ONCE: Final = "OneTimeTrigger"
+MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
+"""The shortest and the longest lease that the service grants."""
 _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
     "ContinuousTrigger": "continuous processing has no micro-batches, and those are tidegauge's epochs",
     "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
@@ -69,6 +71,14 @@ def check_session(spark: SparkSession) -> None:
             f"Spark's Python workers would run {spark.sparkContext.pythonExec!r}, not "
             f"{sys.executable!r}, and lack its packages: set the environment variable "
             f"PYSPARK_PYTHON to sys.executable before the session starts"
+        )
+
+
+def check_lease_ttl(ttl_ms: int, given: object) -> None:
+    """Refuse what the service does not take. Raises `ValueError`."""
+    if not MIN_TTL_MS <= ttl_ms <= MAX_TTL_MS:
+        raise ValueError(
+            f"lease_ttl {given!r} is not between {MIN_TTL_MS // 1_000} s and {MAX_TTL_MS // 1_000} s"
         )
 
 

@@ -57,6 +57,8 @@ class StageWatermark:
     output_ms: int | None
     status: str
     etag: str | None = None
+    generation: int = 0
+    """Of the job: it rises with each reset."""
 
     @property
     def final(self) -> bool:
@@ -66,7 +68,13 @@ class StageWatermark:
     @classmethod
     def read(cls, body: Mapping[str, Any], etag: str | None = None) -> StageWatermark:
         """Read it from its JSON form."""
-        return cls(body["input_watermark"], body["output_watermark"], body["status"], etag)
+        return cls(
+            body["input_watermark"],
+            body["output_watermark"],
+            body["status"],
+            etag,
+            body.get("generation", 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class EpochCommitter(Protocol):
         ...
 
     @property
+    def last_error(self) -> str:
+        """What the service, or the way to it, has said last against a request."""
+        ...
+
+    @property
     def failure(self) -> str | None:
         """Why the query has to fail; None: it does not."""
         ...
@@ -164,6 +169,9 @@ class Feed:
             self._finalise_sources()
             self._inputs[stage].refresh_soon()
         self._log_missing_inputs(stage, latest)
+        if self._inputs[stage].was_reset:
+            self._fail_after_reset()
+            return at
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
@@ -185,8 +193,15 @@ class Feed:
             self.supervisor.fail_query(
                 f"tidegauge: this bounded query has read all its input, but could not make its sources "
                 f"final within {_FINALISE_TIMEOUT_MS // 1_000} s, so its last windows did not come "
-                f"out: the aggregator is unavailable, or another driver holds the shards. Nothing is "
-                f"lost: fix that and run it again"
+                f"out: {self.supervisor.last_error}. Nothing is lost: fix that and run it again"
+            )
+
+    def _fail_after_reset(self) -> None:
+        if self.supervisor.failure is None:
+            self.supervisor.fail_query(
+                f"tidegauge: job {self._config.job!r} was reset, or declared anew, while this query "
+                f"ran: its watermarks begin again, and what this query has read and written is of the "
+                f"time before. Start it with a new checkpoint and an empty output"
             )
 
     def _log_missing_inputs(self, stage: str, latest: CommittedBatch | None) -> None:
@@ -321,6 +336,9 @@ class _InputWatermark:
         self._clock = clock
         self._etag: str | None = None
         self._latest_ms: int | None = None
+        self._generation: int | None = None
+        self.was_reset = False
+        """Whether the job has begun a new generation since the query was started."""
         self.answered = False
         """Whether the service has answered at least once."""
         self._pause_ms = config.poll_ms
@@ -350,3 +368,7 @@ class _InputWatermark:
         self.answered = True
         if found is not None:
             self._etag, self._latest_ms = found.etag, found.input_ms
+            # A service that has lost its ledger begins with the first one again.
+            if self._generation is not None and found.generation > self._generation:
+                self.was_reset = True
+            self._generation = found.generation

@@ -7,10 +7,18 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from spark_agent.client import Client, StageWatermark
-from spark_agent.errors import AggregatorError, NotAllowed, NoUsableKey, Unavailable
+from spark_agent.errors import (
+    AggregatorError,
+    DeclaredOtherwise,
+    NotAllowed,
+    NoUsableKey,
+    Unavailable,
+    UnknownJob,
+)
 from spark_agent.spec import StageSpec, check_name, read_spec
 
 _log: Final = logging.getLogger("spark_agent")
@@ -87,14 +95,26 @@ class DeclaredJob:
         return self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
 
     def fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
-        """Fetch all watermarks, before the query's sources fix what they will read."""
+        """Fetch all watermarks, before the query's sources fix what they will read.
+
+        None if they are not known. Declares the job if the service does not know all of its stages.
+        Raises `DeclaredOtherwise`, `NotAllowed`.
+        """
         try:
-            return self._client.watermarks(self.name)
-        except (NotAllowed, NoUsableKey):
+            return self._declared_watermarks()
+        except (DeclaredOtherwise, NotAllowed, NoUsableKey):
             raise
         except AggregatorError as error:
             _log.warning("job %s: its watermarks are not known yet: %s", self.name, error)
             return None
+
+    def _declared_watermarks(self) -> Mapping[str, StageWatermark]:
+        with suppress(UnknownJob):
+            found = self._client.watermarks(self.name)
+            if self.stages.keys() <= found.keys():
+                return found
+        self._declare_now()
+        return self._client.watermarks(self.name)
 
 
 def host() -> str:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_agent import control_source, plan
 from spark_agent.arguments import (
     check_is_writer,
+    check_lease_ttl,
     check_session,
     check_strategy,
     check_url,
@@ -45,11 +46,12 @@ from spark_agent.link import LinkServer
 from spark_agent.queries import Queries, Start, Timing
 from spark_agent.reporting import RangeReporter, ReportTarget, SourceReporter
 from spark_agent.spec import StageSpec, ancestors
-from spark_agent.starting import check_percentile, check_settings
+from spark_agent.starting import check_days, check_percentile, check_settings
 from spark_agent.strategies import Strategy
 from spark_agent.tally import Tallies, TallyParam
 
-_BEFORE_ALL_TIME: Final = "0001-01-01 00:00:00"
+_BEFORE_ALL_TIME_US: Final = -62_135_596_800_000_000
+"""0001-01-01T00:00:00Z, the earliest event time: an instant, whatever the session's time zone."""
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver waits for the service."""
 
@@ -103,6 +105,7 @@ class Pipeline:
             patience_ms=duration_ms(patience, name="patience"),
             poll_ms=duration_ms(poll, name="poll"),
         )
+        check_lease_ttl(timing.ttl_ms, lease_ttl)
         clock = clock or SystemClock()
         self._spark = spark or SparkSession.builder.getOrCreate()
         check_session(self._spark)
@@ -278,7 +281,7 @@ class Pipeline:
         if not is_gate:
             rows = rows.withWatermark(quoted(event_time), f"{delay_ms} milliseconds")
         return rows.filter(
-            (column(event_time) < F.lit(_BEFORE_ALL_TIME).cast("timestamp"))
+            (column(event_time) < F.timestamp_micros(F.lit(_BEFORE_ALL_TIME_US)))
             | (F.spark_partition_id() < 0)
         )
 
@@ -354,7 +357,7 @@ class Pipeline:
 
         Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
         `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`; `NotAllowed` if the service does not
-        accept the key.
+        accept the key; `RuntimeError` if the pipeline was stopped.
         """
         check_is_writer(writer)
         trigger = check_writer(writer, bounded=bounded)
@@ -381,6 +384,7 @@ class Pipeline:
             check_event_times(self._plans.several_event_times(frame))
             return self._queries.start_early(start, early)
         query_stages = check(tree, self._job.stages, self._reports)
+        check_days(tree, str(self._spark.conf.get("spark.sql.session.timeZone")))
         check_settings(self._spark, [each for each in controls if not each.is_gate])
         check_event_times(self._plans.several_event_times(frame))
         return self._queries.start(start, query_stages)

@@ -106,6 +106,7 @@ class Queries:
         self._clock = clock
         self._new_id = new_id
         self._lock = threading.RLock()
+        self._stopped = False
         self._events = EventRouter()
         self._started: list[tuple[StreamingQuery, Supervisor]] = []
         self._early: list[tuple[StreamingQuery, EarlyFeed]] = []
@@ -160,6 +161,7 @@ class Queries:
     def start(self, start: Start, query_stages: QueryStages) -> StreamingQuery:
         """Open a run for the stages and start the query, unless it could not keep what it promises."""
         with self._lock:
+            self._check_not_stopped()
             self._remove_ended()
             self._check_not_taken([*query_stages.sources, *query_stages.promises])
             watermarks = self._job.fetch_watermarks()
@@ -285,6 +287,7 @@ class Queries:
         )
         feed = EarlyFeed(config, client=self._client, clock=self._clock)
         with self._lock:
+            self._check_not_stopped()
             self._remove_ended()
             for control in start.controls:
                 self._feeds[control.id] = control.stage, feed
@@ -316,11 +319,11 @@ class Queries:
         """Start the job over. Raises `RuntimeError` while a query runs."""
         with self._lock:
             self._remove_ended()
-            running = [stage for _, supervisor in self._started for stage in supervisor.stages]
-            running += [f"early results of {feed.stage}" for _, feed in self._early]
-            if running:
+            busy = [stage for _, supervisor in self._started for stage in supervisor.stages]
+            busy += [f"early results of {feed.stage}" for _, feed in self._early]
+            if busy:
                 raise RuntimeError(
-                    f"a query of this pipeline still executes {', '.join(running)}: stop it before "
+                    f"a query of this pipeline still executes {', '.join(busy)}: stop it before "
                     f"reset()"
                 )
             self._client.reset(self._job.name)
@@ -329,6 +332,8 @@ class Queries:
 
     def stop(self) -> None:
         """Stop the queries that still run, and commit what they have done."""
+        with self._lock:
+            self._stopped = True
         for query, _ in (*self._started, *self._early):
             _stop_quietly(query)
         for query, supervisor in self._started:
@@ -360,6 +365,14 @@ class Queries:
         for control, (stage, feed) in self._feeds.items():
             if has_ended(feed):
                 self._feeds[control] = stage, None
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise RuntimeError(
+                "this pipeline was stopped, at the end of its with block or by stop(): nobody would "
+                "report for the query. Start it within the block, and wait there for its end; or make "
+                "a new Pipeline"
+            )
 
     def _check_not_taken(self, stages: Sequence[str]) -> None:
         for query, supervisor in self._started:

@@ -176,6 +176,9 @@ class TaskAttempt:
         that Spark ran the batch with, which the driver adds at the commit.
         """
         self._claim(self._wanted, _SHORT_TTL_MS)
+        if reports and not self._leases and not self.counts[Count.REPORTS_DROPPED]:
+            # Nobody has asked for a lease: the service was away when the query was started, or just now.
+            self.counts[Count.REPORTS_DROPPED] += len(reports)
         for lease in self._leases:
             ranges = {
                 name: RangeReport() if reports is None else reports[name]

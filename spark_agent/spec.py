@@ -80,11 +80,11 @@ def _check_shape(stages: object) -> None:
 
 
 def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
-    inputs = tuple(str(each) for each in stage.get("inputs", ()))
-    percentiles = tuple(stage.get("percentiles") or ())
     check_name("spec: stage", name)
+    inputs = tuple(map(str, _listed(name, stage, "inputs")))
+    percentiles = tuple(cast("Sequence[int]", _listed(name, stage, "percentiles")))
     if "shards" in stage:
-        shards = tuple(str(shard) for shard in stage["shards"])
+        shards = tuple(map(str, _listed(name, stage, "shards")))
         for shard in shards:
             check_name(f"spec: stage {name!r}: shard", shard)
         has_policy = stage.get("idle") is not None
@@ -96,7 +96,11 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
             is_dynamic=bool(stage.get("dynamic")),
         )
     if "ranges" in stage:
-        ranges = range_ids(stage["ranges"])
+        if isinstance(stage["ranges"], int):
+            _check_count(name, stage["ranges"])
+            ranges = range_ids(stage["ranges"])
+        else:
+            ranges = range_ids(cast("Any", _listed(name, stage, "ranges")))
         return StageSpec(name, ranges=ranges, inputs=inputs, percentiles=percentiles)
     if stage.get("passthrough"):
         return StageSpec(name, inputs=inputs, percentiles=percentiles)
@@ -104,6 +108,23 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
         f"spec: stage {name!r} has neither 'shards' (a source), nor 'ranges' (a keyed stage), nor "
         f"'passthrough': {dict(stage)!r}"
     )
+
+
+def _listed(name: str, stage: Mapping[str, Any], member: str) -> Sequence[object]:
+    found: object = stage.get(member, ())
+    if found is None and member == "percentiles":
+        return ()
+    if not isinstance(found, (list, tuple)):
+        expected = "a number of key ranges, or a list of them" if member == "ranges" else "a list"
+        raise ValueError(  # noqa: TRY004  (like every error in a specification)
+            f"spec: stage {name!r}: {member} must be {expected}, not {found!r}"
+        )
+    return cast("Sequence[object]", found)
+
+
+def _check_count(name: str, ranges: int) -> None:
+    if ranges < 1:
+        raise ValueError(f"spec: stage {name!r}: ranges must be 1 or more, not {ranges!r}")
 
 
 def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str]) -> set[str]:

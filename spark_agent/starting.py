@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql import SparkSession
 
 from spark_agent import plan
 from spark_agent.checks import QueryStages
 from spark_agent.client import StageWatermark
+from spark_agent.operators import UnsoundPlanError
 from spark_agent.spec import StageSpec, upstream
 
 _MOST_PERCENT: Final = 99
+_DAY_MS: Final = 86_400_000
 
 
 class FinalSourceError(ValueError):
@@ -30,8 +34,11 @@ def check_not_final(
     if watermarks is None:
         return
     final = [each for each in query_stages.sources if each in watermarks and watermarks[each].final]
+    # Sources, too: each is made final by a request of its own.
     unfinished = [
-        each for each in query_stages.promises if each in watermarks and not watermarks[each].final
+        each
+        for each in (*query_stages.sources, *query_stages.promises)
+        if each in watermarks and not watermarks[each].final
     ]
     if not final or (bounded and unfinished):
         return
@@ -103,6 +110,46 @@ def check_settings(spark: SparkSession, controls: Sequence[plan.Control]) -> Non
             f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several calls of "
             f"watermarked() in one query it must be 'min'"
         )
+
+
+def check_days(tree: plan.Node, zone: str) -> None:
+    """Refuse a join over a day or more where days differ in length. Raises `UnsoundPlanError`."""
+    longest_ms = max(
+        (
+            bound
+            for node in tree.walk()
+            if node.bounds is not None
+            for bound in (node.bounds.left_ms, node.bounds.right_ms)
+            if bound is not None
+        ),
+        default=0,
+    )
+    if longest_ms >= _DAY_MS and changes_offset(zone):
+        raise UnsoundPlanError(
+            f"a join's bounds are a day or more, and spark.sql.session.timeZone is {zone!r}: there "
+            f"Spark adds a calendar day, which may have 25 hours, but forgets a row after 24, so rows "
+            f"that are on time would be lost. Set spark.sql.session.timeZone to UTC, or keep the bounds "
+            f"below a day"
+        )
+
+
+def changes_offset(zone: str) -> bool:
+    """Return whether clocks are changed in a time zone, in this century. One that is not known has a
+    fixed offset: "+02:00".
+
+    >>> [changes_offset(zone) for zone in ("America/New_York", "UTC", "Asia/Tokyo", "+02:00")]
+    [True, False, False, False]
+    """
+    try:
+        info = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        return False
+    months = (
+        datetime(year, month, 1, tzinfo=info)
+        for year in range(2000, 2038)
+        for month in range(1, 13)
+    )
+    return len({each.utcoffset() for each in months}) > 1
 
 
 def check_percentile(stages: Mapping[str, StageSpec], stage: str, percentile: int) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from spark_agent.answers import MAX_MS
-from spark_agent.client import Client
+from spark_agent.client import Client, StageWatermark
 from spark_agent.messages import RangeReport
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.pending import PendingReports
 from spark_agent.supervision.reporter import DriverReporter
 
 _MOST_JOINED: Final = 10_000
-"""Shards of a dynamic source of which a new driver learns, those that hold it back most first."""
+"""Shards of a dynamic source that one look-up returns, those that hold it back most first."""
 
 
 class Finishing:
@@ -35,7 +35,7 @@ class Finishing:
     @property
     def are_final(self) -> bool:
         """Whether all shards are final."""
-        return not any(self.not_final.values())
+        return not any(self.not_final.values()) and not self._to_look_up
 
     @property
     def is_unfinished(self) -> bool:
@@ -43,7 +43,7 @@ class Finishing:
         return self.is_drained and not self.are_final
 
     def find_joined_shards(self) -> None:
-        """Find the shards that joined dynamic sources before this query was started, once.
+        """Find the shards that joined dynamic sources before this query was started.
 
         Those that join later are known from its tasks: `add_joined`.
         """
@@ -78,18 +78,32 @@ class Finishing:
         query: QueryHandle | None,
     ) -> None:
         """Make a drained query's sources final; once all its stages are final, stop the query."""
-        if self._assignment.sources and not self.is_drained:
+        if self._stop_requested or (self._assignment.sources and not self.is_drained):
             return
         for stage, shards in self.not_final.items():
             self._report_final(reporter, pending, stage, shards)
-        if not self.are_final or self._stop_requested or query is None:
+        watermarks = self._client.watermarks(self._assignment.job)
+        self._compare(watermarks, pending)
+        if not self.are_final or query is None:
             return
         if self._assignment.keyed and committed.input_ms != MAX_MS:
             return
-        watermarks = self._client.watermarks(self._assignment.job)
-        if all(watermarks[stage].final for stage in self._assignment.stages):
+        here = [watermarks.get(stage) for stage in self._assignment.stages]
+        if all(each is None or each.final for each in here):
             self._stop_requested = True
             query.stop()
+
+    def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
+        """Compare the shards that are not final, as known here, with what the service says."""
+        for source in self._assignment.sources:
+            here = watermarks.get(source.name)
+            if here is None or here.final:
+                # The others were taken out of the specification, or another driver made them final.
+                self.not_final[source.name].clear()
+                pending.remove_all(source.name)
+            elif source.is_dynamic and not self.not_final[source.name]:
+                # More have joined than one look-up returns, or since.
+                self._to_look_up.append(source.name)
 
     def _report_final(
         self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]

@@ -101,9 +101,10 @@ class Supervisor:
         self._uncommitted: CommittedBatch | None = None
         self._latest_epoch = -1
         self._committed = Committed()
-        self._pending = PendingReports()
+        self._pending = PendingReports(clock, assignment.watched)
         self._finishing = Finishing(assignment, client)
         self._logged: dict[type[AggregatorError], int] = {}
+        self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
         self._waits_because: str | None = None
         self._renew_leases_ms: int | None = None
@@ -144,6 +145,11 @@ class Supervisor:
         """Why the query has to fail; None: it does not."""
         with self._step_done:
             return self._failure
+
+    @property
+    def last_error(self) -> str:
+        """Why its last step failed; if none did, somebody else holds the shards."""
+        return self._last_error or "another driver holds the shards"
 
     def wait_because(self, reason: str | None) -> None:
         """Keep the sources' leases while the query waits for this reason; None: it does not wait.
@@ -216,6 +222,7 @@ class Supervisor:
     def _run_thread(self) -> None:
         try:
             if self._follow():
+                self._log_if_unreported()
                 self._log_if_unfinished()
                 self._release_leases()
         finally:
@@ -243,6 +250,7 @@ class Supervisor:
                 self._notify_step(failing=True)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
+                self._last_error = None
                 self._notify_step(failing=False)
                 pause_ms = _TICK_MS
         return True
@@ -262,6 +270,21 @@ class Supervisor:
             )
         except AggregatorError as error:
             _log.debug("query %s: leases are not given back: %s", self._assignment.query, error)
+
+    def _log_if_unreported(self) -> None:
+        """Log that the service has not taken what the query's last batches had to report."""
+        if self._uncommitted is None and not self._pending:
+            return
+        for stage in self._assignment.stages:
+            tallies = pop_tallies(self._tallies, self._assignment.query, stage, self._latest_epoch)
+            self._counts.record(stage, tallies)
+        _log.warning(
+            "query %s has ended, and the service has not taken its last reports: it is away, or another "
+            "query holds its stages' ranges. Nothing is early. But a shard without new rows stands "
+            "still until its next row, or until a bounded run makes it final. Stages: %s",
+            self._assignment.query,
+            ", ".join(self._assignment.stages),
+        )
 
     def _log_if_unfinished(self) -> None:
         """Log why stages of a query that has ended are unfinished, if that is unexpected.
@@ -290,6 +313,7 @@ class Supervisor:
 
     def _log_error(self, error: AggregatorError) -> None:
         """Log an error now and then, not on every retry; nor if every other step fails."""
+        self._last_error = str(error)
         now_ms = self._clock.steady_ms()
         logged_ms = self._logged.get(type(error))
         if logged_ms is None or now_ms - logged_ms >= _LOG_AGAIN_MS:
@@ -310,18 +334,28 @@ class Supervisor:
 
     def _on_fenced(self, error: StaleRun) -> None:
         stages = ", ".join(self._assignment.stages)
+        if error.problem.get("run") is None:
+            message = (
+                f"tidegauge: query {self._assignment.query}: its stages ({stages}) belong to no run any "
+                f"more: the job was reset, or declared anew, while it ran. Start it with a new "
+                f"checkpoint and an empty output"
+            )
+        else:
+            message = self._fenced_by(error, stages)
+        if self._assignment.stops_when_fenced:
+            self.fail_query(message)
+        else:
+            _log.warning("%s", message)
+
+    def _fenced_by(self, error: StaleRun, stages: str) -> str:
         holder = error.problem.get("holder")
         by = f" by {holder}" if holder else ""
-        message = (
+        return (
             f"tidegauge: query {self._assignment.query} is fenced: its stages ({stages}) were taken "
             f"over{by}. {error.problem.get('detail', error)}. The job would not know "
             f"of anything it wrote from now on. If two drivers run this pipeline, stop one of "
             f"them; with on_fenced='continue' the query would go on regardless"
         )
-        if self._assignment.stops_when_fenced:
-            self.fail_query(message)
-        else:
-            _log.warning("%s", message)
 
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:

@@ -88,7 +88,7 @@ class Flow:
         self.inbox = folder / "inbox"
         self.output = folder / "output"
         self.checkpoint = folder / "checkpoint"
-        self.inbox.mkdir(exist_ok=True)
+        self.inbox.mkdir(parents=True, exist_ok=True)
         self.output.mkdir(exist_ok=True)
         self.files_per_batch: int | None = 1
         self._files = 0

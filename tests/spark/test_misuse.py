@@ -136,6 +136,12 @@ def test_a_column_that_no_control_row_can_have(alone: Flow, pipeline: Pipeline) 
         pipeline.watermarked(odd, stage=COUNTS, event_time="at")
 
 
+@pytest.mark.parametrize("ttl", ["500 ms", "0 s", "11 minutes"])
+def test_a_lease_that_no_service_grants(alone: Flow, ttl: str) -> None:
+    with pytest.raises(ValueError, match=f"lease_ttl '{ttl}' is not between 1 s and 600 s"):
+        alone.pipeline(lease_ttl=ttl)
+
+
 def test_a_session_of_spark_connect() -> None:
     session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(RuntimeError, match=r"Spark Connect is not supported.*spark-submit"):

@@ -22,9 +22,14 @@ PATIENCE_MS = 3_000
 STAGE = "s"
 
 
-def at(input_ms: int | None, version: int = 1) -> Answer:
-    body = {"input_watermark": input_ms, "output_watermark": None, "status": "unknown"}
-    return Answer(200, body, {"ETag": f'"1-{version}"'})
+def at(input_ms: int | None, version: int = 1, generation: int = 1) -> Answer:
+    body = {
+        "input_watermark": input_ms,
+        "output_watermark": None,
+        "status": "unknown",
+        "generation": generation,
+    }
+    return Answer(200, body, {"ETag": f'"{generation}-{version}"'})
 
 
 @dataclass
@@ -51,6 +56,10 @@ class Supervisor:
 
     def fail_query(self, message: str) -> None:
         self.failures.append(message)
+
+    @property
+    def last_error(self) -> str:
+        return "503: the ledger does not answer"
 
     @property
     def failure(self) -> str | None:
@@ -289,7 +298,7 @@ class TestDrained:
             query.clock.now_ms += 60_000
             following.next("r", STAGE, here)
         [failure] = supervisor.failures
-        assert "its last windows did not come out" in failure
+        assert "its last windows did not come out: 503: the ledger does not answer" in failure
         assert "run it again" in failure
 
 
@@ -384,3 +393,20 @@ class TestLink:
                 LinkClient(server.port, "secret", timeout_ms=5_000).next("3", Offset(None, 0))
         finally:
             server.close()
+
+
+@pytest.mark.parametrize(
+    ("generations", "fails"), [((1, 2), True), ((2, 1), False), ((1, 1), False)]
+)
+def test_a_query_fails_when_its_job_begins_a_new_generation(
+    generations: tuple[int, int], fails: bool
+) -> None:
+    """A lower one is of a service that has lost its ledger."""
+    query, supervisor = Query(FakeClock()), Supervisor()
+    with Answers(*(at(60_000, generation=each) for each in generations)) as server:
+        following = feed(server, query, supervisor)
+        here = following.next("r", STAGE, Offset(None, 0))
+        query.clock.now_ms += 10_000
+        after = following.next("r", STAGE, here)
+    assert [("was reset" in failure) for failure in supervisor.failures] == [True] * fails
+    assert after == here

@@ -17,6 +17,7 @@ from spark_agent.operators import (
 )
 from spark_agent.plan import Bounds, Column, Control, Node, Stamp
 from spark_agent.spec import read_spec
+from spark_agent.starting import check_days
 
 AT = Column(1, "at", Stamp.TIME)
 KEY = Column(2, "key")
@@ -323,3 +324,42 @@ class TestQueryStages:
             checked(reported(node))
         node = Node("DeduplicateWithinWatermark", (watermarked(delay_ms=5),), output=(AT, KEY))
         assert checked(reported(node)).promises["hourly"].spark_lag_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours", "refused"),
+    [
+        ("America/New_York", 24, True),
+        ("America/New_York", 23, False),
+        ("UTC", 48, False),
+        ("+05:00", 48, False),
+    ],
+)
+def test_a_join_over_days_is_refused_where_clocks_are_changed(
+    zone: str, hours: int, refused: bool
+) -> None:
+    """Spark's condition adds a calendar day, and its state forgets a row after 24 hours."""
+    join = Node("Join", (watermarked(), watermarked()), bounds=Bounds(hours * 3_600_000, 0))
+    if not refused:
+        check_days(join, zone)
+        return
+    with pytest.raises(UnsoundPlanError, match="which may have 25 hours"):
+        check_days(join, zone)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"shards": None}, "shards must be a list, not None"),
+        ({"shards": "ab"}, "shards must be a list, not 'ab'"),
+        ({"shards": ["a"], "percentiles": 5}, "percentiles must be a list, not 5"),
+        ({"inputs": None, "ranges": 1}, "inputs must be a list, not None"),
+        ({"inputs": ["s"], "ranges": 0}, "ranges must be 1 or more, not 0"),
+        ({"inputs": ["s"], "ranges": "2"}, "ranges must be a number of key ranges, or a list"),
+    ],
+)
+def test_a_specification_that_cannot_be_read_is_refused_in_words(
+    stage: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_spec({"x": stage})
