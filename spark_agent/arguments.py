@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -84,8 +85,21 @@ def check_lease_ttl(ttl_ms: int, given: object) -> None:
 
 def check_url(url: object) -> None:
     """Refuse what is not a service's URL. Raises `ValueError`."""
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    if not isinstance(url, str) or not _is_url(url):
         raise ValueError(f"url {url!r} is not a service's URL: write it like http://host:8000")
+
+
+def _is_url(url: str) -> bool:
+    """Return whether it has a scheme of ours, a host, and a port that can be one, if any.
+
+    >>> [_is_url(f"http://{each}") for each in ("host:8000/below", "[::1]:80", "", "host:99999", "h:x")]
+    [True, True, False, False, False]
+    """
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def check_strategy(strategy: object) -> None:

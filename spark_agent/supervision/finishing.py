@@ -78,15 +78,15 @@ class Finishing:
         query: QueryHandle | None,
     ) -> None:
         """Make a drained query's sources final; once all its stages are final, stop the query."""
-        if self._stop_requested or (self._assignment.sources and not self.is_drained):
+        has_closed_all = not self._assignment.keyed or committed.input_ms == MAX_MS
+        may_finish = self.is_drained if self._assignment.sources else has_closed_all
+        if self._stop_requested or not may_finish:
             return
         for stage, shards in self.not_final.items():
             self._report_final(reporter, pending, stage, shards)
         watermarks = self._client.watermarks(self._assignment.job)
         self._compare(watermarks, pending)
-        if not self.are_final or query is None:
-            return
-        if self._assignment.keyed and committed.input_ms != MAX_MS:
+        if not self.are_final or not has_closed_all or query is None:
             return
         here = [watermarks.get(stage) for stage in self._assignment.stages]
         if all(each is None or each.final for each in here):

@@ -29,6 +29,7 @@ from spark_agent.errors import (
     StaleEpoch,
     StaleRun,
     UnknownJob,
+    UnknownStage,
 )
 from spark_agent.in_flight import StageInFlight
 from spark_agent.messages import RangeReport, StageProgress
@@ -240,6 +241,9 @@ class Supervisor:
             except StaleRun as error:
                 self._on_fenced(error)
                 return False
+            except UnknownStage as error:
+                self._on_removed(error)
+                return False
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
@@ -342,6 +346,17 @@ class Supervisor:
             )
         else:
             message = self._fenced_by(error, stages)
+        if self._assignment.stops_when_fenced:
+            self.fail_query(message)
+        else:
+            _log.warning("%s", message)
+
+    def _on_removed(self, error: UnknownStage) -> None:
+        message = (
+            f"tidegauge: query {self._assignment.query} executes a stage that the job has no more: "
+            f"{error}. Its specification was replaced while the query ran. Declare the stage again, "
+            f"or start the query of the new pipeline"
+        )
         if self._assignment.stops_when_fenced:
             self.fail_query(message)
         else:

@@ -115,6 +115,18 @@ def test_a_query_that_waits_below_a_job_that_is_reset_says_so(flow: Flow, tmp_pa
             query.awaitTermination(DEADLINE_S)
 
 
+def test_a_query_whose_stage_was_taken_out_says_so(flow: Flow) -> None:
+    """It retried for ever, and wrote what nobody knew of."""
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline))
+        until(lambda: flow.watermark(COUNTS).output_ms is not None, "it is reported")
+        flow.client.declare(JOB, {SOURCE: {"shards": SHARDS}}, replace=True)
+        flow.write(steady(range(30, 60)))
+        with pytest.raises(StreamingQueryException, match="a stage that the job has no more"):
+            query.awaitTermination(DEADLINE_S)
+
+
 def test_a_job_that_was_replaced_is_declared_again_at_the_start(flow: Flow) -> None:
     with flow.pipeline(replace=True) as pipeline:
         flow.client.declare(JOB, {"old": {"shards": ["x"]}}, replace=True)
