@@ -23,6 +23,22 @@ def test_an_advance_appears_by_itself(flights: Flights, open_page: Opened):
             expect(page.locator('a[data-stage="weekly-average"] .output')).to_have_text(at)
 
 
+FOLLOW_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  if (!document.querySelector("#app .waiting[role=status]")) return;
+  observer.disconnect();
+  location.hash = "#/jobs/nyc-flights";
+}).observe(document, { childList: true, subtree: true });
+"""
+
+
+def test_a_link_that_is_followed_at_once_is_not_lost(flights: Flights, open_page: Opened):
+    with open_page() as page:
+        page.add_init_script(FOLLOW_AT_ONCE)
+        page.reload()
+        expect(page.get_by_role("heading", level=1)).to_have_text("nyc-flights")
+
+
 def test_a_job_that_is_deleted_and_defined_again_is_another_one(
     service: Service, open_page: Opened
 ):

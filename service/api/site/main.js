@@ -1,6 +1,6 @@
 /** The page: who looks, what is looked at, and the frame around it. */
 import { Problem, key, whenRefused, whoAmI } from "./lib/api.js";
-import { html, render, useEffect, useState } from "./lib/html.js";
+import { html, render, useEffect, useLayoutEffect, useState } from "./lib/html.js";
 import { current, link } from "./lib/route.js";
 import { Boundary } from "./parts/boundary.js";
 import { Login } from "./parts/login.js";
@@ -62,7 +62,8 @@ const placeOf = (route) => `${route.view}/${route.job}/${route.stage}`;
 
 function useRoute() {
   const [route, setRoute] = useState(current());
-  useEffect(() => {
+  // At once: a link that is followed before the first paint would be lost.
+  useLayoutEffect(() => {
     const follow = () => setRoute(current());
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
