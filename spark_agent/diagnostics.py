@@ -42,3 +42,12 @@ def log_unfinished(
         stage,
         why,
     )
+
+
+def reset_message(job: str) -> str:
+    """Return why a query fails whose job has begun a new generation."""
+    return (
+        f"tidegauge: job {job!r} was reset, or declared anew, while this query ran: its watermarks "
+        f"begin again, and what the query has read and written is of the time before. Start it with a "
+        f"new checkpoint and an empty output"
+    )

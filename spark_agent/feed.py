@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
-from spark_agent.diagnostics import log_missing_inputs
+from spark_agent.diagnostics import log_missing_inputs, reset_message
 from spark_agent.errors import AggregatorError
 from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
@@ -170,7 +170,8 @@ class Feed:
             self._inputs[stage].refresh_soon()
         self._log_missing_inputs(stage, latest)
         if self._inputs[stage].was_reset:
-            self._fail_after_reset()
+            if self.supervisor.failure is None:
+                self.supervisor.fail_query(reset_message(self._config.job))
             return at
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
@@ -194,14 +195,6 @@ class Feed:
                 f"tidegauge: this bounded query has read all its input, but could not make its sources "
                 f"final within {_FINALISE_TIMEOUT_MS // 1_000} s, so its last windows did not come "
                 f"out: {self.supervisor.last_error}. Nothing is lost: fix that and run it again"
-            )
-
-    def _fail_after_reset(self) -> None:
-        if self.supervisor.failure is None:
-            self.supervisor.fail_query(
-                f"tidegauge: job {self._config.job!r} was reset, or declared anew, while this query "
-                f"ran: its watermarks begin again, and what this query has read and written is of the "
-                f"time before. Start it with a new checkpoint and an empty output"
             )
 
     def _log_missing_inputs(self, stage: str, latest: CommittedBatch | None) -> None:

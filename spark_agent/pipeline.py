@@ -47,11 +47,9 @@ from spark_agent.queries import Queries, Start, Timing
 from spark_agent.reporting import RangeReporter, ReportTarget, SourceReporter
 from spark_agent.spec import StageSpec, ancestors
 from spark_agent.starting import check_days, check_percentile, check_settings
-from spark_agent.strategies import Strategy
+from spark_agent.strategies import EARLIEST_MS, Strategy
 from spark_agent.tally import Tallies, TallyParam
 
-_BEFORE_ALL_TIME_US: Final = -62_135_596_800_000_000
-"""0001-01-01T00:00:00Z, the earliest event time: an instant, whatever the session's time zone."""
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver waits for the service."""
 
@@ -281,7 +279,8 @@ class Pipeline:
         if not is_gate:
             rows = rows.withWatermark(quoted(event_time), f"{delay_ms} milliseconds")
         return rows.filter(
-            (column(event_time) < F.timestamp_micros(F.lit(_BEFORE_ALL_TIME_US)))
+            # An instant: a date in text would be read in the session's time zone.
+            (column(event_time) < F.timestamp_millis(F.lit(EARLIEST_MS)))
             | (F.spark_partition_id() < 0)
         )
 

@@ -21,7 +21,7 @@ from spark_agent.answers import MAX_MS
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
-from spark_agent.diagnostics import log_missing_inputs, log_unfinished
+from spark_agent.diagnostics import log_missing_inputs, log_unfinished, reset_message
 from spark_agent.errors import (
     AggregatorError,
     InputAhead,
@@ -337,32 +337,26 @@ class Supervisor:
             )
 
     def _on_fenced(self, error: StaleRun) -> None:
-        stages = ", ".join(self._assignment.stages)
         if error.problem.get("run") is None:
-            message = (
-                f"tidegauge: query {self._assignment.query}: its stages ({stages}) belong to no run any "
-                f"more: the job was reset, or declared anew, while it ran. Start it with a new "
-                f"checkpoint and an empty output"
-            )
+            self._stop_if_wanted(reset_message(self._assignment.job))
         else:
-            message = self._fenced_by(error, stages)
-        if self._assignment.stops_when_fenced:
-            self.fail_query(message)
-        else:
-            _log.warning("%s", message)
+            self._stop_if_wanted(self._fenced_by(error))
 
     def _on_removed(self, error: UnknownStage) -> None:
-        message = (
+        self._stop_if_wanted(
             f"tidegauge: query {self._assignment.query} executes a stage that the job has no more: "
             f"{error}. Its specification was replaced while the query ran. Declare the stage again, "
             f"or start the query of the new pipeline"
         )
+
+    def _stop_if_wanted(self, message: str) -> None:
         if self._assignment.stops_when_fenced:
             self.fail_query(message)
         else:
             _log.warning("%s", message)
 
-    def _fenced_by(self, error: StaleRun, stages: str) -> str:
+    def _fenced_by(self, error: StaleRun) -> str:
+        stages = ", ".join(self._assignment.stages)
         holder = error.problem.get("holder")
         by = f" by {holder}" if holder else ""
         return (

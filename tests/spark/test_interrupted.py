@@ -115,6 +115,17 @@ def test_a_query_that_waits_below_a_job_that_is_reset_says_so(flow: Flow, tmp_pa
             query.awaitTermination(DEADLINE_S)
 
 
+def test_an_idle_query_of_a_source_alone_says_that_its_job_was_reset(flow: Flow) -> None:
+    """It asks for no watermark: the driver's next claim of its shards is refused."""
+    flow.write(steady(range(30)))
+    with flow.pipeline(lease_ttl="2 s") as pipeline:
+        query = flow.start(pipeline, flow.source(pipeline))
+        until(lambda: flow.watermark(SOURCE).output_ms is not None, "it is reported")
+        flow.client.reset(JOB)
+        with pytest.raises(StreamingQueryException, match="was reset, or declared anew"):
+            query.awaitTermination(DEADLINE_S)
+
+
 def test_a_query_whose_stage_was_taken_out_says_so(flow: Flow) -> None:
     """It retried for ever, and wrote what nobody knew of."""
     flow.write(steady(range(30)))

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from service.api import requests
+from spark_agent import arguments
 from spark_agent.client import Client, shared_client
 from spark_agent.errors import (
     InputAhead,
@@ -218,3 +220,10 @@ def test_a_name_that_would_lead_elsewhere_is_refused_before_it_is_sent(name: str
     ):
         with pytest.raises(ValueError, match="is not a valid name"):
             use()
+
+
+def test_the_agent_takes_the_leases_that_the_service_grants() -> None:
+    assert (arguments.MIN_TTL_MS, arguments.MAX_TTL_MS) == (
+        requests.MIN_TTL_MS,
+        requests.MAX_TTL_MS,
+    )
