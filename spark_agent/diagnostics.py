@@ -9,6 +9,7 @@ from typing import Final
 from spark_agent.client import StageWatermark
 
 _log: Final = logging.getLogger("spark_agent")
+_MOST_SHOWN: Final = 5
 
 
 def log_missing_inputs(
@@ -41,6 +42,17 @@ def log_unfinished(
         "not come out: %s. Fix that and run the query again",
         stage,
         why,
+    )
+
+
+def added_shards_message(query: str, stage: str, shards: Collection[str]) -> str:
+    """Return why a bounded query fails below whose source shards were added."""
+    shown = ", ".join(sorted(shards)[:_MOST_SHOWN]) + (", …" if len(shards) > _MOST_SHOWN else "")
+    return (
+        f"tidegauge: query {query} has read everything, but its source {stage} cannot become final: "
+        f"shards were added to its specification while the query ran ({shown}), and the query does not "
+        f"report for them. Start it again with the new specification, from its checkpoint; or take "
+        f"those shards out of the specification"
     )
 
 

@@ -7,13 +7,15 @@ from typing import Final
 
 from spark_agent.answers import MAX_MS
 from spark_agent.client import Client, StageWatermark
+from spark_agent.diagnostics import added_shards_message, reset_message
 from spark_agent.messages import RangeReport
+from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.pending import PendingReports
 from spark_agent.supervision.reporter import DriverReporter
 
-_MOST_JOINED: Final = 10_000
-"""Shards of a dynamic source that one look-up returns, those that hold it back most first."""
+_MOST_LOOKED_UP: Final = 10_000
+"""Shards of a source that one look-up returns, those that hold it back most first."""
 
 
 class Finishing:
@@ -31,6 +33,9 @@ class Finishing:
         self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
         """Dynamic sources whose joined shards the service has not been asked for yet."""
         self._stop_requested = False
+        self._generation: int | None = None
+        self.obstacle: str | None = None
+        """Why the query can never finish; None: it can, as far as is known."""
 
     @property
     def are_final(self) -> bool:
@@ -49,11 +54,13 @@ class Finishing:
         """
         while self._to_look_up:
             stage = self._to_look_up[-1]
-            answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_JOINED)
-            self.add_joined(
-                stage, (each["range"] for each in answer["ranges"] if each["status"] != "final")
-            )
+            self.add_joined(stage, self._look_up(stage))
             self._to_look_up.pop()
+
+    def _look_up(self, stage: str) -> set[str]:
+        """Return a source's shards that are not final, by the service."""
+        answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_LOOKED_UP)
+        return {each["range"] for each in answer["ranges"] if each["status"] != "final"}
 
     def add_joined(self, stage: str, shards: Iterable[str]) -> None:
         """Add shards of a dynamic source."""
@@ -95,6 +102,7 @@ class Finishing:
 
     def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
         """Compare the shards that are not final, as known here, with what the service says."""
+        self._check_generation(watermarks)
         for source in self._assignment.sources:
             here = watermarks.get(source.name)
             if here is None or here.final:
@@ -104,6 +112,29 @@ class Finishing:
             elif source.is_dynamic and not self.not_final[source.name]:
                 # More have joined than one look-up returns, or since.
                 self._to_look_up.append(source.name)
+            elif not self.not_final[source.name]:
+                self._look_again(source)
+
+    def _check_generation(self, watermarks: Mapping[str, StageWatermark]) -> None:
+        """Detect that the job was reset, or deleted and declared anew, since all was read.
+
+        Before that, the service refuses the query's reports.
+        """
+        newest = max((each.generation for each in watermarks.values()), default=None)
+        if self._generation is not None and newest is not None and newest > self._generation:
+            self.obstacle = reset_message(self._assignment.job)
+        self._generation = newest
+
+    def _look_again(self, source: StageSpec) -> None:
+        """Find out why a source is not final, although all shards that this query knows were.
+
+        A service that has lost its ledger has to be told again. A shard that was added while the query
+        ran is another one's to report: this query has never read it.
+        """
+        found = self._look_up(source.name)
+        self.not_final[source.name].update(found.intersection(source.shards))
+        if added := found.difference(source.shards):
+            self.obstacle = added_shards_message(self._assignment.query, source.name, added)
 
     def _report_final(
         self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]

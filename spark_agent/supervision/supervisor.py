@@ -427,6 +427,8 @@ class Supervisor:
         if self._assignment.bounded and self.failure is None:
             self._finishing.check_drained(self._query)
             self._finishing.finish(reporter, self._pending, self._committed, self._query)
+            if self._finishing.obstacle is not None:
+                self.fail_query(self._finishing.obstacle)
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(

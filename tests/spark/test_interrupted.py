@@ -64,7 +64,7 @@ def test_more_joined_shards_than_one_look_up_returns_become_final(
     flow.write([Reading(name, "a", 1) for name in ("left", *(f"s{k}" for k in range(9)))])
     with Pipeline(flow.url, JOB, dynamic, spark=flow.spark, poll="50 ms") as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
-    monkeypatch.setattr(finishing, "_MOST_JOINED", 2)
+    monkeypatch.setattr(finishing, "_MOST_LOOKED_UP", 2)
     with Pipeline(flow.url, JOB, dynamic, spark=flow.spark, poll="50 ms") as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), bounded=True))
     assert flow.watermark(COUNTS).final
@@ -211,3 +211,35 @@ def test_no_control_row_comes_out_however_old_the_data(flow: Flow, zone: str) ->
         assert sorted(row.sensor for row in found) == SHARDS
     finally:
         flow.spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_a_shard_that_is_added_below_a_bounded_query_is_named(flow: Flow) -> None:
+    """Nothing of the query reports for it, so the query had no end, and only `explain` said why."""
+    flow.write(steady(range(30)))
+    more = SPEC | {SOURCE: {"shards": [*SHARDS, "added"]}}
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=True)
+        flow.client.declare(JOB, more, replace=True)
+        with pytest.raises(StreamingQueryException, match=r"shards were added .* \(added\)"):
+            query.awaitTermination(DEADLINE_S)
+    with Pipeline(flow.url, JOB, more, spark=flow.spark, poll="50 ms") as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), bounded=True))
+    assert flow.counted() == windows(steady(range(30)))
+
+
+def test_a_job_that_is_declared_anew_below_a_query_that_waits_for_its_end_fails_it(
+    flow: Flow,
+) -> None:
+    spec = {
+        SOURCE: {"shards": SHARDS},
+        "others": {"shards": ["one"]},
+        COUNTS: {"inputs": [SOURCE, "others"], "ranges": RANGES},
+    }
+    flow.write(steady(range(30)))
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), bounded=True)
+        until(lambda: flow.watermark(SOURCE).final, "it waits for the others")
+        flow.client.delete(JOB)
+        flow.client.declare(JOB, spec)
+        with pytest.raises(StreamingQueryException, match="was reset, or declared anew"):
+            query.awaitTermination(DEADLINE_S)
