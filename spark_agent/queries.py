@@ -312,6 +312,9 @@ class Queries:
             poll_ms=self._timing.poll_ms,
             keep_ms=self._timing.ttl_ms,
             patience_ms=_THROTTLE_PATIENCE_MS if ends else None,
+            looks_ahead=not any(
+                self._job.stages[stage].has_idle_policy for stage in query_stages.sources
+            ),
         )
         return SourceThrottle(config, client=self._client, clock=self._clock)
 

@@ -4,20 +4,29 @@ The service asks single shards to pause (they are ahead of their group), or to r
 downstream lags). Spark plans one batch for all sources of a query, so the query waits as a whole, and
 only while each of its shards that belongs to a group is asked to pause, is idle, or is final. Any other
 may be the one that the paused shards wait for: if it were held back as well, none would ever go on.
+
+A shard that the next batch would take past its group's limit, if it brings as much as the last one,
+waits as if it were asked to: else the query would be ahead by the drift and one batch. The query that
+reads the slowest shard of a group never waits for that group's sake, so somebody always goes on. The
+service knows nothing of such a wait, and could take a waiting shard for a quiet one. So where a source
+has an idle policy, its query waits only when it is asked to.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from spark_agent.advances import Advances, Promises
+from spark_agent.answers import MAX_MS, GroupAnswer
 from spark_agent.client import Client, Throttle
 from spark_agent.clock import Clock
 from spark_agent.errors import AggregatorError
 from spark_agent.link import HeldBack
 from spark_agent.running import CommittedBatch
+from spark_agent.times import instant_text
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -43,6 +52,8 @@ class ThrottleConfig:
     """How long the service's last answer counts if no other comes."""
     patience_ms: int | None = None
     """After this long without progress of those it waits for, it goes on anyway. None: never."""
+    looks_ahead: bool = False
+    """Whether it waits before a batch that would take it past its limit. Not with an idle policy."""
 
 
 class SourceThrottle:
@@ -53,7 +64,9 @@ class SourceThrottle:
         self._client = client
         self._clock = clock
         self._answer = _Answer(config, client, clock)
-        self._waited_for: dict[str, tuple[int, frozenset[str] | None]] = {}
+        self._waited_for: dict[str, tuple[int, int, Promises | None]] = {}
+        """By stage: when they were read, after which epoch, and the promises of what is waited for."""
+        self._advances = {stage: Advances() for stage in config.sources}
         self._epoch = -1
         self._batch_ended_ms = clock.steady_ms()
         self._wait: tuple[int, str] | None = None
@@ -88,34 +101,75 @@ class SourceThrottle:
         return HeldBack(self._clock.steady_ms() - since_ms, because)
 
     def _ahead(self, throttle: Throttle, now_ms: int) -> str | None:
-        """Return why every shard has to pause; None: one of them need not."""
+        """Return why every shard has to wait; None: one of them need not."""
         own = set(self._config.sources)
         groups = [group for group in throttle.groups if own & set(group["stages"])]
         stages = sorted({stage for group in groups for stage in group["stages"]} & own)
-        reasons = [because for stage in stages for because in _pauses(throttle, stage)]
-        if not reasons or any(self._is_waited_for(throttle, each, now_ms) for each in stages):
+        paused = {stage: _pauses(throttle, stage) for stage in stages}
+        if not (any(paused.values()) or (self._config.looks_ahead and groups)):
             return None
+        reasons: list[str] = []
+        for stage in stages:
+            waited_for = self._promises(stage, now_ms)
+            if waited_for is None:
+                return None
+            held = {**self._would_pass(groups, stage, waited_for), **paused[stage]}
+            if not waited_for.keys() <= held.keys():
+                return None
+            reasons += held.values()
         limits = [group["limit"] for group in groups]
-        return None if self._stuck.may_run(limits, reasons[0], now_ms) else reasons[0]
+        if not reasons or self._stuck.may_run(limits, reasons[0], now_ms):
+            return None
+        return reasons[0]
 
-    def _is_waited_for(self, throttle: Throttle, stage: str, now_ms: int) -> bool:
-        """Return whether the paused shards may be waiting for one of this stage's."""
-        read_at_ms, waited_for = self._waited_for.get(stage, (None, None))
-        if read_at_ms is None or now_ms - read_at_ms >= _STATUSES_HOLD_MS:
-            waited_for = self._read_statuses(stage)
-            self._waited_for[stage] = now_ms, waited_for
-        paused = {name for name, asked in throttle.shards.get(stage, {}).items() if asked["pause"]}
-        return waited_for is None or not waited_for <= paused
+    def _would_pass(
+        self, groups: Sequence[GroupAnswer], stage: str, promises: Promises
+    ) -> dict[str, str]:
+        """Return which shards the next batch would take past their limits, with the reason."""
+        if not self._config.looks_ahead:
+            return {}
+        found: dict[str, str] = {}
+        for group in groups:
+            limit_ms, slowest = group["limit"], group["held_by"]
+            if stage not in group["stages"] or limit_ms is None or slowest is None:
+                continue
+            if slowest["stage"] in self._config.sources:
+                continue
+            for shard, promise_ms in promises.items():
+                if promise_ms is None or promise_ms == MAX_MS:
+                    continue
+                if self._advances[stage].after_next(shard, promise_ms) > limit_ms:
+                    found[shard] = (
+                        f"shard {shard} of {stage} is at {instant_text(promise_ms)}, and its last batch "
+                        f"brought {self._advances[stage].step_ms(shard) / 1_000:g} s: another one would "
+                        f"take it past {instant_text(limit_ms)}, too far ahead of shard "
+                        f"{slowest['range']} of {slowest['stage']}"
+                    )
+        return found
 
-    def _read_statuses(self, stage: str) -> frozenset[str] | None:
-        """Return a stage's shards that are neither idle nor final; None if that is not known."""
+    def _promises(self, stage: str, now_ms: int) -> Promises | None:
+        """Return the promises of the shards that the group may wait for; None: they are not known."""
+        read_at_ms, epoch, waited_for = self._waited_for.get(stage, (None, None, None))
+        if read_at_ms is None or epoch != self._epoch or now_ms - read_at_ms >= _STATUSES_HOLD_MS:
+            waited_for = self._read_promises(stage)
+            self._waited_for[stage] = now_ms, self._epoch, waited_for
+            if waited_for is not None:
+                self._advances[stage].record(self._epoch, waited_for)
+        return waited_for
+
+    def _read_promises(self, stage: str) -> Promises | None:
+        """Return the promises of a stage's shards that are neither idle nor final."""
         try:
             found = self._client.ranges(self._config.job, stage, limit=_MOST_SHARDS)["ranges"]
         except AggregatorError:
             return None
         if len(found) >= _MOST_SHARDS:
             return None
-        return frozenset(each["range"] for each in found if each["status"] not in _NOT_WAITED_FOR)
+        return {
+            each["range"]: each["promise"]
+            for each in found
+            if each["status"] not in _NOT_WAITED_FOR
+        }
 
     def _resting(
         self, throttle: Throttle, latest: CommittedBatch | None, now_ms: int
@@ -133,10 +187,13 @@ class SourceThrottle:
         return because if now_ms - self._batch_ended_ms < rest_ms else None
 
 
-def _pauses(throttle: Throttle, stage: str) -> Iterator[str]:
-    for shard, asked in throttle.shards.get(stage, {}).items():
-        if asked["pause"]:
-            yield f"shard {shard} of {stage} is throttled: {asked['because']}"
+def _pauses(throttle: Throttle, stage: str) -> Mapping[str, str]:
+    """Return the shards that are asked to pause, with the reason."""
+    return {
+        shard: f"shard {shard} of {stage} is throttled: {asked['because']}"
+        for shard, asked in throttle.shards.get(stage, {}).items()
+        if asked["pause"]
+    }
 
 
 def _slowest(throttle: Throttle, stage: str) -> tuple[float, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
 from spark_agent import queries as queries_module
-from spark_agent.answers import RangeAnswer
 from spark_agent.messages import RangeReport, Rank
 from tests.spark.flow import (
     AVAILABLE_NOW,
@@ -34,7 +33,8 @@ pytestmark = pytest.mark.spark
 OTHER = "other"
 DRIFT_S = 30
 LIMIT_S = 20 + DRIFT_S
-FILES = 10
+END_S = 100
+FILE_S = 10
 THROTTLE = {"groups": [{"stages": [SOURCE, OTHER], "max_drift_ms": DRIFT_S * 1_000}]}
 
 
@@ -66,9 +66,14 @@ def throttled(flow: Flow) -> Iterator[Pipeline]:
 def other(flow: Flow, throttled: Pipeline) -> Other:
     other = Other(flow)
     other.is_at(20)
-    for number in range(FILES):
-        flow.write(steady(range(10 * number, 10 * number + 10)))
     return other
+
+
+def write_files(flow: Flow, first_s: int = FILE_S) -> None:
+    """Write a file for each batch; the first one with as many seconds as told."""
+    flow.write(steady(range(first_s)))
+    for second in range(first_s, END_S, FILE_S):
+        flow.write(steady(range(second, second + FILE_S)))
 
 
 def source_alone(flow: Flow, pipeline: Pipeline) -> DataFrame:
@@ -82,8 +87,10 @@ def with_windows(flow: Flow, pipeline: Pipeline) -> DataFrame:
 every_query = pytest.mark.parametrize("build", [source_alone, with_windows])
 
 
-def ranges(flow: Flow) -> Sequence[RangeAnswer]:
-    return flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]
+def promises(flow: Flow) -> list[int]:
+    """What the shards have promised, in ms since the start."""
+    found = [each["promise"] for each in flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]]
+    return [promise_ms - START_MS for promise_ms in found if promise_ms is not None]
 
 
 def waited(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -96,18 +103,33 @@ def waited(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 @every_query
+def test_a_query_waits_before_the_batch_that_would_pass_the_limit(
+    flow: Flow, throttled: Pipeline, other: Other, build: Any
+) -> None:
+    write_files(flow)
+    query = flow.start(throttled, build(flow, throttled))
+    until(lambda: SOURCE in throttled.waits, "the query waits")
+    assert "its last batch brought 10 s" in throttled.waits[SOURCE]
+    # One of the shards is three seconds behind; the query goes on as long as one may.
+    assert max(promises(flow)) <= LIMIT_S * 1_000 + 3_000
+    assert min(promises(flow)) > (LIMIT_S - FILE_S) * 1_000
+    other.is_at(1_000)
+    until(lambda: not throttled.waits and flow.output_of(SOURCE) > START_MS + 85_000, "all is read")
+    [why] = waited(query)
+    assert "too far ahead of shard only of other" in why["because"]
+
+
+@every_query
 def test_a_throttled_query_waits_and_goes_on(
     flow: Flow, throttled: Pipeline, other: Other, build: Any
 ) -> None:
+    """Its first batch, of which nobody could know how much it brings, has taken it past the limit."""
+    write_files(flow, first_s=6 * FILE_S)
     query = flow.start(throttled, build(flow, throttled))
     until(lambda: SOURCE in throttled.waits, "the query waits")
-    assert "ahead of shard only" in throttled.waits[SOURCE]
+    assert "more than 30 s ahead of shard only" in throttled.waits[SOURCE]
     done = batches(query)
-    # Both shards are ahead, the one that started the wait by no more than its last report brought.
-    for each in ranges(flow):
-        promise_ms = each["promise"]
-        assert promise_ms is not None
-        assert LIMIT_S * 1_000 < promise_ms - START_MS <= (LIMIT_S + 10) * 1_000
+    assert min(promises(flow)) > LIMIT_S * 1_000
     # Longer than its tasks' leases: the driver keeps them, so nobody takes the shards for abandoned.
     end = time.monotonic() + 3
     until(lambda: time.monotonic() > end, "some time")
@@ -127,6 +149,7 @@ def test_a_throttled_query_waits_and_goes_on(
 def test_a_query_that_waits_can_be_stopped(
     flow: Flow, throttled: Pipeline, other: Other, build: Any
 ) -> None:
+    write_files(flow)
     query = flow.start(throttled, build(flow, throttled))
     until(lambda: SOURCE in throttled.waits, "the query waits")
     query.stop()
@@ -138,6 +161,7 @@ def test_a_query_is_not_held_back_by_its_own_shards(
     flow: Flow, throttled: Pipeline, other: Other
 ) -> None:
     """The left sensor is three seconds ahead of the right one: one query reads both."""
+    write_files(flow)
     tight = {"groups": [{"stages": [SOURCE], "max_drift_ms": 1_000}]}
     with Pipeline(
         flow.url,
@@ -159,6 +183,7 @@ def test_a_query_with_an_end_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    write_files(flow)
     monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 300)
     ended(flow.start(throttled, flow.counts(throttled), trigger=AVAILABLE_NOW))
     assert flow.output_of(COUNTS) > START_MS + 70_000

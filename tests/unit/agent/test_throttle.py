@@ -23,7 +23,13 @@ def asks(shards: Mapping[str, Mapping[str, Any]], *groups: Any, version: int = 1
 
 
 def statuses(**by_shard: str) -> Answer:
-    return Answer(200, {"ranges": [{"range": k, "status": v} for k, v in by_shard.items()]})
+    found = [{"range": k, "status": v, "promise": 60} for k, v in by_shard.items()]
+    return Answer(200, {"ranges": found})
+
+
+def promises(**by_shard: int | None) -> Answer:
+    found = [{"range": k, "status": "active", "promise": v} for k, v in by_shard.items()]
+    return Answer(200, {"ranges": found})
 
 
 def throttle(
@@ -32,8 +38,9 @@ def throttle(
     *,
     patience_ms: int | None = None,
     sources: tuple[str, ...] = ("s",),
+    looks_ahead: bool = False,
 ) -> SourceThrottle:
-    config = ThrottleConfig("j", "q", sources, POLL_MS, KEEP_MS, patience_ms)
+    config = ThrottleConfig("j", "q", sources, POLL_MS, KEEP_MS, patience_ms, looks_ahead)
     client = Client(server.url, patience_ms=3_000, clock=clock, jitter=lambda: 1.0)
     return SourceThrottle(config, client=client, clock=clock)
 
@@ -112,3 +119,63 @@ def test_a_query_reads_on_while_one_of_its_sources_may() -> None:
     with Answers(asks({"s": {"a": slow}})) as server:
         throttled = throttle(server, FakeClock(), sources=("s", "t"))
         assert throttled.reason_to_wait(BATCH) is None
+
+
+def after(epoch: int) -> CommittedBatch:
+    return CommittedBatch(epoch, 0, duration_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("latest", "waits"), [({"a": 30}, False), ({"a": 31}, True), ({"a": 31, "b": 5}, False)]
+)
+def test_a_query_waits_before_a_batch_that_would_take_all_its_shards_past_the_limit(
+    latest: dict[str, int], waits: bool
+) -> None:
+    """Of 20 each. Where a second shard has not moved yet, nobody knows how far the next one takes it."""
+    before = {shard: promise - 20 if shard == "a" else promise for shard, promise in latest.items()}
+    with Answers(asks({}, GROUP), promises(**before), promises(**latest)) as server:
+        throttled = throttle(server, FakeClock(), looks_ahead=True)
+        assert throttled.reason_to_wait(after(0)) is None
+        because = throttled.reason_to_wait(after(1))
+        assert (because is not None) is waits
+        if because is not None:
+            assert because == (
+                "shard a of s is at 1970-01-01T00:00:00.031Z, and its last batch brought 0.02 s: another"
+                " one would take it past 1970-01-01T00:00:00.050Z, too far ahead of shard o of other"
+            )
+
+
+def test_a_query_that_reads_the_slowest_shard_never_waits_for_itself() -> None:
+    """Whatever its batches bring: else two queries would wait for each other."""
+    group = GROUP | {"held_by": {"stage": "s", "range": "a"}}
+    with Answers(asks({}, group), promises(a=0), promises(a=40)) as server:
+        throttled = throttle(server, FakeClock(), looks_ahead=True)
+        assert throttled.reason_to_wait(after(0)) is None
+        assert throttled.reason_to_wait(after(1)) is None
+
+
+def test_shards_that_are_asked_to_pause_wait_with_those_that_would_be() -> None:
+    answers = promises(a=0, b=0), asks({"s": {"b": PAUSE}}, GROUP, version=2), promises(a=40, b=60)
+    with Answers(asks({}, GROUP), *answers) as server:
+        clock = FakeClock()
+        throttled = throttle(server, clock, looks_ahead=True)
+        assert throttled.reason_to_wait(after(0)) is None
+        clock.now_ms += POLL_MS
+        assert throttled.reason_to_wait(after(1)) is not None
+
+
+def test_without_looking_ahead_a_query_waits_when_it_is_asked_to() -> None:
+    with Answers(asks({}, GROUP)) as server:
+        throttled = throttle(server, FakeClock())
+        assert throttled.reason_to_wait(after(0)) is None
+        assert throttled.reason_to_wait(after(1)) is None
+
+
+@pytest.mark.parametrize("promise", [None, 2**63 - 1])
+def test_a_shard_that_has_not_promised_or_is_at_its_end_is_not_held_back(
+    promise: int | None,
+) -> None:
+    with Answers(asks({}, GROUP), promises(a=0), promises(a=promise)) as server:
+        throttled = throttle(server, FakeClock(), looks_ahead=True)
+        assert throttled.reason_to_wait(after(0)) is None
+        assert throttled.reason_to_wait(after(1)) is None
