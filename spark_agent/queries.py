@@ -241,7 +241,7 @@ class Queries:
             client=self._client,
             progress=lambda: running.last_progress(holder[0]) if holder else None,
             clock=self._clock,
-            throttle=self._source_throttle(name, query_stages, ends=start.ends),
+            throttle=self._source_throttle(name, query_stages, start),
             is_active=lambda: not holder or running.is_active(holder[0]),
         )
         for control in start.controls:
@@ -301,7 +301,7 @@ class Queries:
         return str(self._spark.conf.get(counts, "true")).lower() == "true"
 
     def _source_throttle(
-        self, query: str, query_stages: QueryStages, *, ends: bool
+        self, query: str, query_stages: QueryStages, start: Start
     ) -> SourceThrottle | None:
         if not query_stages.sources or not self._job.is_throttled:
             return None
@@ -311,10 +311,10 @@ class Queries:
             sources=query_stages.sources,
             poll_ms=self._timing.poll_ms,
             keep_ms=self._timing.ttl_ms,
-            patience_ms=_THROTTLE_PATIENCE_MS if ends else None,
-            looks_ahead=not any(
-                self._job.stages[stage].has_idle_policy for stage in query_stages.sources
-            ),
+            patience_ms=_THROTTLE_PATIENCE_MS if start.ends else None,
+            # A run of what is there now ends soon, and whom it would wait for may run only later.
+            looks_ahead=not start.available_now
+            and not any(self._job.stages[stage].has_idle_policy for stage in query_stages.sources),
         )
         return SourceThrottle(config, client=self._client, clock=self._clock)
 

@@ -53,7 +53,7 @@ class ThrottleConfig:
     patience_ms: int | None = None
     """After this long without progress of those it waits for, it goes on anyway. None: never."""
     looks_ahead: bool = False
-    """Whether it waits before a batch that would take it past its limit. Not with an idle policy."""
+    """Whether it waits before a batch that would take it past its limit. Never with an idle policy."""
 
 
 class SourceThrottle:

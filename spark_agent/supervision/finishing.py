@@ -7,7 +7,7 @@ from typing import Final
 
 from spark_agent.answers import MAX_MS
 from spark_agent.client import Client, StageWatermark
-from spark_agent.diagnostics import added_shards_message, reset_message
+from spark_agent.diagnostics import added_shards_message
 from spark_agent.messages import RangeReport
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
@@ -33,7 +33,6 @@ class Finishing:
         self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
         """Dynamic sources whose joined shards the service has not been asked for yet."""
         self._stop_requested = False
-        self._generation: int | None = None
         self.obstacle: str | None = None
         """Why the query can never finish; None: it can, as far as is known."""
 
@@ -102,7 +101,6 @@ class Finishing:
 
     def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
         """Compare the shards that are not final, as known here, with what the service says."""
-        self._check_generation(watermarks)
         for source in self._assignment.sources:
             here = watermarks.get(source.name)
             if here is None or here.final:
@@ -114,16 +112,6 @@ class Finishing:
                 self._to_look_up.append(source.name)
             elif not self.not_final[source.name]:
                 self._look_again(source)
-
-    def _check_generation(self, watermarks: Mapping[str, StageWatermark]) -> None:
-        """Detect that the job was reset, or deleted and declared anew, since all was read.
-
-        Before that, the service refuses the query's reports.
-        """
-        newest = max((each.generation for each in watermarks.values()), default=None)
-        if self._generation is not None and newest is not None and newest > self._generation:
-            self.obstacle = reset_message(self._assignment.job)
-        self._generation = newest
 
     def _look_again(self, source: StageSpec) -> None:
         """Find out why a source is not final, although all shards that this query knows were.

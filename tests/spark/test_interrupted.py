@@ -225,21 +225,3 @@ def test_a_shard_that_is_added_below_a_bounded_query_is_named(flow: Flow) -> Non
     with Pipeline(flow.url, JOB, more, spark=flow.spark, poll="50 ms") as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), bounded=True))
     assert flow.counted() == windows(steady(range(30)))
-
-
-def test_a_job_that_is_declared_anew_below_a_query_that_waits_for_its_end_fails_it(
-    flow: Flow,
-) -> None:
-    spec = {
-        SOURCE: {"shards": SHARDS},
-        "others": {"shards": ["one"]},
-        COUNTS: {"inputs": [SOURCE, "others"], "ranges": RANGES},
-    }
-    flow.write(steady(range(30)))
-    with Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms") as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline), bounded=True)
-        until(lambda: flow.watermark(SOURCE).final, "it waits for the others")
-        flow.client.delete(JOB)
-        flow.client.declare(JOB, spec)
-        with pytest.raises(StreamingQueryException, match="was reset, or declared anew"):
-            query.awaitTermination(DEADLINE_S)
