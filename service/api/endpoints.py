@@ -33,7 +33,7 @@ from service.api.exchange import (
 from service.api.problems import MEDIA_TYPE
 from service.api.responses.common import ProblemBody
 from service.api.routing import HOT, DirectRoute
-from service.api.web import SAFE_METHODS, check_browser
+from service.api.web import SAFE_METHODS, asked_headers, check_browser
 from service.errors import (
     CrossSiteError,
     ForbiddenError,
@@ -236,14 +236,15 @@ def _run(
 
     async def check_and_run(request: Request) -> Response:
         service = state(request)
-        authorization = check_browser(request.scope, service.hosts)
+        headers = asked_headers(request.scope)
+        check_browser(request.method, headers, service.hosts)
         version = 0 if role is None else service.aggregator.keys.version
-        key = admit(request, authorization, role)
+        key = admit(request, headers.get(b"authorization"), role)
         for name in names:
             check_name(name, request.path_params[name])
-        body = b""
+        body: Body = b""
         if reads.types:
-            declared = declared_bytes(request, reads.limit)
+            declared = declared_bytes(headers.get(b"content-length", b""), reads.limit)
             if declared is None or declared > FREE_BYTES:
                 # Held until it is answered: what is made of a body may be larger than the body.
                 with service.bodies.hold() as hold:

@@ -76,23 +76,33 @@ def encode(body: object) -> bytes:
     return _encoder.encode(body)
 
 
-def declared_bytes(request: Request, limit: int) -> int | None:
-    """Return the size of the body; None: the client has not said. Raises `PayloadTooLargeError`."""
-    declared = request.headers.get("content-length", "")
-    if not declared.isdecimal():
+def declared_bytes(length: bytes, limit: int) -> int | None:
+    """Return the size of the body by its header; None: the client has not said.
+
+    Raises `PayloadTooLargeError`.
+    """
+    if not length.isdigit():
         return None
     # No number of a size that matters has more digits, and Python takes long for thousands of them.
-    if len(declared) > 18 or int(declared) > limit:
-        raise PayloadTooLargeError(f"the body has {declared[:18]} bytes, at most {limit} are read")
-    return int(declared)
+    if len(length) > 18 or int(length) > limit:
+        raise PayloadTooLargeError(
+            f"the body has {length[:18].decode()} bytes, at most {limit} are read"
+        )
+    return int(length)
 
 
-async def read_small(request: Request) -> bytes:
-    """Read a body of which is known that it is small. Raises `ClientGoneError`."""
-    try:
-        return await request.body()
-    except ClientDisconnect:
-        raise _gone() from None
+async def read_small(request: Request) -> Body:
+    """Read a body of which is known that it is small: most are one piece. Raises `ClientGoneError`."""
+    message = await request.receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return message.get("body", b"")
+    body = bytearray()
+    while message["type"] == "http.request":
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return body
+        message = await request.receive()
+    raise _gone()
 
 
 async def read_large(request: Request, limit: int, declared: int | None, hold: Hold) -> Body:

@@ -68,7 +68,7 @@ async def get_watermark(call: Call[None]) -> Response:
     change without a new ETag, and may start over if the live store is lost.
     """
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
-    if not request.query_params and "if-none-match" not in request.headers:
+    if not request.scope["query_string"] and "if-none-match" not in request.headers:
         state = await aggregator.reader.stage(job, stage)
         return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
     percentile = await _percentile(call)

@@ -9,7 +9,7 @@ name in `Host` must be one that the service goes by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -116,31 +116,36 @@ def with_browser_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[b
 
 
 _ASKED: Final = frozenset(
-    {b"host", b"origin", b"sec-fetch-site", b"content-type", b"authorization"}
+    {b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"authorization"}
 )
-"""Looked for together: this is on the way of every report."""
 
 
-def check_browser(scope: Scope, hosts: AllowedHosts) -> bytes | None:
-    """Refuse what a page of another site could have sent; return the `Authorization` header.
+def asked_headers(scope: Scope) -> dict[bytes, bytes]:
+    """Find the headers that every request is checked by. Raises `MalformedHttpError`.
 
-    Raises `MalformedHttpError`, `UnknownHostError`, `CrossSiteError` or
-    `UnsupportedMediaTypeError`.
+    All in one pass: this is on the way of every report.
     """
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in _ASKED and found.setdefault(name, value) != value:
             raise MalformedHttpError(f"the request has two {name.decode().title()} headers")
+    return found
+
+
+def check_browser(method: str, found: Mapping[bytes, bytes], hosts: AllowedHosts) -> None:
+    """Refuse what a page of another site could have sent, by its `asked_headers`.
+
+    Raises `UnknownHostError`, `CrossSiteError` or `UnsupportedMediaTypeError`.
+    """
     host = found.get(b"host", b"")
     if not hosts.allows(host):
         raise UnknownHostError(
             f"Host is {host.decode('latin-1')[:200]!r}: list the names that the service goes by in"
             " TIDEGAUGE_ALLOWED_HOSTS"
         )
-    if scope["method"] not in SAFE_METHODS:
+    if method not in SAFE_METHODS:
         _check_site(host, found.get(b"origin"), found.get(b"sec-fetch-site"))
         _check_kind(found.get(b"content-type", b""))
-    return found.get(b"authorization")
 
 
 def _check_site(host: bytes, origin: bytes | None, site: bytes | None) -> None:
