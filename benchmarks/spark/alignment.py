@@ -32,7 +32,7 @@ from spark_agent.client import Client
 
 FAST, SLOW, JOINED = "fast", "slow", "joined"
 PACE: Final = {FAST: 10, SLOW: 1}
-"""Files in a batch. A source stops between batches: it may get ahead by the drift and one batch more."""
+"""Files in a batch."""
 FILES: Final = 120
 FILE_S: Final = 6
 """Of event time, in a file."""
