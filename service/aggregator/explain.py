@@ -23,7 +23,7 @@ from service.frontier.explain import (
     reason,
 )
 from service.frontier.graph import Pipeline, StageWatermark
-from service.frontier.throttle import Advice
+from service.frontier.throttle import Advice, GroupLimit
 from service.frontier.timestamps import MAX, MIN, iso
 from service.live_jobs import LiveJobs
 from service.model.jobs import StageView
@@ -73,7 +73,8 @@ class Explainer:
         now_ms = now.wall_ms
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
-        asked = (await self._throttling.read(job)).shards
+        throttle = await self._throttling.read(job)
+        asked = throttle.shards
         least |= _following(pipeline, observed, watermarks, least)
         least |= _paused(pipeline, observed, watermarks, asked)
         way = path(pipeline, stage, watermarks, least)
@@ -98,6 +99,8 @@ class Explainer:
             for each in views
         ]
         because = _because(stage, root, holders, held.total, watermarks[root].input, advice, now_ms)
+        if holders and holders[0].reason is Reason.BEHIND:
+            because += _may_run(root, holders[0].view, throttle.groups)
         return Explanation(stage, view.stages[stage], because, way, holders, held.total)
 
 
@@ -232,6 +235,23 @@ def _because(
     if stage == root:
         return f"{stage} waits for {where}, which {phrase}{more}"
     return f"{stage} waits for {root}, where {where} {phrase}{more}"
+
+
+def _may_run(stage: str, shard: RangeView, groups: Sequence[GroupLimit]) -> str:
+    """Say how far a shard may run that waits for its group, as far as that is known.
+
+    A query that looks ahead waits before the batch that would take it past its group's limit. It is not
+    asked to pause then, and nothing else tells of it.
+    """
+    for group in groups:
+        slow = group.held_by
+        is_it = slow is not None and (slow.stage, slow.shard) == (stage, shard.name)
+        if stage in group.stages and group.limit is not None and slow is not None and not is_it:
+            return (
+                f"; its group may run to {time_text(group.limit)}, since shard {slow.shard} of"
+                f" {slow.stage} is at {time_text(slow.promise)}"
+            )
+    return ""
 
 
 def _phrase(

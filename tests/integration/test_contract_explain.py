@@ -83,6 +83,22 @@ async def test_throttled(api: Api) -> None:
     assert "paused" in body["because"]
 
 
+async def test_how_far_a_shard_may_run_that_its_reader_may_hold_back(api: Api) -> None:
+    """A query that looks ahead waits before it is asked to."""
+    flow = {"stages": {"s": {"shards": ["a"]}, "t": {"shards": ["0"]}}}
+    throttle = {"groups": [{"stages": ["s", "t"], "max_drift_ms": 10}]}
+    ok(await api.client.put(api.root, json=flow | {"throttle": throttle}), 201)
+    await api.report("s", await api.token("s"), {"a": 14})
+    await api.report("t", await api.token("t"), {"0": 5})
+    body = await explain(api, "s")
+    assert body["holders"][0]["reason"] == "behind"
+    assert body["because"].endswith(
+        "; its group may run to 1970-01-01T00:00:00.015Z, since shard 0 of t is at"
+        " 1970-01-01T00:00:00.005Z"
+    )
+    assert "its group" not in (await explain(api, "t"))["because"], "the slowest has no limit"
+
+
 async def test_a_stage_whose_next_epoch_waits_with_its_paused_source(api: Api) -> None:
     """Its window keeps nothing back of what it has observed, and the rest comes with that epoch."""
     flow = {
