@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from uvicorn.supervisors import Multiprocess
 
 from service.app import SUPERVISOR, create_app, open_ledger
+from service.connection import GuardedProtocol
 from service.errors import CannotStartError, ProblemError
-from service.guard import GuardedProtocol
 from service.operator_keys import check_not_exposed, operator_keys
 from service.redaction import redact
 from service.settings import Settings

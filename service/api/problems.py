@@ -30,7 +30,7 @@ RETRY_AFTER_S = 1
 
 
 class Refusals(Protocol):
-    """Counts and logs what is refused at the door: `service.guard`."""
+    """Counts and logs what is refused at the door: `service.connection`."""
 
     def count(self, reason: str, detail: str) -> None:
         """Count a refusal."""
