@@ -182,8 +182,9 @@ def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
         without: int | None = least
     else:
         others = counted[~at]
-        active = ~seen.idle[~at] if is_source else np.ones(len(others), dtype=np.bool_)
-        without = int(others.min()) if bool(active.any()) else None
+        # A shard that is final and idle is final.
+        counts = ~(seen.idle & (seen.promises != MAX))[~at] | (not is_source)
+        without = int(others.min()) if bool(counts.any()) else None
     longest = lowest(seen.raised_at_ms.take(indices), limit)
     return _Held(indices[longest].tolist(), len(indices), None if without == MIN else without)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, ok, problem
+from tests.support.api import MAX, Api, ok, problem
 from tests.support.inprocess import InProcess
 
 pytestmark = [
@@ -277,6 +277,14 @@ async def test_idle_and_final(job: Api) -> None:
     await job.report("s", token, {"a": {"final": True}})
     body = await explain(job, "s")
     assert (reasons(body), body["holders"], body["holders_total"]) == ([("s", "final")], [], 0)
+
+
+async def test_a_shard_that_is_final_and_idle_is_final_without_the_others(job: Api) -> None:
+    token = await job.token("s")
+    await job.report("s", token, {"a": {"final": True}})
+    await job.report("s", token, {"a": {"idle": True}})
+    [holder] = (await explain(job, "s"))["holders"]
+    assert (holder["range"], holder["would_be"]) == ("b", MAX)
 
 
 async def test_the_longest_holding_comes_first(job: Api, gauge: InProcess) -> None:
