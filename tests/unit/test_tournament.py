@@ -37,3 +37,14 @@ def test_a_few_changes_among_many(weights: list[int], data: st.DataObject) -> No
     assert tree.least == column.min()
     [first] = tree.lowest(1)
     assert column[first] == column.min()
+
+
+@given(st.integers(64, 300), st.integers(0, 1_700), st.data())
+def test_neighbours_change_together(count: int, first: int, data: st.DataObject) -> None:
+    """As those of one lease do: only what lies above them is replayed."""
+    column = np.array(data.draw(st.lists(st.integers(-9, 9), min_size=2_000, max_size=2_000)))
+    tree = Tournament(column)
+    values = np.array(data.draw(st.lists(st.integers(-9, 9), min_size=count, max_size=count)))
+    column[first : first + count] = values
+    tree.put_many(np.arange(first, first + count), values)
+    assert tree.least == column.min()

@@ -10,7 +10,8 @@ _BULK = 64
 """From this many changes on, array operations are cheaper than a walk for each change."""
 
 _DENSE = 8
-"""If more than one weight in this many changes, rebuilding the tree is cheaper still."""
+"""If more than one weight in this many changes, between the first and the last of them, rebuilding the
+tree above those is cheaper still."""
 
 
 class Tournament:
@@ -34,7 +35,7 @@ class Tournament:
         self._leaves = 1 << (self._count - 1).bit_length()
         self._nodes = np.full(2 * self._leaves, np.iinfo(np.int64).max, dtype=np.int64)
         self._nodes[self._leaves : self._leaves + self._count] = weights
-        self._rebuild()
+        self._rebuild(0, self._count - 1)
         # A memoryview reads and writes single numbers in a third of the array's time.
         self._view = self._nodes.data
 
@@ -63,12 +64,16 @@ class Tournament:
             for index, weight in zip(indices.tolist(), weights.tolist(), strict=True):
                 self.put(index, weight)
             return
+        self._nodes[indices + self._leaves] = weights
+        first, last = int(indices.min()), int(indices.max())
+        if len(indices) * _DENSE > last - first:
+            self._rebuild(first, last)
+        else:
+            self._climb(indices + self._leaves)
+
+    def _climb(self, at: Int64s) -> None:
+        """Replay what lies above some leaves, as far up as winners change."""
         nodes = self._nodes
-        at = indices + self._leaves
-        nodes[at] = weights
-        if len(indices) * _DENSE >= self._leaves:
-            self._rebuild()
-            return
         while len(at) and at[0] > 1:
             at = at >> 1
             winners = np.minimum(nodes[2 * at], nodes[2 * at + 1])
@@ -78,12 +83,14 @@ class Tournament:
             at = at[moved]
             nodes[at] = winners[moved]
 
-    def _rebuild(self) -> None:
-        level = self._leaves
-        while level > 1:
-            below = self._nodes[level : 2 * level]
-            np.minimum(below[0::2], below[1::2], out=self._nodes[level >> 1 : level])
-            level >>= 1
+    def _rebuild(self, first: int, last: int) -> None:
+        """Replay all that lies above the leaves of the weights from `first` to `last`."""
+        nodes = self._nodes
+        low, high = (self._leaves + first) >> 1, (self._leaves + last) >> 1
+        while low:
+            below = nodes[2 * low : 2 * high + 2]
+            np.minimum(below[0::2], below[1::2], out=nodes[low : high + 1])
+            low, high = low >> 1, high >> 1
 
     def lowest(self, count: int) -> list[int]:
         """Return the indices of the least weights, the least first, equal ones in their order."""
