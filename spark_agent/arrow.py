@@ -173,15 +173,3 @@ def has_type(field: StructField) -> bool:
     except PySparkTypeError:
         return False
     return True
-
-
-def control_row(schema: StructType, event_time: str, time_ms: int) -> Batch:
-    """Make one row in which only the event time is set."""
-    fields = to_arrow_schema(schema, timezone="UTC")
-    arrays = [
-        pa.array([time_ms * 1_000], field.type)
-        if field.name == event_time
-        else pa.nulls(1, field.type)
-        for field in fields
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=fields)

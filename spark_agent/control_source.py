@@ -30,8 +30,8 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from spark_agent.answers import MAX_MS
-from spark_agent.arrow import Batch, control_row
 from spark_agent.clock import Clock, SystemClock
+from spark_agent.control_row import Batch, control_row
 from spark_agent.link import Hold, LinkClient, LinkError, Offset
 
 FORMAT: Final = "tidegauge-control"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -94,3 +96,18 @@ def test_a_turn_without_a_watermark_is_no_row() -> None:
     following = reader(LinkClient(1, "secret", timeout_ms=100))
     assert list(following.readBetweenOffsets(offset(None, 0), offset(None, 1))) == []
     assert list(following.readBetweenOffsets(offset(5, 1), offset(5, 1))) == []
+
+
+def test_a_row_is_made_without_pandas() -> None:
+    """Every start of a query waits for the process that makes it."""
+    made = f"""
+import json, sys
+from pyspark.sql.types import StructType
+from spark_agent.control_source import ControlReader
+reader = ControlReader(None, control="3", schema=StructType.fromJson(json.loads({SCHEMA.json()!r})),
+    event_time="at", delay_ms=0, poll_ms=100, clock=None)
+[row] = reader.readBetweenOffsets({offset(None, 0)}, {offset(9, 1)})
+print(row.num_rows, sorted({{"pandas", "pyarrow.compute"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["1", "[]\n"]
