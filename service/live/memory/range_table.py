@@ -6,7 +6,7 @@ look at the others, so their minimum is kept in a tournament tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import cast
@@ -45,6 +45,20 @@ NOBODY = 0
 def as_list(column: Column) -> Sequence[int]:
     """Return a column as Python's own integers."""
     return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+_FEW_CHUNKS = 4
+
+
+def _chunks(at: Int64s) -> Iterable[int]:
+    """Return the chunks of a checkpoint that have any of these ranges.
+
+    >>> sorted(_chunks(np.array([0, 5 * CHUNK]))), list(_chunks(np.array([CHUNK - 1, CHUNK])))
+    ([0, 5], [0, 1])
+    """
+    first, last = int(at.min()) // CHUNK, int(at.max()) // CHUNK
+    # To save a chunk between them for nothing is cheaper than to look at each range.
+    return range(first, last + 1) if last - first < _FEW_CHUNKS else set((at // CHUNK).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +287,8 @@ class RangeTable:
         self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s, wall_ms: int
     ) -> None:
         self.raised_at_ms[at[raised]] = wall_ms
-        chunks = {0} if len(self) <= CHUNK else set((at[raised] // CHUNK).tolist())
         self._stamp += 1
-        self._changed.update(dict.fromkeys(chunks, self._stamp))
+        self._changed.update(dict.fromkeys(_chunks(at), self._stamp))
         if now.max() == MAX:
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
         if self.promised < len(self):

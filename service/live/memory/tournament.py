@@ -35,9 +35,9 @@ class Tournament:
         self._leaves = 1 << (self._count - 1).bit_length()
         self._nodes = np.full(2 * self._leaves, np.iinfo(np.int64).max, dtype=np.int64)
         self._nodes[self._leaves : self._leaves + self._count] = weights
-        self._rebuild(0, self._count - 1)
         # A memoryview reads and writes single numbers in a third of the array's time.
         self._view = self._nodes.data
+        self._rebuild(0, self._count - 1)
 
     @property
     def least(self) -> int:
@@ -46,9 +46,13 @@ class Tournament:
 
     def put(self, index: int, weight: int) -> None:
         """Change one weight."""
-        nodes = self._view
         at = self._leaves + index
-        nodes[at] = weight
+        self._view[at] = weight
+        self._replay(at)
+
+    def _replay(self, at: int) -> None:
+        """Replay what lies above one node, as far up as winners change."""
+        nodes = self._view
         while at > 1:
             left = nodes[at & ~1]
             right = nodes[at | 1]
@@ -87,10 +91,13 @@ class Tournament:
         """Replay all that lies above the leaves of the weights from `first` to `last`."""
         nodes = self._nodes
         low, high = (self._leaves + first) >> 1, (self._leaves + last) >> 1
-        while low:
+        while low < high:
             below = nodes[2 * low : 2 * high + 2]
             np.minimum(below[0::2], below[1::2], out=nodes[low : high + 1])
             low, high = low >> 1, high >> 1
+        if low:
+            # From here on there is one node a level, for which an array operation takes too long.
+            self._replay(2 * low)
 
     def lowest(self, count: int) -> list[int]:
         """Return the indices of the least weights, the least first, equal ones in their order."""
