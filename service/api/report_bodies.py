@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import UNSET
 
 from service.api.exchange import NOT_JSON, Body, decode
+from service.api.packed_bodies import decode_columns
 from service.api.report_facts import check_times, column_facts, read_facts
 from service.api.requests import (
     MAX_REPORTED,
@@ -78,7 +79,7 @@ def _silent(stage: Stage) -> ReportedFacts | None:
 
 
 async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode(_source, body, InvalidReportError)
+    read = decode_columns(SourceReport, body) or decode(_source, body, InvalidReportError)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await _read_source_columns(read, read.columns, silent)
@@ -168,7 +169,7 @@ def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) ->
 
 
 async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode(_keyed, body, InvalidReportError)
+    read = decode_columns(KeyedReport, body) or decode(_keyed, body, InvalidReportError)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await _read_keyed_columns(read, read.columns, silent)
@@ -309,7 +310,7 @@ def _times_column(
     if column is None:
         return np.full(rows, missing, dtype=np.int64)
     try:
-        times = np.array(column, dtype=np.int64)
+        times = np.asarray(column, dtype=np.int64)
     except TypeError:
         # null is among them: it is checked in place of the first time there is, if there is any.
         stand_in = next((time for time in column if time is not None), 0)

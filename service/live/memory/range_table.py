@@ -42,20 +42,45 @@ NOBODY = 0
 """In `owner`: no lease is on the range."""
 
 
-def as_list(column: Column) -> Sequence[int]:
-    """Return a column as Python's own integers."""
-    return column.tolist() if isinstance(column, np.ndarray) else column
+Rows = Column | slice
+"""Indices of ranges, or all from one index to another: arrays take a slice in a third of the time."""
+
+
+def neighbours(indices: Int64s) -> Int64s | slice:
+    """Return rising indices as a slice, if none is missing between the first and the last of them.
+
+    >>> neighbours(np.array([4, 5, 6])), neighbours(np.array([4, 6])).tolist()
+    (slice(4, 7, None), [4, 6])
+    """
+    first, last = int(indices[0]), int(indices[-1])
+    return slice(first, last + 1) if last - first == len(indices) - 1 else indices
+
+
+def as_list(rows: Rows) -> Sequence[int]:
+    """Return indices, or another column, as Python's own integers."""
+    if isinstance(rows, slice):
+        return range(rows.start, rows.stop)
+    return rows.tolist() if isinstance(rows, np.ndarray) else rows
+
+
+def _among(at: Int64s | slice, chosen: Bools) -> Int64s:
+    """Return the indices of the chosen rows."""
+    if isinstance(at, slice):
+        return np.flatnonzero(chosen) + at.start
+    return at[chosen]
 
 
 _FEW_CHUNKS = 4
 
 
-def _chunks(at: Int64s) -> Iterable[int]:
+def _chunks(at: Int64s | slice) -> Iterable[int]:
     """Return the chunks of a checkpoint that have any of these ranges.
 
-    >>> sorted(_chunks(np.array([0, 5 * CHUNK]))), list(_chunks(np.array([CHUNK - 1, CHUNK])))
+    >>> sorted(_chunks(np.array([0, 5 * CHUNK]))), list(_chunks(slice(CHUNK - 1, CHUNK + 1)))
     ([0, 5], [0, 1])
     """
+    if isinstance(at, slice):
+        return range(at.start // CHUNK, (at.stop - 1) // CHUNK + 1)
     first, last = int(at.min()) // CHUNK, int(at.max()) // CHUNK
     # To save a chunk between them for nothing is cheaper than to look at each range.
     return range(first, last + 1) if last - first < _FEW_CHUNKS else set((at // CHUNK).tolist())
@@ -222,7 +247,7 @@ class RangeTable:
 
     def apply(
         self,
-        indices: Column,
+        indices: Rows,
         promises: Column,
         idle: Sequence[bool] | None = None,
         *,
@@ -245,11 +270,11 @@ class RangeTable:
                 )
                 if self._apply_one(i, promise, is_idle, wall_ms)
             ]
-        at = np.asarray(indices, dtype=np.int64)
+        at = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         reported = np.asarray(promises, dtype=np.int64)
         if idle is None and not self.idle:
             return self._raise_many(at, reported, wall_ms)
-        is_idle = np.zeros(len(at), np.bool_) if idle is None else np.array(idle, np.bool_)
+        is_idle = np.zeros(len(reported), np.bool_) if idle is None else np.array(idle, np.bool_)
         return self._apply_many(at, reported, is_idle, wall_ms)
 
     def _apply_one(self, index: int, promise: int, idle: bool, wall_ms: int) -> bool:
@@ -272,9 +297,10 @@ class RangeTable:
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
 
-    def _raise_many(self, at: Int64s, reported: Int64s, wall_ms: int) -> list[int]:
+    def _raise_many(self, at: Int64s | slice, reported: Int64s, wall_ms: int) -> list[int]:
         """Join promises where no range is idle, before or after: nothing else can change."""
-        earlier = self._promise[at]
+        # A slice is a view, which would change with the promises.
+        earlier = self._promise[at].copy()
         now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
@@ -284,9 +310,12 @@ class RangeTable:
         return self._behind(at, reported, earlier)
 
     def _note_raised(
-        self, at: Int64s, raised: Bools, earlier: Int64s, now: Int64s, wall_ms: int
+        self, at: Int64s | slice, raised: Bools, earlier: Int64s, now: Int64s, wall_ms: int
     ) -> None:
-        self.raised_at_ms[at[raised]] = wall_ms
+        if isinstance(at, slice):
+            self.raised_at_ms[at][raised] = wall_ms
+        else:
+            self.raised_at_ms[at[raised]] = wall_ms
         self._stamp += 1
         self._changed.update(dict.fromkeys(_chunks(at), self._stamp))
         if now.max() == MAX:
@@ -294,13 +323,15 @@ class RangeTable:
         if self.promised < len(self):
             self.promised += int(np.count_nonzero(now != MIN) - np.count_nonzero(earlier != MIN))
 
-    def _behind(self, at: Int64s, reported: Int64s, earlier: Int64s) -> list[int]:
+    def _behind(self, at: Int64s | slice, reported: Int64s, earlier: Int64s) -> list[int]:
         behind = are_behind(earlier, reported)
-        return at[behind].tolist() if behind.any() else []
+        return _among(at, behind).tolist() if behind.any() else []
 
-    def _apply_many(self, at: Int64s, reported: Int64s, idle: Bools, wall_ms: int) -> list[int]:
-        earlier = self._promise[at]
-        was_idle = self._idle[at]
+    def _apply_many(
+        self, at: Int64s | slice, reported: Int64s, idle: Bools, wall_ms: int
+    ) -> list[int]:
+        earlier = self._promise[at].copy()
+        was_idle = self._idle[at].copy()
         now = join_promises(earlier, reported)
         raised = now != earlier
         if raised.any():
@@ -308,13 +339,13 @@ class RangeTable:
             self._note_raised(at, raised, earlier, now, wall_ms)
         self._idle[at] = idle
         if self.idle_by_policy:
-            self.idle_by_policy.difference_update(at[~idle].tolist())
+            self.idle_by_policy.difference_update(_among(at, ~idle).tolist())
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
         moved = raised | (idle != was_idle)
         if moved.any():
-            self._tree.put_many(at[moved], self._weights(now, idle)[moved])
+            self._tree.put_many(_among(at, moved), self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
     def own(self, indices: Int64s, fence: int) -> None:
@@ -331,7 +362,7 @@ class RangeTable:
 
     def staying_idle(
         self,
-        indices: Column,
+        indices: Rows,
         idle: Sequence[bool] | None,
         facts: Sequence[ReportedFacts | None] | None,
     ) -> Sequence[bool] | None:
@@ -351,7 +382,7 @@ class RangeTable:
 
     def keep_facts(
         self,
-        indices: Column,
+        indices: Rows,
         facts: Sequence[ReportedFacts | None] | None,
         *,
         now_ms: int,
@@ -369,7 +400,7 @@ class RangeTable:
             self.counts = self.counts.plus(newer)
             self.facts[index] = merge_facts(earlier, newer, now_ms=now_ms, wall_ms=wall_ms)
 
-    def note(self, indices: Column, notes: Sequence[RangeNote | None] | None) -> None:
+    def note(self, indices: Rows, notes: Sequence[RangeNote | None] | None) -> None:
         """Keep the notes of these ranges."""
         for kept in self.hold_columns.values():
             kept[indices] = MAX
@@ -385,15 +416,15 @@ class RangeTable:
             else:
                 self.notes.pop(index, None)
 
-    def note_columns(self, indices: Int64s, columns: HoldColumns) -> None:
+    def note_columns(self, indices: Int64s | slice, columns: HoldColumns) -> None:
         """Keep the holds of ranges whose report was packed."""
         if len(self.hold_columns.keys() | columns.keys()) > MAX_HOLD_COLUMNS:
             # Each costs eight bytes for each range of the stage: so many names are kept one by one.
-            rows = range(len(indices))
+            rows = range(len(as_list(indices)))
             self.note(indices, noted([RangeNote(holds_at(columns, row)) for row in rows]))
             return
         if self.notes:
-            for index in indices.tolist():
+            for index in as_list(indices):
                 self.notes.pop(index, None)
         for name in self.hold_columns.keys() - columns.keys():
             self.hold_columns[name][indices] = MAX

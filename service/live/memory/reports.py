@@ -12,7 +12,7 @@ from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.memory.epochs import check_arrival, check_observed, wait
 from service.live.memory.leases import current_lease
-from service.live.memory.range_table import RangeTable, as_list
+from service.live.memory.range_table import RangeTable, Rows, as_list, neighbours
 from service.live.memory.state import Lease, LiveJob
 from service.model.leases import LostReason
 from service.model.reports import Column, Report, Reported, column
@@ -27,13 +27,15 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     report, indices, rejected = _covered(report, lease, table)
     lease.deadline_ms = now_ms + lease.ttl_ms
     if report.hold_columns is None:
-        table.note(indices, report.notes)
+        rows: Rows = indices
+        table.note(rows, report.notes)
     else:
-        table.note_columns(np.asarray(indices, dtype=np.int64), report.hold_columns)
+        rows = neighbours(np.asarray(indices, dtype=np.int64))
+        table.note_columns(rows, report.hold_columns)
     if report.epoch is None:
-        table.keep_facts(indices, report.facts, now_ms=now_ms, wall_ms=wall_ms)
-        idle = table.staying_idle(indices, report.idle, report.facts)
-        behind = table.apply(indices, column(report), idle, wall_ms=wall_ms)
+        table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
+        idle = table.staying_idle(rows, report.idle, report.facts)
+        behind = table.apply(rows, column(report), idle, wall_ms=wall_ms)
     else:
         behind = wait(state, table, report, report.epoch, lease.fence, indices, now_ms)
     return Reported(
@@ -50,13 +52,13 @@ def _covered(
     report: Report, lease: Lease, table: RangeTable
 ) -> tuple[Report, Column, list[tuple[str, LostReason]]]:
     """Reduce a report to the ranges that its lease is still on; return it, their indices, and the others
-    with the reason.
+    with the reason. The indices of a packed report rise.
     """
     names = report.ranges
     if names is None:
         members = lease.members
         report = refusals.spoken_for_all(report, len(members))
-        if bool((table.owner[members] == lease.fence).all()):
+        if bool((table.owner[neighbours(members)] == lease.fence).all()):
             return report, members, []
         names = list(RangeNames(table.layout, members))
     else:

@@ -62,8 +62,13 @@ class Tournament:
                 return
             nodes[at] = winner
 
-    def put_many(self, indices: Int64s, weights: Int64s) -> None:
-        """Change many weights; no index twice."""
+    def put_many(self, indices: Int64s | slice, weights: Int64s) -> None:
+        """Change many weights: at these indices, none of them twice, or at all of a slice."""
+        if isinstance(indices, slice):
+            first, last = indices.start, indices.stop - 1
+            self._nodes[self._leaves + first : self._leaves + last + 1] = weights
+            self._rebuild(first, last)
+            return
         if len(indices) < _BULK:
             for index, weight in zip(indices.tolist(), weights.tolist(), strict=True):
                 self.put(index, weight)
