@@ -161,9 +161,7 @@ class SourceThrottle:
             return None
         return reasons[0]
 
-    def _held(
-        self, throttle: Throttle, stage: str, wanted: Wanted, now_ms: int
-    ) -> dict[str, str]:
+    def _held(self, throttle: Throttle, stage: str, wanted: Wanted, now_ms: int) -> dict[str, str]:
         """Return the shards with unread files that read none of them in the next batch, and why."""
         groups = [
             group

@@ -41,17 +41,21 @@ def size_of(path: str, shard: str, name: str) -> int | None:
     return None
 
 
-def check_read(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
-    """Check that a shard's folder has nothing that would never be read. Raises `LogsError`."""
+def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
+    """Check that no file came after one that sorts after it was read. Raises `LogsError`."""
     if late := at.late(names):
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
         raise LogsError(
-            f"tidegauge: shard {shard!r} in {path!r} was read up to {at.last!r}, and "
-            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more} came after that with a name that sorts "
-            f"before it, so it would never be read. Rename it to one that sorts after {at.last!r} (its "
-            f"rows may be late), or move it out of the folder; then start the query again from its "
-            f"checkpoint. Files must come in the order of their names, and keep their names"
+            f"tidegauge: shard {shard!r} in {path!r} was read up to {at.last!r}, and after that came "
+            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more}, with a name that sorts before it, so it "
+            f"would never be read. Rename it to one that sorts after {at.last!r} (its rows may be late), "
+            f"or move it out of the folder; then start the query again from its checkpoint. Files must "
+            f"come in the order of their names, and keep their names"
         )
+
+
+def check_size(path: str, shard: str, at: ShardOffset) -> None:
+    """Check that the last file that was read has not grown since. Raises `LogsError`."""
     if at.last:
         size = size_of(path, shard, at.last)
         if size is not None and size != at.size:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,9 @@ import pyarrow.parquet
 
 from spark_agent.arrow import Array, Batch
 from spark_agent.sources.offsets import LogsError
+
+ArrowType: TypeAlias = Any
+"""A `pyarrow.DataType`, or a `pyarrow.Schema`."""
 
 _BLOCK_BYTES: Final = 8 << 20
 """No line of JSON or CSV may be longer."""
@@ -29,7 +32,7 @@ _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
 class Columns:
     """What a file is read into."""
 
-    schema: Any
+    schema: ArrowType
     """The `pyarrow.Schema` that Spark expects."""
     zone: str
     """The time zone of instants that name none."""
@@ -42,20 +45,25 @@ def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
             yield _converted(batch, columns)
     except FileNotFoundError as error:
         raise LogsError(
-            f"tidegauge: {path} was deleted before it was read: a file may be deleted once the query has "
-            f"read past it"
+            f"tidegauge: {path} was deleted before it was read: a file may be deleted once the query "
+            f"has read past it. Put it back, and start the query again"
         ) from error
     except (pa.ArrowException, OSError) as error:
         raise LogsError(
-            f"tidegauge: {path} cannot be read as {form}: {error}. A file must be complete when it gets "
-            f"its name: write it under one that begins with a dot, and rename it. Repair the file, or put "
-            f"an empty one in its place, and start the query again"
+            f"tidegauge: {path} cannot be read as {form}: {error}. A file must be complete when it "
+            f"gets its name: write it under one that begins with a dot, and rename it. Repair the file, "
+            f"or put one without rows in its place, and start the query again"
         ) from error
 
 
 def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
     with pa.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
         wanted = [name for name in file.schema_arrow.names if name in columns.schema.names]
+        if not wanted:
+            raise pa.ArrowInvalid(
+                f"it has none of the columns {', '.join(columns.schema.names)}, but "
+                f"{', '.join(file.schema_arrow.names)}"
+            )
         # A legacy form of Spark's, in which instants are UTC although they do not say so.
         instants = {
             file.schema.column(i).name
@@ -70,11 +78,6 @@ def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
                 for name, array in zip(batch.schema.names, batch.columns, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-        if not wanted and file.metadata.num_rows:
-            raise pa.ArrowInvalid(
-                f"it has none of the columns {', '.join(columns.schema.names)}, but "
-                f"{', '.join(file.schema_arrow.names)}"
-            )
 
 
 def _read_json(path: str, columns: Columns) -> Iterator[Batch]:
@@ -119,7 +122,7 @@ FORMATS: Final[Mapping[str, Callable[[str, Columns], Iterator[Batch]]]] = {
 """CSV has the columns' names in its first line, JSON has one object in each line."""
 
 
-def _as_text(of: Any) -> Any:
+def _as_text(of: ArrowType) -> ArrowType:
     """Return the type in which a column of a text file is read first: Arrow knows few forms of time."""
     return pa.string() if pa.types.is_timestamp(of) or pa.types.is_date(of) else of
 
@@ -135,7 +138,7 @@ def _converted(batch: Batch, columns: Columns) -> Batch:
     return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
 
 
-def _cast(array: Array, to: Any, zone: str) -> Array:
+def _cast(array: Array, to: ArrowType, zone: str) -> Array:
     if array.type == to:
         return array
     if not pa.types.is_timestamp(to):
@@ -148,7 +151,7 @@ def _cast(array: Array, to: Any, zone: str) -> Array:
     return pc.cast(array, to, safe=False)
 
 
-def _parsed(texts: Array, to: Any, zone: str) -> Array:
+def _parsed(texts: Array, to: ArrowType, zone: str) -> Array:
     """Parse instants. Those without a time zone are in the session's, as Spark has it."""
     texts = pc.replace_substring_regex(texts, _BEYOND_MICROSECONDS, r"\1")
     local = pa.timestamp("us")
@@ -160,9 +163,7 @@ def _parsed(texts: Array, to: Any, zone: str) -> Array:
     )
     nothing = pa.scalar(None, pa.string())
     instants = pc.cast(pc.if_else(zoned, texts, nothing), to)
-    return pc.coalesce(
-        instants, _in_zone(pc.cast(pc.if_else(zoned, nothing, texts), local), zone)
-    )
+    return pc.coalesce(instants, _in_zone(pc.cast(pc.if_else(zoned, nothing, texts), local), zone))
 
 
 def _in_zone(local: Array, zone: str) -> Array:
