@@ -147,7 +147,9 @@ def statuses(flow: Flow) -> dict[str, str]:
 def offsets(query: StreamingQuery) -> list[dict[str, Any]]:
     """Where the logs were after each batch."""
     sources = [json.loads(each.json)["sources"] for each in query.recentProgress]
-    return [each["endOffset"] for batch in sources for each in batch if "shards" in each["endOffset"]]
+    return [
+        each["endOffset"] for batch in sources for each in batch if "shards" in each["endOffset"]
+    ]
 
 
 class ByHand:
@@ -180,7 +182,9 @@ def test_every_file_is_read_once_and_the_windows_are_the_batch_answer(
     (folders.path / "left" / "_unfinished.json").write_text('{"key": ')
     (folders.path / "_archive").mkdir()
     with pipeline_of(flow) as pipeline:
-        ended(flow.start(pipeline, counts(pipeline, read(pipeline, folders)), trigger=AVAILABLE_NOW))
+        ended(
+            flow.start(pipeline, counts(pipeline, read(pipeline, folders)), trigger=AVAILABLE_NOW)
+        )
         assert flow.output_of(SOURCE) == START_MS + (59 - 3 - 5) * 1_000
     for file in [*folders.path.glob("left/0*.json"), *folders.path.glob("right/0000.json")]:
         file.unlink()
@@ -199,8 +203,8 @@ def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
     flow: Flow, folders: Folders
 ) -> None:
     """The left one's files bring four times as much as the right one's."""
-    folders.write_each("left", range(0, 200, 1), file_s=20)
-    folders.write_each("right", range(0, 50, 1), file_s=5)
+    folders.write_each("left", range(200), file_s=20)
+    folders.write_each("right", range(50), file_s=5)
     ahead: list[int] = []
     waits: set[str] = set()
 
@@ -227,7 +231,7 @@ def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
         until(lambda: time.monotonic() > end, "some time")
         assert promises(flow)["left"] == stood
         assert flow.leased(SOURCE) == 2
-        folders.write_each("right", range(50, 200, 1), file_s=15)
+        folders.write_each("right", range(50, 200), file_s=15)
         until(has_read(200 - 6), "all is read")
         until(lambda: promises(flow)["left"] >= 200 - 6, "by both")
         shown = [each["waits"] for each in offsets(query) if "waits" in each]
@@ -235,3 +239,241 @@ def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
     assert not any("right" in each and "ahead" in each["right"] for each in shown[:4])
     assert max(ahead) <= DRIFT_S
     assert "left" in waits
+
+
+def test_a_shard_that_is_ahead_of_another_source_waits_alone(flow: Flow, folders: Folders) -> None:
+    """The service asks it to pause, since its first file took it past the limit."""
+    folders.write_each("left", range(100), file_s=100)
+    folders.write_each("left", range(100, 120))
+    folders.write_each("right", range(40))
+    with pipeline_of(flow, together(SOURCE, OTHER), WITH_OTHER) as pipeline:
+        other = ByHand(flow, OTHER)
+        other.is_at(20)
+        query = flow.start(pipeline, read(pipeline, folders))
+        # Both wait in the end, and then the whole query does.
+        until(lambda: SOURCE in pipeline.waits, "the query waits")
+        assert promises(flow) == {"left": 99 - 5, "right": 39 - 5}
+        assert [each["shards"]["left"]["files"] for each in offsets(query)] == [1, 1, 1, 1]
+        assert "is throttled" in offsets(query)[1]["waits"]["left"]
+        other.is_at(1_000)
+        until(lambda: promises(flow)["left"] == 119 - 5, "it goes on")
+
+
+def test_a_rate_lowers_how_many_files_a_shard_gets(flow: Flow, folders: Folders) -> None:
+    """A tenth of four files is less than one, so it also rests."""
+    folders.write_each("left", range(240))
+    spec = SPEC | {SLOW: {"inputs": [SOURCE], "ranges": 1}}
+    throttle = {"stages": {SLOW: {"max_lag_ms": 1}}}
+    with pipeline_of(flow, throttle, spec) as pipeline:
+        folders.write_each("right", range(240))
+        slow = ByHand(flow, SLOW)
+        query = flow.start(pipeline, read(pipeline, folders, most=4))
+        until(lambda: flow.output_of(SOURCE) > 0, "a first batch")
+        slow.keeps(0, flow.output_of(SOURCE))
+        until(lambda: promises(flow)["left"] >= 200 - 6, "it reads on", 60)
+        found = offsets(query)
+    files = [each["shards"].get("left", {"files": 0})["files"] for each in found]
+    steps = [after - before for before, after in zip([0, *files], files, strict=False)]
+    lowered = [step for step, each in zip(steps, found, strict=True) if "waits" in each]
+    assert steps[0] == 4
+    assert len(lowered) > 2
+    assert set(lowered) <= {0, 1}
+    assert "is to read at a rate of 0.1" in found[-1]["waits"]["left"]
+
+
+def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders) -> None:
+    """The driver was killed before Spark had committed the last batch, whose files are read again."""
+    for second in range(0, 100, FILE_S):
+        folders.write(steady(range(second, second + FILE_S)))
+    with pipeline_of(flow) as pipeline:
+        query = flow.start(pipeline, counts(pipeline, read(pipeline, folders)))
+        until(lambda: len(query.recentProgress) >= 4, "some batches")
+        query.stop()
+    commits = sorted((flow.checkpoint / "commits").glob("[0-9]*"), key=lambda each: int(each.name))
+    commits[-1].unlink()
+    (flow.checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+    with pipeline_of(flow) as pipeline:
+        frame = counts(pipeline, read(pipeline, folders))
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows(folders.readings)
+
+
+@pytest.mark.parametrize("build", [alone, counts])
+def test_a_run_with_an_end_reads_what_was_there_and_does_not_wait_for_ever(
+    flow: Flow,
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    build: Callable[[Pipeline, DataFrame], DataFrame],
+) -> None:
+    """The left one is past the limit, and the one that it waits for never moves."""
+    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 1_500)
+    folders.write_each("left", range(200), file_s=100)
+    folders.write_each("right", range(20))
+    with pipeline_of(flow, together(SOURCE, OTHER), WITH_OTHER) as pipeline:
+        ByHand(flow, OTHER).is_at(10)
+        query = flow.start(
+            pipeline, build(pipeline, read(pipeline, folders)), trigger=AVAILABLE_NOW
+        )
+        ended(query)
+        assert promises(flow) == {"left": 199 - 5, "right": 19 - 5}
+        assert "made no progress for" in caplog.text
+        folders.write_each("right", range(20, 60))
+        ended(flow.start(pipeline, build(pipeline, read(pipeline, folders)), trigger=AVAILABLE_NOW))
+        assert promises(flow) == {"left": 199 - 5, "right": 59 - 5}
+
+
+def test_a_run_does_not_wait_for_a_shard_of_its_own_that_has_no_more(
+    flow: Flow, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.write_each("left", range(200), file_s=50)
+    folders.write_each("right", range(20))
+    with pipeline_of(flow, together(SOURCE)) as pipeline:
+        frame = counts(pipeline, read(pipeline, folders))
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+        assert promises(flow) == {"left": 199 - 5, "right": 19 - 5}
+    assert "made no progress" not in caplog.text
+
+
+@pytest.mark.parametrize("build", [alone, counts])
+@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, None])
+def test_a_bounded_query_is_not_final_while_a_shard_that_waits_has_more(
+    flow: Flow,
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[[Pipeline, DataFrame], DataFrame],
+    trigger: Mapping[str, object] | None,
+) -> None:
+    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 2_000)
+    folders.write_each("left", range(200), file_s=100)
+    folders.write_each("right", range(20))
+    with pipeline_of(flow, together(SOURCE), SPEC) as pipeline:
+        frame = build(pipeline, read(pipeline, folders))
+        query = flow.start(pipeline, frame, bounded=True, trigger=trigger)
+        ended(query)
+        assert flow.watermark(SOURCE).final
+        last = offsets(query)[-1]["shards"]
+        assert {shard: each["files"] for shard, each in last.items()} == {"left": 2, "right": 2}
+    if build is counts:
+        assert flow.counted() == windows(folders.readings)
+
+
+def test_a_query_that_also_reads_the_source_it_waits_for_is_not_stuck(
+    flow: Flow, folders: Folders
+) -> None:
+    """The other source is Spark's own, and reads one file in each batch."""
+    spec = {SOURCE: SPEC[SOURCE], OTHER: {"shards": ["left", "right"]}}
+    spec[COUNTS] = {"inputs": [SOURCE, OTHER], "ranges": 2}
+    folders.write_each("left", range(120), file_s=40)
+    folders.write_each("right", range(120), file_s=40)
+    for second in range(0, 120, FILE_S):
+        flow.write(steady(range(second, second + FILE_S)))
+    with pipeline_of(flow, together(SOURCE, OTHER), spec) as pipeline:
+        other = pipeline.source(
+            flow.readings(), stage=OTHER, shard="sensor", event_time="at", strategy=BOUND
+        )
+        both = (
+            read(pipeline, folders, shard="sensor")
+            .select("key", "at")
+            .union(other.select("key", "at"))
+        )
+        query = flow.start(pipeline, counts(pipeline, both), trigger=AVAILABLE_NOW, bounded=True)
+        ended(query)
+        shown = [
+            each["waits"]["left"] for each in offsets(query) if "left" in each.get("waits", {})
+        ]
+    assert any("of other" in each for each in shown)
+    assert flow.counted() == windows([*folders.readings, *steady(range(120))])
+
+
+def test_a_file_that_comes_late_is_refused_and_not_lost(flow: Flow, folders: Folders) -> None:
+    folders.write_each("left", range(20))
+    folders.write_each("right", range(20))
+    with pipeline_of(flow) as pipeline:
+        query = flow.start(pipeline, read(pipeline, folders))
+        until(
+            lambda: len(promises(flow)) == 2 and min(promises(flow).values()) == 14, "all is read"
+        )
+        folders.write([Reading("left", "a", 30)], name="0000-late.json")
+        until(lambda: not query.isActive, "the query fails")
+        with pytest.raises(StreamingQueryException) as failed:
+            query.awaitTermination()
+    assert "'0000-late.json', with a name that sorts before it" in str(failed.value)
+    assert "Rename it to one that sorts after '0001.json'" in str(failed.value)
+    left = folders.path / "left"
+    (left / "0000-late.json").rename(left / "0009.json")
+    with pipeline_of(flow) as pipeline:
+        ended(flow.start(pipeline, read(pipeline, folders), trigger=AVAILABLE_NOW))
+        assert promises(flow)["left"] == 30 - 5
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"key": "a", "at": "2026-', "cannot be read as json"),
+        (None, "was deleted before it was read|some of them are gone"),
+    ],
+)
+def test_a_file_that_is_broken_or_gone_fails_the_query_until_it_is_repaired(
+    flow: Flow, folders: Folders, text: str | None, error: str
+) -> None:
+    folders.write_each("left", range(20))
+    broken = folders.path / "left" / "0001.json"
+    whole = broken.read_text()
+    with pipeline_of(flow) as pipeline:
+        if text is None:
+            broken.unlink()
+            broken.symlink_to(folders.path / "left" / "0000.json")
+        else:
+            broken.write_text(text)
+        query = flow.start(pipeline, read(pipeline, folders), trigger=AVAILABLE_NOW)
+        if text is None:
+            pass
+        with pytest.raises(StreamingQueryException, match=error):
+            query.awaitTermination(DEADLINE_S)
+        broken.write_text(whole)
+        ended(flow.start(pipeline, read(pipeline, folders), trigger=AVAILABLE_NOW))
+        assert promises(flow)["left"] == 19 - 5
+
+
+def test_a_shard_with_unread_files_is_not_idle_and_a_quiet_one_is(
+    flow: Flow, folders: Folders
+) -> None:
+    """The left one rests for a minute after its first file, as its rate asks for."""
+    spec: dict[str, Any] = SPEC | {SLOW: {"inputs": [SOURCE], "ranges": 1}}
+    spec[SOURCE] = {**SPEC[SOURCE], "idle": {"after_ms": 1_000, "then": "exclude"}}
+    with pipeline_of(flow, {"stages": {SLOW: {"max_lag_ms": 1}}}, spec) as pipeline:
+        folders.write_each("left", range(10))
+        folders.write_each("right", range(10))
+        query = flow.start(pipeline, read(pipeline, folders))
+        until(lambda: flow.output_of(SOURCE) > 0, "a first batch")
+        ByHand(flow, SLOW).keeps(0, flow.output_of(SOURCE))
+        until(lambda: set(statuses(flow).values()) == {"idle"}, "both are quiet")
+        folders.write_each("left", range(20, 60), file_s=40)
+        folders.write_each("left", range(60, 200))
+        until(lambda: "left" in pipeline.shard_waits.get(SOURCE, {}), "it rests")
+        seen: set[str] = set()
+        end = time.monotonic() + 4
+
+        def look() -> bool:
+            if "left" in pipeline.shard_waits.get(SOURCE, {}):
+                seen.add(statuses(flow)["left"])
+            return time.monotonic() > end
+
+        until(look, "some time")
+        assert statuses(flow)["right"] == "idle"
+        assert query.isActive
+    assert "idle" not in seen
+
+
+def test_rows_of_a_folder_that_is_no_shard_pass_and_are_counted(
+    flow: Flow, folders: Folders
+) -> None:
+    folders.write(Reading(sensor, "a", 5) for sensor in ("left", "right", "stranger"))
+    with pipeline_of(flow) as pipeline:
+        query = flow.start(pipeline, read(pipeline, folders), trigger=AVAILABLE_NOW)
+        ended(query)
+        assert query.lastProgress is not None
+        assert pipeline.counts[Count.UNKNOWN_SHARD_ROWS] == 1
+    rows = flow.spark.read.json(str(flow.output)).collect()
+    assert sorted(row["shard"] for row in rows) == ["left", "right", "stranger"]
