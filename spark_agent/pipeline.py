@@ -176,8 +176,9 @@ class Pipeline:
         of Spark, or its text). Files in it are read in the order of their names, at most
         `max_files_per_shard` in a batch. A file must be complete when it gets its name, must sort after
         those that are there, and may be deleted once it was read. What begins with a dot or an
-        underscore is skipped. One that comes with a name before the last one that was read, or a last
-        one that grows, fails the query before its next batch: it would never be read.
+        underscore is skipped. One that comes with a name before the last one that was read fails the
+        query before its next batch, since it would never be read. So does one that grows after it was
+        read, if the query sees that.
 
         JSON has an object in each line, CSV the columns' names in its first line; both may be
         compressed. Instants without a time zone are in Spark's session time zone. The folders must be

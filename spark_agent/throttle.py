@@ -196,7 +196,10 @@ class SourceThrottle:
             rate = float(asked["rate"]) / rest_rate
             if rate >= 1 or shard not in wanted.unread:
                 continue
-            because = f"shard {shard} of {stage} is to read at a rate of {asked['rate']}: {asked['because']}"
+            because = (
+                f"shard {shard} of {stage} is to read at a rate of {asked['rate']}: "
+                f"{asked['because']}"
+            )
             if self._rests.is_resting(stage, shard, rate, wanted.most, now_ms):
                 found[shard] = ShardLimit(0, because)
             elif wanted.most is not None:

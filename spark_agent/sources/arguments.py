@@ -60,8 +60,8 @@ def _check_path(path: object) -> None:
         )
     if not Path(name).is_dir():
         raise ValueError(
-            f"path {name!r} is not a folder. It must be there before the query starts; in it is a folder "
-            f"for each shard, which may come later"
+            f"path {name!r} is not a folder. It must be there before the query starts; in it is a "
+            f"folder for each shard, which may come later"
         )
 
 

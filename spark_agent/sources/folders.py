@@ -47,25 +47,23 @@ def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) ->
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
         raise LogsError(
             f"tidegauge: shard {shard!r} in {path!r} was read up to {at.last!r}, and after that came "
-            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more}, with a name that sorts before it, so it "
-            f"would never be read. Rename it to one that sorts after {at.last!r} (its rows may be late), "
-            f"or move it out of the folder; then start the query again from its checkpoint. Files must "
-            f"come in the order of their names, and keep their names"
+            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more}, with a name that sorts before it, so "
+            f"it would never be read. Rename it to one that sorts after {at.last!r} (its rows may be "
+            f"late), or move it out of the folder; then start the query again from its checkpoint. "
+            f"Files must come in the order of their names, and keep their names"
         )
 
 
-def check_size(path: str, shard: str, at: ShardOffset) -> None:
-    """Check that the last file that was read has not grown since. Raises `LogsError`."""
-    if at.last:
-        size = size_of(path, shard, at.last)
-        if size is not None and size != at.size:
-            raise LogsError(
-                f"tidegauge: {at.last!r} of shard {shard!r} in {path!r} had {at.size} bytes when it was "
-                f"read, and has {size} now. What was added would never be read. Write a file under a "
-                f"name that begins with a dot, and rename it once it is complete. To go on, put what was "
-                f"added into a file that sorts after it, give it its {at.size} bytes back (or delete it), "
-                f"and start the query again from its checkpoint"
-            )
+def check_size(path: str, shard: str, name: str, size: int) -> None:
+    """Check that a file which was read with this size has not grown since. Raises `LogsError`."""
+    now = size_of(path, shard, name)
+    if now is not None and now > size:
+        raise LogsError(
+            f"tidegauge: {name!r} of shard {shard!r} in {path!r} had {size} bytes when it was read, and "
+            f"has {now} now. What was added is not read. Write a file under a name that begins with a "
+            f"dot, and rename it once it is complete. Put what was added into a file that sorts after "
+            f"it, and start the query again from its checkpoint"
+        )
 
 
 def files_of_batch(path: str, start: LogsOffset, end: LogsOffset) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -93,10 +93,12 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._next_poll_ms: int | None = None
         self._checked: dict[str, tuple[ShardOffset, Sequence[str]]] = {}
         """By shard: the offset and the files for which nothing late was found."""
+        self._sizes: dict[str, tuple[str, int]] = {}
+        """By shard: the last file of the newest batch, and its size when that was planned."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what only the driver's side knows: Spark pickles the reader for `read`."""
-        return {**self.__dict__, "_checked": {}, "_ends": None}
+        return {**self.__dict__, "_checked": {}, "_ends": None, "_sizes": {}}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Start before all files."""
@@ -131,7 +133,8 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._after(at, listing, taken, admission).to_dict()
         if self._ends is not None:
             # To return `start` would end the run, with files unread.
-            return replace(at, turn=at.turn + 1).to_dict() if unread else start
+            turn = LogsOffset(at.shards, at.turn + 1, admission.because)
+            return turn.to_dict() if unread else start
         self._next_poll_ms = self._clock.steady_ms() + self._poll_ms
         return start
 
@@ -143,6 +146,9 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = files_of_batch(
             self._logs.path, LogsOffset.from_dict(start), LogsOffset.from_dict(end)
         )
+        for shard, names in found.items():
+            size = size_of(self._logs.path, shard, names[-1])
+            self._sizes[shard] = names[-1], size or 0
         return [ShardFiles(shard, names) for shard, names in sorted(found.items())]
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
@@ -170,10 +176,11 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise `LogsError` if a shard has something that would never be read."""
         for shard, offset in at.shards.items():
             names = listing.get(shard, ())
-            check_size(self._logs.path, shard, offset)
             if self._checked.get(shard) != (offset, names):
                 check_order(self._logs.path, shard, names, offset)
                 self._checked[shard] = offset, names
+        for shard, (name, size) in self._sizes.items():
+            check_size(self._logs.path, shard, name, size)
 
     def _unread(self, at: LogsOffset, listing: Listing) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -223,8 +230,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for shard, names in taken.items():
             offset = at.of(shard)
             present = listing[shard][: len(listing[shard]) - len(offset.unread(listing[shard]))]
-            size = size_of(self._logs.path, shard, names[-1]) or 0
-            shards[shard] = offset.after(present, names, size=size)
+            shards[shard] = offset.after(present, names)
         return LogsOffset(shards, at.turn, admission.because)
 
 

@@ -49,8 +49,6 @@ class ShardOffset:
     """The name of the last file; empty: none yet."""
     files: int = 0
     """How many files were read in all."""
-    size: int = 0
-    """Of the last file, in bytes: a log that is still written to would lose what comes later."""
     seen: str = ""
     """The digests of the files up to the last one that were still there when it was chosen."""
 
@@ -65,7 +63,7 @@ class ShardOffset:
     def late(self, names: Sequence[str]) -> list[str]:
         """Return the files that sort before the last one, and were not read.
 
-        >>> first = ShardOffset().after([], ["0002", "0004"], size=1)
+        >>> first = ShardOffset().after([], ["0002", "0004"])
         >>> first.late(["0002", "0003", "0004", "0005"])
         ['0003']
         >>> first.late(["0004"])  # a file that was read may be deleted
@@ -75,18 +73,18 @@ class ShardOffset:
         seen = self._seen() if before else frozenset[bytes]()
         return [name for name in before if _digest(name) not in seen]
 
-    def after(self, present: Iterable[str], taken: Sequence[str], *, size: int) -> ShardOffset:
+    def after(self, present: Iterable[str], taken: Sequence[str]) -> ShardOffset:
         """Return the offset after a batch reads `taken`, while `present` are there of those before."""
         digests = sorted(_digest(name) for name in (*present, *taken))
         return ShardOffset(
-            taken[-1], self.files + len(taken), size, b64encode(b"".join(digests)).decode()
+            taken[-1], self.files + len(taken), b64encode(b"".join(digests)).decode()
         )
 
     def batch(self, names: Sequence[str], end: ShardOffset) -> list[str] | None:
         """Return the files of the batch from here to `end`; None: some of them are gone.
 
-        >>> start = ShardOffset().after([], ["1"], size=1)
-        >>> end = start.after(["1"], ["2", "4"], size=1)
+        >>> start = ShardOffset().after([], ["1"])
+        >>> end = start.after(["1"], ["2", "4"])
         >>> start.batch(["1", "2", "3", "4", "5"], end), start.batch(["1", "3", "4"], end)
         (['2', '4'], None)
         """
@@ -121,7 +119,7 @@ class LogsOffset:
     def to_dict(self) -> dict[str, Any]:
         """Return it in the form that Spark logs."""
         shards = {
-            shard: {"last": at.last, "files": at.files, "size": at.size, "seen": at.seen}
+            shard: {"last": at.last, "files": at.files, "seen": at.seen}
             for shard, at in sorted(self.shards.items())
         }
         stored: dict[str, Any] = {"shards": shards, "turn": self.turn}
