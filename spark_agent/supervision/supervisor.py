@@ -103,8 +103,11 @@ class Supervisor:
         self._latest_epoch = -1
         self._committed = Committed()
         self._pending = PendingReports(clock, assignment.watched)
-        self._unread: dict[str, Collection[str]] = {}
-        self._shard_waits: dict[str, Mapping[str, str]] = {}
+        # Complete from the start: another thread replaces values while this one goes through them.
+        self._unread: dict[str, Collection[str]] = dict.fromkeys(assignment.by_shard, ())
+        self._shard_waits: dict[str, Mapping[str, str]] = {
+            stage: {} for stage in assignment.by_shard
+        }
         self._finishing = Finishing(assignment, client, self._unread)
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
@@ -172,7 +175,7 @@ class Supervisor:
         before = self._shard_waits.get(stage, {})
         for shard, because in waits.items():
             if shard not in before:
-                _log.info("query %s: a shard waits, others go on: %s", self.query, because)
+                _log.info("query %s goes on, with less of one shard: %s", self.query, because)
         self._unread[stage], self._shard_waits[stage] = unread, waits
 
     @property
