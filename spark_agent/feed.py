@@ -22,6 +22,7 @@ from spark_agent.errors import AggregatorError
 from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.running import CommittedBatch
+from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.throttle import SourceThrottle
 from spark_agent.times import instant_text
 
@@ -61,6 +62,10 @@ class EpochCommitter(Protocol):
 
     def wait_because(self, reason: str | None) -> None:
         """Keep the sources' leases while the query waits for this reason; None: it does not."""
+        ...
+
+    def note_shards(self, stage: str, *, unread: Collection[str], waits: Mapping[str, str]) -> None:
+        """Note which shards of a source have unread files, and why which of them get none or fewer."""
         ...
 
 
@@ -116,6 +121,8 @@ class Feed:
         # By reader: the offset last returned, and the latest epoch at that time.
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
+        # By source of ours: its shards that have unread files.
+        self._unread: dict[str, Collection[str]] = {}
 
     def next(self, reader: str, stage: str, at: Offset) -> Offset | Hold:
         """Return a control source's next offset, or `at` itself if nothing is new; a `Hold` while the
@@ -129,14 +136,7 @@ class Feed:
         Raises `QueryFailedError` if the query must not run another batch.
         """
         with self._lock:
-            latest = self._progress()
-            if self._first_epoch is None:
-                self._first_epoch = _epoch(latest)
-            self._commit(latest)
-            # Spark looks at a query's failure only between two triggers, and this one has begun: its
-            # batch would still be run.
-            if (failure := self.supervisor.failure) is not None:
-                raise QueryFailedError(failure)
+            latest = self._latest()
             if self._must_wait(latest):
                 return Hold(self._config.poll_ms)
             found = at
@@ -148,6 +148,32 @@ class Feed:
                 # Nothing to tell, or nothing to read: to tell it would cause a batch without an end.
                 return found
             return Offset(found.watermark_ms, at.turn + 1, waited)
+
+    def admit(self, stage: str, wanted: Wanted) -> Admission:
+        """Return what the shards of a source of ours may read in the next batch.
+
+        Raises `QueryFailedError` if the query must not run another batch.
+        """
+        with self._lock:
+            latest = self._latest()
+            admission = Admission()
+            if self._throttle is not None:
+                admission = self._throttle.admit(stage, wanted, latest)
+            self._unread[stage] = list(wanted.unread)
+            self.supervisor.note_shards(stage, unread=list(wanted.unread), waits=admission.because)
+            return admission
+
+    def _latest(self) -> CommittedBatch | None:
+        """Commit the latest batch, and return it. Raises `QueryFailedError`."""
+        latest = self._progress()
+        if self._first_epoch is None:
+            self._first_epoch = _epoch(latest)
+        self._commit(latest)
+        # Spark looks at a query's failure only between two triggers, and this one has begun: its
+        # batch would still be run.
+        if (failure := self.supervisor.failure) is not None:
+            raise QueryFailedError(failure)
+        return latest
 
     def _must_wait(self, latest: CommittedBatch | None) -> bool:
         """Return whether the sources are throttled. Spark's thread waits in the control source then, and
@@ -249,9 +275,9 @@ class Feed:
 
         Either the last batch read nothing, or no batch has run since this source was last polled,
         although that trigger polled all sources. A batch planned before this start, which Spark only
-        repeats, proves nothing.
+        repeats, proves nothing. Nor does a trigger that found nothing because shards have to wait.
         """
-        if latest is None or self._first_epoch is None:
+        if latest is None or self._first_epoch is None or any(self._unread.values()):
             return False
         read_nothing = latest.read_nothing and latest.epoch > self._first_epoch
         return read_nothing or self._last_answers.get(reader) == (at, latest.epoch)

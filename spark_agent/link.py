@@ -1,7 +1,8 @@
-"""The link between a query's control sources and the driver: a loopback socket, one line each way.
+"""The link between a query's sources and the driver: a loopback socket, one line each way.
 
 Spark runs a Python source in a process of its own next to the driver. The state that determines its
-next offset is in the driver (see `spark_agent.feed`), so the source requests it from there.
+next offset is in the driver (see `spark_agent.feed`), so the source requests it from there: a control
+source the next watermark, a source of ours what its shards may read.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from dataclasses import asdict, dataclass, field
 from hmac import compare_digest
 from secrets import token_hex
 from socketserver import StreamRequestHandler, ThreadingTCPServer
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-_LONGEST_LINE: Final = 4_096
+from spark_agent.sources.admission import Admission, Wanted
+
+_LONGEST_LINE: Final = 4 << 20
+"""In bytes: a source may ask for ten thousand shards."""
+_PART: Final = 65_536
+
+T = TypeVar("T")
 
 
 class LinkError(Exception):
@@ -93,15 +100,18 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """Asks for what comes after an offset or, if `wanted` is set, for what may be read."""
+
     token: str
     control: str
     reader: str
-    watermark_ms: int | None
-    turn: int
+    watermark_ms: int | None = None
+    turn: int = 0
+    wanted: dict[str, Any] | None = None
 
 
 class LinkClient:
-    """The control source's end: one persistent connection. Spark polls a source from one thread."""
+    """A source's end: one persistent connection. Spark polls a source from one thread."""
 
     def __init__(self, port: int, token: str, *, timeout_ms: int) -> None:
         self._port = port
@@ -121,6 +131,17 @@ class LinkClient:
         Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
         """
         request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
+        return self._ask(request, _read_offset)
+
+    def admit(self, source: str, wanted: Wanted) -> Admission:
+        """Ask the driver what the shards of a source may read in the next batch.
+
+        Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
+        """
+        request = _Request(self._token, source, self._reader, wanted=wanted.to_dict())
+        return self._ask(request, lambda answer: Admission.from_dict(answer["limits"]))
+
+    def _ask(self, request: _Request, read: Callable[[dict[str, Any]], T]) -> T:
         try:
             link = self._link or self._connect()
             link.sendall(json.dumps(asdict(request)).encode() + b"\n")
@@ -129,9 +150,7 @@ class LinkClient:
                 raise NotStartedError(answer["not_started"])
             if "failed" in answer:
                 raise QueryFailedError(answer["failed"])
-            if "hold" in answer:
-                return Hold(answer["hold"])
-            return Offset.from_dict(answer["offset"])
+            return read(answer)
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise LinkError(str(error)) from error
@@ -148,27 +167,41 @@ class LinkClient:
         return self._link
 
 
+def _read_offset(answer: dict[str, Any]) -> Offset | Hold:
+    return Hold(answer["hold"]) if "hold" in answer else Offset.from_dict(answer["offset"])
+
+
 def _line(link: socket.socket) -> bytes:
     """Read an answer, one line. Raises `ValueError` if the connection closes before its end."""
-    found = b""
+    found = bytearray()
     while not found.endswith(b"\n"):
-        part = link.recv(_LONGEST_LINE)
+        part = link.recv(_PART)
         if not part:
             raise ValueError("the driver closed the connection")
         found += part
-    return found
+    return bytes(found)
 
 
 class LinkServer:
     """The driver's end. `answer` maps a control source's id, its reader's id and its offset to the next
-    offset. Each reader has a thread of its own.
+    offset; `admit` maps the id of a source of ours and what it wants to what it may read. Each reader
+    has a thread of its own.
     """
 
-    def __init__(self, token: str, answer: Callable[[str, str, Offset], Offset | Hold]) -> None:
+    def __init__(
+        self,
+        token: str,
+        answer: Callable[[str, str, Offset], Offset | Hold],
+        admit: Callable[[str, Wanted], Admission] | None = None,
+    ) -> None:
         links: WeakSet[socket.socket] = WeakSet()
 
-        def answered(request: _Request, at: Offset) -> dict[str, Any]:
+        def answered(request: _Request) -> dict[str, Any]:
             try:
+                if request.wanted is not None and admit is not None:
+                    wanted = Wanted.from_dict(request.wanted)
+                    return {"limits": admit(request.control, wanted).to_dict()}
+                at = Offset(request.watermark_ms, request.turn)
                 found = answer(request.control, request.reader, at)
             except NotStartedError as error:
                 return {"not_started": error.stage}
@@ -187,8 +220,7 @@ class LinkServer:
                         request = _Request(**json.loads(line))
                         if not compare_digest(request.token, token):
                             return
-                        at = Offset(request.watermark_ms, request.turn)
-                        self.wfile.write(json.dumps(answered(request, at)).encode() + b"\n")
+                        self.wfile.write(json.dumps(answered(request)).encode() + b"\n")
 
         self._links = links
         self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)

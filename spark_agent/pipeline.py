@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from spark_agent import control_source, plan
 from spark_agent.arguments import (
@@ -45,6 +47,9 @@ from spark_agent.job import DeclaredJob
 from spark_agent.link import LinkServer
 from spark_agent.queries import Queries, Start, Timing
 from spark_agent.reporting import RangeReporter, ReportTarget, SourceReporter
+from spark_agent.sources import logs
+from spark_agent.sources.arguments import check_logs
+from spark_agent.sources.logs import LogsSource
 from spark_agent.spec import StageSpec, ancestors
 from spark_agent.starting import check_days, check_percentile, check_settings
 from spark_agent.strategies import EARLIEST_MS, Strategy
@@ -131,8 +136,9 @@ class Pipeline:
             new_id=new_id,
         )
         self._token = token_hex(16)
-        self._link = LinkServer(self._token, self._queries.next_offset)
+        self._link = LinkServer(self._token, self._queries.next_offset, self._queries.admit)
         self._spark.dataSource.register(ControlSource)
+        self._spark.dataSource.register(LogsSource)
 
     @property
     def counts(self) -> Counter[str]:
@@ -143,6 +149,79 @@ class Pipeline:
     def waits(self) -> dict[str, str]:
         """Why the next batch of a query has to wait, by the source stages that it executes."""
         return self._queries.waits
+
+    @property
+    def shard_waits(self) -> dict[str, dict[str, str]]:
+        """Why single shards of sources from `read_logs` read nothing in the next batch, or less than
+        they could, while others go on: by source stage and shard.
+        """
+        return self._queries.shard_waits
+
+    def read_logs(
+        self,
+        path: str | PathLike[str],
+        *,
+        stage: str,
+        format: Literal["csv", "json", "parquet"],  # noqa: A002  (as Spark calls it)
+        schema: StructType | str,
+        event_time: str,
+        strategy: Strategy,
+        shard: str = "shard",
+        max_files_per_shard: int | None = None,
+        tolerance: Duration = "1 day",
+    ) -> DataFrame:
+        """Read a source whose shards are folders in `path`, and report its progress, as `source` does.
+
+        A folder's name is its shard, which the column `shard` has, after those of `schema` (a schema
+        of Spark, or its text). Files in it are read in the order of their names, at most
+        `max_files_per_shard` in a batch. A file must be complete when it gets its name, must sort after
+        those that are there, and may be deleted once it was read. What begins with a dot or an
+        underscore is skipped. One that comes with a name before the last one that was read fails the
+        query before its next batch, since it would never be read. So does one that grows after it was
+        read, if the query sees that.
+
+        JSON has an object in each line, CSV the columns' names in its first line; both may be
+        compressed. Instants without a time zone are in Spark's session time zone. The folders must be
+        at the same path for the driver and for every executor.
+
+        Where the job has a `throttle`, single shards wait: one that is asked to pause, or that another
+        batch like its last one would take past its group's limit, reads nothing while others go on. A
+        rate below 1 lowers the number of its files. `shard_waits` says why, and so does the offset of
+        the batch, in the query's progress.
+
+        Raises `ValueError`.
+        """
+        self._job.stage(stage, "source")
+        columns = check_logs(
+            path, form=format, schema=schema, shard=shard, most=max_files_per_shard
+        )
+        frame = (
+            self._spark.readStream.format(logs.FORMAT)
+            .options(
+                stage=stage,
+                source=self._queries.new_control(stage),
+                port=str(self._link.port),
+                token=self._token,
+                timeoutMs=str(3 * self._timing.patience_ms + _LINK_MARGIN_MS),
+                pollMs=str(self._timing.poll_ms),
+                schema=columns.json(),
+                folder=os.path.abspath(path),  # noqa: PTH100  (no link is to be resolved)
+                files=format,
+                shard=shard,
+                zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
+                most="" if max_files_per_shard is None else str(max_files_per_shard),
+            )
+            .load()
+        )
+        return self.source(
+            frame,
+            stage=stage,
+            shard=shard,
+            event_time=event_time,
+            strategy=strategy,
+            tolerance=tolerance,
+            partitioned_by_shard=True,
+        )
 
     def source(
         self,
@@ -369,11 +448,13 @@ class Pipeline:
         frame = plan.frame_of(writer)
         tree = self._plans.read(frame)
         controls = [node.control for node in tree.walk() if node.control is not None]
+        readers = [node.reader for node in tree.walk() if node.reader is not None]
         start = Start(
             writer,
             controls,
             trigger,
             bounded,
+            readers,
             stops_when_fenced=on_fenced == "stop",
             stops_when_rereading=on_lost_checkpoint == "stop",
         )

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.control_source import FORMAT
+from spark_agent.sources.logs import FORMAT as LOGS
 
 JavaObject: TypeAlias = Any
 
@@ -49,10 +50,11 @@ _LIMITS: Final = frozenset(
 
 
 _UNLIMITED: Final = frozenset(
-    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text", FORMAT}
+    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
+    | {FORMAT, LOGS}
 )
-"""Sources that read all that is there unless an option of `_LIMITS` says otherwise. Others have limits
-of their own: a Delta table reads a thousand files at a time."""
+"""Sources that read all that is there unless an option of `_LIMITS` says otherwise, or that tell what
+they leave. Others have limits of their own: a Delta table reads a thousand files at a time."""
 _INTERVAL: Final = re.compile(r"ProcessingTimeTrigger\((\d+)\)")
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
@@ -104,6 +106,14 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
+class Reader:
+    """A source of ours: the stage whose shards it reads, and its id at the driver."""
+
+    stage: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of a query's logical plan."""
 
@@ -123,6 +133,7 @@ class Node:
     bounds: Bounds | None = None
     """Of a join of two streams."""
     control: Control | None = None
+    reader: Reader | None = None
     limits: tuple[str, ...] = ()
     """Options that limit how much of a source one batch reads."""
     reads_all: bool = True
@@ -204,6 +215,7 @@ class PlanReader:
             groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
             bounds=bounds,
             control=_control(node) if name == "StreamingRelationV2" else None,
+            reader=_reader(node) if name == "StreamingRelationV2" else None,
             limits=tuple(sorted(_LIMITS & set(_options(node)))),
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
@@ -378,6 +390,13 @@ def _control(node: JavaObject) -> Control | None:
         is_gate=options.get("gate") == "true",
         percentile=int(percentile) if percentile else None,
     )
+
+
+def _reader(node: JavaObject) -> Reader | None:
+    if node.sourceName() != LOGS:
+        return None
+    options = node.extraOptions()
+    return Reader(options.get("stage"), options.get("source"))
 
 
 def _reads_all(node: JavaObject) -> bool:

@@ -28,6 +28,7 @@ from spark_agent.in_flight import StageInFlight
 from spark_agent.job import DeclaredJob, host
 from spark_agent.link import Hold, NotStartedError, Offset
 from spark_agent.reporting import QUERY_PROPERTY, RUN_PROPERTY
+from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.spec import ancestors, upstream
 from spark_agent.starting import caps_ms, check_inputs_final, check_not_final
 from spark_agent.supervision.assignment import Assignment, QueryHandle
@@ -70,6 +71,8 @@ class Start:
     controls: Sequence[plan.Control]
     trigger: str
     bounded: bool
+    readers: Sequence[plan.Reader] = ()
+    """Its sources of ours."""
     stops_when_fenced: bool = True
     stops_when_rereading: bool = True
 
@@ -131,6 +134,13 @@ class Queries:
         self._feeds[control_id] = stage, None
         return control_id
 
+    def admit(self, source: str, wanted: Wanted) -> Admission:
+        """Answer a source of ours, through the link. Raises `NotStartedError`, `QueryFailedError`."""
+        stage, feed = self._feeds.get(source, ("", None))
+        if not isinstance(feed, Feed):
+            raise NotStartedError(stage)
+        return feed.admit(stage, wanted)
+
     def next_offset(self, control: str, reader: str, at: Offset) -> Offset | Hold:
         """Answer a control source, through the link. Raises `NotStartedError`."""
         stage, feed = self._feeds.get(control, ("", None))
@@ -156,6 +166,16 @@ class Queries:
                 for _, supervisor in self._started
                 if (because := supervisor.waits_because) is not None
                 for stage in supervisor.sources
+            }
+
+    @property
+    def shard_waits(self) -> dict[str, dict[str, str]]:
+        """Why single shards get nothing to read in the next batch, or less, by source stage."""
+        with self._lock:
+            return {
+                stage: waits
+                for _, supervisor in self._started
+                for stage, waits in supervisor.shard_waits.items()
             }
 
     def start(self, start: Start, query_stages: QueryStages) -> StreamingQuery:
@@ -197,6 +217,7 @@ class Queries:
                 if any(stages[name].has_idle_policy for name in above) and self._counts_state()
             ],
             inputs=inputs,
+            by_shard=frozenset(each.stage for each in start.readers),
         )
 
     def _supervisor(self, assignment: Assignment, run: int | None) -> Supervisor:
@@ -244,8 +265,8 @@ class Queries:
             throttle=self._source_throttle(name, query_stages, start),
             is_active=lambda: not holder or running.is_active(holder[0]),
         )
-        for control in start.controls:
-            self._feeds[control.id] = control.stage, feed
+        for each in (*start.controls, *start.readers):
+            self._feeds[each.id] = each.stage, feed
         supervisor.start()
         properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
         with self._events.starting(), self._local_properties(properties):
@@ -315,6 +336,7 @@ class Queries:
             # A run of what is there now ends soon, and whom it would wait for may run only later.
             looks_ahead=not start.available_now
             and not any(self._job.stages[stage].has_idle_policy for stage in query_stages.sources),
+            by_shard=frozenset(each.stage for each in start.readers),
         )
         return SourceThrottle(config, client=self._client, clock=self._clock)
 

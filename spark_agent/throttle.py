@@ -5,6 +5,9 @@ downstream lags). Spark plans one batch for all sources of a query, so the query
 only while each of its shards that belongs to a group is asked to pause, is idle, or is final. Any other
 may be the one that the paused shards wait for: if it were held back as well, none would ever go on.
 
+A source of ours (`spark_agent.sources`) asks before each batch what each of its shards may read. There
+a shard waits by itself, and the others go on: `SourceThrottle.admit`.
+
 A shard that the next batch would take past its group's limit, if it brings as much as the last one,
 waits as if it were asked to: else the query would be ahead by the drift and one batch. The query that
 reads the slowest shard of a group never waits for that group's sake, so somebody always goes on. The
@@ -15,18 +18,19 @@ has an idle policy, its query waits only when it is asked to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from spark_agent.advances import Advances, Promises
-from spark_agent.answers import MAX_MS, GroupAnswer
+from spark_agent.alignment import past_limit, pauses, slowest_rate
+from spark_agent.answers import GroupAnswer
 from spark_agent.client import Client, Throttle
 from spark_agent.clock import Clock
 from spark_agent.errors import AggregatorError
 from spark_agent.link import HeldBack
 from spark_agent.running import CommittedBatch
-from spark_agent.times import instant_text
+from spark_agent.sources.admission import Admission, Rests, ShardLimit, Wanted, files_at
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -54,6 +58,8 @@ class ThrottleConfig:
     """After this long without progress of those it waits for, it goes on anyway. None: never."""
     looks_ahead: bool = False
     """Whether it waits before a batch that would take it past its limit. Never with an idle policy."""
+    by_shard: Collection[str] = ()
+    """The source stages whose shards wait by themselves."""
 
 
 class SourceThrottle:
@@ -71,6 +77,9 @@ class SourceThrottle:
         self._batch_ended_ms = clock.steady_ms()
         self._wait: tuple[int, str] | None = None
         self._stuck = _Stuck(config.query, config.patience_ms)
+        self._rests = Rests()
+        self._exhausted: dict[str, Wanted] = {}
+        """What sources wanted that read only what was there at the start."""
 
     def refresh_soon(self) -> None:
         """Ask the service on the next call: an epoch was committed, which may change its answer."""
@@ -78,10 +87,7 @@ class SourceThrottle:
 
     def reason_to_wait(self, latest: CommittedBatch | None) -> str | None:
         """Return why the next batch has to wait; None: it may run."""
-        now_ms = self._clock.steady_ms()
-        epoch = -1 if latest is None else latest.epoch
-        if epoch != self._epoch:
-            self._epoch, self._batch_ended_ms = epoch, now_ms
+        now_ms = self._note(latest)
         throttle = self._answer.latest()
         if throttle is None:
             return None
@@ -100,52 +106,112 @@ class SourceThrottle:
         (since_ms, because), self._wait = self._wait, None
         return HeldBack(self._clock.steady_ms() - since_ms, because)
 
+    def admit(self, stage: str, wanted: Wanted, latest: CommittedBatch | None) -> Admission:
+        """Return what the shards of a source may read in the next batch."""
+        now_ms = self._note(latest)
+        if wanted.ends:
+            self._exhausted[stage] = wanted
+        throttle = self._answer.latest()
+        limits: dict[str, ShardLimit] = {}
+        if throttle is not None:
+            slow = self._slow(throttle, stage, wanted, now_ms)
+            held = self._held(throttle, stage, wanted, now_ms)
+            limits = slow | {shard: ShardLimit(0, because) for shard, because in held.items()}
+        reading = [shard for shard in wanted.unread if shard not in limits or limits[shard].files]
+        self._rests.plan(stage, frozenset(reading))
+        return Admission(limits)
+
+    def _note(self, latest: CommittedBatch | None) -> int:
+        """Note when the latest batch ended; return the time."""
+        now_ms = self._clock.steady_ms()
+        epoch = -1 if latest is None else latest.epoch
+        if epoch != self._epoch:
+            self._epoch, self._batch_ended_ms = epoch, now_ms
+            self._rests.end_batch(now_ms, 0 if latest is None else latest.duration_ms)
+        return now_ms
+
+    def _own_groups(self, throttle: Throttle) -> list[GroupAnswer]:
+        own = set(self._config.sources)
+        return [group for group in throttle.groups if own & set(group["stages"])]
+
     def _ahead(self, throttle: Throttle, now_ms: int) -> str | None:
         """Return why every shard has to wait; None: one of them need not."""
         own = set(self._config.sources)
-        groups = [group for group in throttle.groups if own & set(group["stages"])]
+        groups = self._own_groups(throttle)
         stages = sorted({stage for group in groups for stage in group["stages"]} & own)
-        paused = {stage: _pauses(throttle, stage) for stage in stages}
+        paused = {stage: pauses(throttle, stage) for stage in stages}
         if not (any(paused.values()) or (self._config.looks_ahead and groups)):
             return None
+        # A query that reads the shard which a group waits for must go on, whatever its others do.
+        others = [
+            group
+            for group in groups
+            if group["held_by"] is not None and group["held_by"]["stage"] not in own
+        ]
         reasons: list[str] = []
         for stage in stages:
             waited_for = self._promises(stage, now_ms)
             if waited_for is None:
                 return None
-            held = {**self._would_pass(groups, stage, waited_for), **paused[stage]}
+            held = {**self._past_limit(others, stage, waited_for), **paused[stage]}
             if not waited_for.keys() <= held.keys():
                 return None
             reasons += held.values()
-        limits = [group["limit"] for group in groups]
-        if not reasons or self._stuck.may_run(limits, reasons[0], now_ms):
+        if not reasons or self._stuck.may_run(_limits(groups), reasons[0], now_ms):
             return None
         return reasons[0]
 
-    def _would_pass(
+    def _held(self, throttle: Throttle, stage: str, wanted: Wanted, now_ms: int) -> dict[str, str]:
+        """Return the shards with unread files that read none of them in the next batch, and why."""
+        groups = [
+            group
+            for group in throttle.groups
+            if stage in group["stages"] and not self._waits_in_vain(group)
+        ]
+        if not groups:
+            return {}
+        promises = self._promises(stage, now_ms) if self._config.looks_ahead else None
+        held = {**self._past_limit(groups, stage, promises or {}), **pauses(throttle, stage)}
+        held = {shard: held[shard] for shard in sorted(wanted.unread) if shard in held}
+        if not held:
+            return {}
+        [because, *_] = held.values()
+        limits = _limits(self._own_groups(throttle))
+        return {} if self._stuck.may_run(limits, because, now_ms) else held
+
+    def _waits_in_vain(self, group: GroupAnswer) -> bool:
+        """Return whether a group waits for a shard of this query that will not move in this run."""
+        slowest = group["held_by"]
+        wanted = None if slowest is None else self._exhausted.get(slowest["stage"])
+        return wanted is not None and slowest is not None and slowest["range"] not in wanted.unread
+
+    def _slow(
+        self, throttle: Throttle, stage: str, wanted: Wanted, now_ms: int
+    ) -> dict[str, ShardLimit]:
+        """Return the shards that have to read more slowly, and what they may read now."""
+        rest_rate, _ = self._rest_rate(throttle)
+        found: dict[str, ShardLimit] = {}
+        for shard, asked in throttle.shards.get(stage, {}).items():
+            # What the whole query rests is the shard's rest, too.
+            rate = float(asked["rate"]) / rest_rate
+            if rate >= 1 or shard not in wanted.unread:
+                continue
+            because = (
+                f"shard {shard} of {stage} is to read at a rate of {asked['rate']}: "
+                f"{asked['because']}"
+            )
+            if self._rests.is_resting(stage, shard, rate, wanted.most, now_ms):
+                found[shard] = ShardLimit(0, because)
+            elif wanted.most is not None:
+                found[shard] = ShardLimit(files_at(rate, wanted.most), because)
+        return found
+
+    def _past_limit(
         self, groups: Sequence[GroupAnswer], stage: str, promises: Promises
     ) -> dict[str, str]:
-        """Return which shards the next batch would take past their limits, with the reason."""
         if not self._config.looks_ahead:
             return {}
-        found: dict[str, str] = {}
-        for group in groups:
-            limit_ms, slowest = group["limit"], group["held_by"]
-            if stage not in group["stages"] or limit_ms is None or slowest is None:
-                continue
-            if slowest["stage"] in self._config.sources:
-                continue
-            for shard, promise_ms in promises.items():
-                if promise_ms is None or promise_ms == MAX_MS:
-                    continue
-                if self._advances[stage].after_next(shard, promise_ms) > limit_ms:
-                    found[shard] = (
-                        f"shard {shard} of {stage} is at {instant_text(promise_ms)}, and its last batch "
-                        f"brought {self._advances[stage].step_ms(shard) / 1_000:g} s: another one would "
-                        f"take it past {instant_text(limit_ms)}, too far ahead of shard "
-                        f"{slowest['range']} of {slowest['stage']}"
-                    )
-        return found
+        return past_limit(groups, stage, promises, self._advances[stage])
 
     def _promises(self, stage: str, now_ms: int) -> Promises | None:
         """Return the promises of the shards that the group may wait for; None: they are not known."""
@@ -181,31 +247,23 @@ class SourceThrottle:
         """
         if latest is None or latest.read_nothing:
             return None
-        rates = [_slowest(throttle, stage) for stage in self._config.sources]
-        rate, because = max(rates, default=(1.0, ""))
+        rate, because = self._rest_rate(throttle)
         rest_ms = min(int(latest.duration_ms * (1 / rate - 1)), _LONGEST_REST_MS)
         return because if now_ms - self._batch_ended_ms < rest_ms else None
 
+    def _rest_rate(self, throttle: Throttle) -> tuple[float, str]:
+        """Return the rate that the query as a whole keeps to by resting, and why.
 
-def _pauses(throttle: Throttle, stage: str) -> Mapping[str, str]:
-    """Return the shards that are asked to pause, with the reason."""
-    return {
-        shard: f"shard {shard} of {stage} is throttled: {asked['because']}"
-        for shard, asked in throttle.shards.get(stage, {}).items()
-        if asked["pause"]
-    }
+        Where each shard slows down by itself, none.
+        """
+        if set(self._config.sources) <= set(self._config.by_shard):
+            return 1.0, ""
+        rates = [slowest_rate(throttle, stage) for stage in self._config.sources]
+        return max(rates, default=(1.0, ""))
 
 
-def _slowest(throttle: Throttle, stage: str) -> tuple[float, str]:
-    """Return the least rate that is asked of a stage's shards, and why."""
-    rates = [
-        (
-            float(asked["rate"]),
-            f"{stage} is to read at a rate of {asked['rate']}: {asked['because']}",
-        )
-        for asked in throttle.shards.get(stage, {}).values()
-    ]
-    return min(rates, default=(1.0, ""))
+def _limits(groups: Sequence[GroupAnswer]) -> list[int | None]:
+    return [group["limit"] for group in groups]
 
 
 class _Answer:

@@ -32,6 +32,8 @@ class Assignment:
     """Whether it looks for new data all the time, so that what its last trigger found is of now."""
     may_idle: Collection[str] = ()
     """The keyed stages below a source that may be idle."""
+    by_shard: Collection[str] = ()
+    """The sources of ours, which tell the shards that have something unread."""
     inputs: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
     """By keyed stage: every stage that its input watermark depends on."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from spark_agent.answers import MAX_MS
@@ -21,8 +21,12 @@ _MOST_LOOKED_UP: Final = 10_000
 class Finishing:
     """Which shards are not final yet, and whether their query has read everything."""
 
-    def __init__(self, assignment: Assignment, client: Client) -> None:
+    def __init__(
+        self, assignment: Assignment, client: Client, unread: Mapping[str, Collection[str]]
+    ) -> None:
+        """`unread` are the shards of each source of ours that have something unread; it changes."""
         self._assignment = assignment
+        self._unread = unread
         self._client = client
         self.not_final: dict[str, set[str]] = {
             stage.name: set(stage.shards) for stage in assignment.sources
@@ -74,7 +78,8 @@ class Finishing:
             and not query.has_control_sources
         ):
             # Also if it has run no batch: an earlier start may have read everything.
-            self.is_drained = query.has_no_new_data()
+            # A trigger may find nothing because shards that have more must wait.
+            self.is_drained = query.has_no_new_data() and not any(self._unread.values())
 
     def finish(
         self,

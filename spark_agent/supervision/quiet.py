@@ -24,6 +24,8 @@ _LOOK_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
 
 _NOTHING: Final = RangeReport(records=0, backlog=0)
+_SOMETHING: Final = RangeReport(backlog=1)
+"""How much a shard has left, nobody knows: files are counted, not their rows."""
 
 
 class QuietWatch:
@@ -37,14 +39,18 @@ class QuietWatch:
         client: Client,
         tallies: Tallies,
         in_flight: InFlightReports,
+        unread: Mapping[str, Collection[str]],
         clock: Clock,
     ) -> None:
-        """`not_final` are the shards of each source that are not final yet; it changes."""
+        """`not_final` are the shards of each source that are not final yet, `unread` those of each
+        source of ours that have something unread; both change.
+        """
         self._assignment = assignment
         self._not_final = not_final
         self._client = client
         self._tallies = tallies
         self._in_flight = in_flight
+        self._unread = unread
         self._clock = clock
         self._told_backlogs = set(assignment.watched)  # perhaps by the driver before this one
         self._leases: dict[str, Lease] = {}
@@ -55,20 +61,27 @@ class QuietWatch:
     def report_backlogs(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
         """Report that shards without rows in a batch may have some that it has not read.
 
-        Either their source is rate limited, or nobody knows how it reads. How many they are, nobody
-        knows either. A shard that is denied is being read by a task.
+        Either their source is rate limited, or nobody knows how it reads; a source of ours tells which
+        they are. How many rows, nobody knows. A shard that is denied is being read by a task.
         """
-        if self._assignment.reads_all or (batch.read_nothing and self._assignment.looks_often):
-            return
         for stage in self._assignment.watched:
             seen = shards_with_rows(self._tallies, self._assignment.query, stage, batch.epoch)
-            unread = {
-                shard: RangeReport(backlog=1)
-                for shard in self._not_final[stage]
-                if shard not in seen
-            }
-            self._told_backlogs.add(stage)
-            reporter.report_shards(stage, unread, ttl_ms=WATCH_MS)
+            unread = self._may_have_more(stage, batch).difference(seen)
+            if unread:
+                self._told_backlogs.add(stage)
+                reporter.report_shards(stage, dict.fromkeys(unread, _SOMETHING), ttl_ms=WATCH_MS)
+
+    def _may_have_more(self, stage: str, batch: CommittedBatch) -> set[str]:
+        if stage in self._assignment.by_shard:
+            return self._left_unread(stage)
+        reads_all = self._assignment.reads_all
+        if reads_all or (batch.read_nothing and self._assignment.looks_often):
+            return set()
+        return set(self._not_final[stage])
+
+    def _left_unread(self, stage: str) -> set[str]:
+        """Return the shards whose source has told that they wait, although they have more."""
+        return set(self._not_final[stage]).intersection(self._unread.get(stage, ()))
 
     def watch(
         self,
@@ -119,10 +132,14 @@ class QuietWatch:
         for stage in self._assignment.watched:
             self._in_flight.forget(stage)
             shards = sorted(self._not_final[stage])
-            if stage in self._told_backlogs:
-                nothing = dict.fromkeys(shards, _NOTHING)
-                if len(reporter.report_shards(stage, nothing, ttl_ms=WATCH_MS)) == len(shards):
+            left = self._left_unread(stage)
+            if stage in self._told_backlogs or left:
+                reports = _looked(shards, left)
+                told = reporter.report_shards(stage, reports, ttl_ms=WATCH_MS)
+                if len(told) == len(shards) and not left:
                     self._told_backlogs.discard(stage)
+                else:
+                    self._told_backlogs.add(stage)
             elif shards and (lease := reporter.claim(stage, shards, ttl_ms=WATCH_MS)):
                 self._leases[stage] = lease
         for stage, input_ms in committed.emitted_ms.items():
@@ -139,10 +156,10 @@ class QuietWatch:
         """
         for stage, shards in self._not_final.items():
             if stage not in self._assignment.watched:
-                reporter.report_shards(stage, dict.fromkeys(shards, _NOTHING))
+                reporter.report_shards(stage, _looked(shards, self._left_unread(stage)))
             elif stage in self._leases:
                 lease = self._leases[stage]
-                reporter.report(stage, lease, dict.fromkeys(lease.granted, _NOTHING))
+                reporter.report(stage, lease, _looked(lease.granted, self._left_unread(stage)))
         for stage, progress in committed.progress.items():
             # A report that does not say it would end a range's idleness, which is reported on its own.
             if stage not in committed.emitted_ms or stage not in self._assignment.may_idle:
@@ -157,3 +174,8 @@ class QuietWatch:
         leases, self._leases = self._leases, {}
         if leases:
             self._client.release(self._assignment.job, list(leases.values()))
+
+
+def _looked(shards: Collection[str], left: Collection[str]) -> dict[str, RangeReport]:
+    """Return what a look has found, by shard: nothing, or what was `left`."""
+    return {shard: _SOMETHING if shard in left else _NOTHING for shard in shards}

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -103,7 +103,12 @@ class Supervisor:
         self._latest_epoch = -1
         self._committed = Committed()
         self._pending = PendingReports(clock, assignment.watched)
-        self._finishing = Finishing(assignment, client)
+        # Complete from the start: another thread replaces values while this one goes through them.
+        self._unread: dict[str, Collection[str]] = dict.fromkeys(assignment.by_shard, ())
+        self._shard_waits: dict[str, Mapping[str, str]] = {
+            stage: {} for stage in assignment.by_shard
+        }
+        self._finishing = Finishing(assignment, client, self._unread)
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
@@ -117,6 +122,7 @@ class Supervisor:
             client=client,
             tallies=tallies,
             in_flight=self._in_flight,
+            unread=self._unread,
             clock=clock,
         )
 
@@ -163,6 +169,20 @@ class Supervisor:
     def waits_because(self) -> str | None:
         """Why the query's next batch has to wait; None: it does not."""
         return self._waits_because if self.alive else None
+
+    def note_shards(self, stage: str, *, unread: Collection[str], waits: Mapping[str, str]) -> None:
+        """Note which shards of a source have unread files, and why which of them get none or fewer."""
+        before = self._shard_waits.get(stage, {})
+        for shard, because in waits.items():
+            if shard not in before:
+                _log.info("query %s goes on, with less of one shard: %s", self.query, because)
+        self._unread[stage], self._shard_waits[stage] = unread, waits
+
+    @property
+    def shard_waits(self) -> dict[str, dict[str, str]]:
+        """Why single shards get nothing to read in the next batch, or less, by source stage."""
+        found = {stage: dict(waits) for stage, waits in self._shard_waits.items() if waits}
+        return found if self.alive else {}
 
     def notify(self, event: CommittedBatch | Signal) -> None:
         """Queue an event. Never blocks: it is called from Spark's listener bus."""

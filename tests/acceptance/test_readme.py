@@ -341,6 +341,25 @@ def test_a_job_of_every_night(session: Session) -> None:
 
 
 @in_spark
+def test_logs_in_folders(session: Session) -> None:
+    """The southern meters have sent two hours more than the northern ones."""
+    (session.folder / "meters").mkdir()
+    for shard, hours in (("north", 46), ("south", 48)):
+        for number, first in enumerate(range(0, hours, 8)):
+            rows = [
+                {"at": f"2026-01-0{1 + hour // 24}T{hour % 24:02d}:30:00Z", "kwh": 0.5}
+                for hour in range(first, min(first + 8, hours))
+            ]
+            write(session.folder / "meters" / shard, f"{number:04d}.json", rows)
+    session.run(block("python", 'job="power"'))
+    days = written(session.folder / "power")
+    assert sorted((str(day["shard"]), day["kwh"]) for day in days) == [
+        ("north", 12.0),
+        ("south", 12.0),
+    ]
+
+
+@in_spark
 def test_early_results(session: Session) -> None:
     """Of ten hours, the last is open; two thirds of what is in flight is of its last forty minutes."""
     rows = [

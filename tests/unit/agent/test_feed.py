@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +14,7 @@ from spark_agent.feed import Feed, FeedConfig
 from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.running import CommittedBatch
+from spark_agent.sources.admission import Admission, Wanted
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100
@@ -42,9 +43,13 @@ class Supervisor:
     finalises: bool = True
     failures: list[str] = field(default_factory=list[str])
     reasons: list[str | None] = field(default_factory=list[str | None])
+    unread: dict[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
 
     def wait_because(self, reason: str | None) -> None:
         self.reasons.append(reason)
+
+    def note_shards(self, stage: str, *, unread: Collection[str], waits: Mapping[str, str]) -> None:
+        self.unread[stage] = unread
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         self.committed.append(batch.epoch)
@@ -359,6 +364,23 @@ def test_a_service_that_fails_costs_news_and_nothing_else(failure: Answer) -> No
             query.clock.now_ms += 10
             assert following.next("r", STAGE, here) == here
     assert len(server.asked) < 60, "asked less and less often"
+
+
+@pytest.mark.parametrize("unread", [{}, {"a": 1}])
+def test_a_bounded_run_is_not_drained_while_a_shard_that_waits_has_more(
+    unread: dict[str, int],
+) -> None:
+    query, supervisor = Query(FakeClock()), Supervisor()
+    with Answers(at(5)) as server:
+        following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
+        here = following.next("r", STAGE, Offset(None, 0))
+        query.done(0, 5)
+        here = following.next("r", STAGE, here)
+        assert following.admit("s", Wanted(unread)) == Admission()
+        query.done(1, 5, read_nothing=True)
+        following.next("r", STAGE, here)
+    assert supervisor.finalise_calls == (0 if unread else 1)
+    assert list(supervisor.unread["s"]) == list(unread)
 
 
 class TestLink:

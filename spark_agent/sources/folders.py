@@ -1,0 +1,86 @@
+"""The folders of a source that reads logs: one for each shard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from spark_agent.sources.offsets import LogsError, LogsOffset, ShardOffset, is_hidden
+
+_MOST_NAMED = 3
+
+Listing = Mapping[str, Sequence[str]]
+"""By shard: the names of its files, in order."""
+
+
+def list_folders(path: str) -> dict[str, list[str]]:
+    """List the files of each shard. Raises `LogsError` if the folder of folders is not there."""
+    try:
+        with os.scandir(path) as entries:
+            shards = [each.name for each in entries if each.is_dir() and not is_hidden(each.name)]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise LogsError(
+            f"tidegauge: the folder {path!r}, which has a folder for each shard, is not there. If it is "
+            f"on a storage that is away, start the query again once that is back: nothing is lost"
+        ) from error
+    return {shard: _list(os.path.join(path, shard)) for shard in sorted(shards)}  # noqa: PTH118
+
+
+def _list(folder: str) -> list[str]:
+    """List one shard's files. A folder that is removed meanwhile has none."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return sorted(each.name for each in entries if not is_hidden(each.name) and each.is_file())
+    return []
+
+
+def size_of(path: str, shard: str, name: str) -> int | None:
+    """Return a file's size in bytes; None: it is not there."""
+    with suppress(FileNotFoundError):
+        return os.stat(os.path.join(path, shard, name)).st_size  # noqa: PTH116, PTH118
+    return None
+
+
+def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
+    """Check that no file came after one that sorts after it was read. Raises `LogsError`."""
+    if late := at.late(names):
+        more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+        raise LogsError(
+            f"tidegauge: shard {shard!r} in {path!r} was read up to {at.last!r}, and after that came "
+            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more}, with a name that sorts before it, so "
+            f"it would never be read. Rename it to one that sorts after {at.last!r} (its rows may be "
+            f"late), or move it out of the folder; then start the query again from its checkpoint. "
+            f"Files must come in the order of their names, and keep their names"
+        )
+
+
+def check_size(path: str, shard: str, name: str, size: int) -> None:
+    """Check that a file which was read with this size has not grown since. Raises `LogsError`."""
+    now = size_of(path, shard, name)
+    if now is not None and now > size:
+        raise LogsError(
+            f"tidegauge: {name!r} of shard {shard!r} in {path!r} had {size} bytes when it was read, and "
+            f"has {now} now. What was added is not read. Write a file under a name that begins with a "
+            f"dot, and rename it once it is complete. Put what was added into a file that sorts after "
+            f"it, and start the query again from its checkpoint"
+        )
+
+
+def files_of_batch(path: str, start: LogsOffset, end: LogsOffset) -> dict[str, list[str]]:
+    """Return the files of a batch, by shard, however often it is asked. Raises `LogsError`."""
+    listing: Listing = list_folders(path)
+    found: dict[str, list[str]] = {}
+    for shard, until in end.shards.items():
+        since = start.of(shard)
+        wanted = until.files - since.files
+        files = since.batch(listing.get(shard, ()), until) if wanted else []
+        if files is None:
+            raise LogsError(
+                f"tidegauge: a batch that Spark has planned reads {wanted} files of shard {shard!r} in "
+                f"{path!r}, after {since.last!r} and up to {until.last!r}, and some of them are gone. A "
+                f"file may be deleted once the query has read past it. Put them back, and start the "
+                f"query again"
+            )
+        if files:
+            found[shard] = files
+    return found

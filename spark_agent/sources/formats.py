@@ -1,0 +1,171 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
+"""Reads one file with Arrow, into the columns that were declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from spark_agent.arrow import Array, Batch
+from spark_agent.sources.offsets import LogsError
+
+ArrowType: TypeAlias = Any
+"""A `pyarrow.DataType`, or a `pyarrow.Schema`."""
+
+_BLOCK_BYTES: Final = 8 << 20
+"""No line of JSON or CSV may be longer."""
+_ROWS: Final = 10_000
+_ZONED: Final = r"(?:[zZ]|[+-]\d{2}:?(?:\d{2})?)$"
+_DATED: Final = r"^\d{4}-\d{2}-\d{2}$"
+_BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a file is read into."""
+
+    schema: ArrowType
+    """The `pyarrow.Schema` that Spark expects."""
+    zone: str
+    """The time zone of instants that name none."""
+
+
+def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
+    """Read a file. A column that it does not have is null. Raises `LogsError`."""
+    try:
+        for batch in FORMATS[form](path, columns):
+            yield _converted(batch, columns)
+    except FileNotFoundError as error:
+        raise LogsError(
+            f"tidegauge: {path} was deleted before it was read: a file may be deleted once the query "
+            f"has read past it. Put it back, and start the query again"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise LogsError(
+            f"tidegauge: {path} cannot be read as {form}: {error}. A file must be complete when it "
+            f"gets its name: write it under one that begins with a dot, and rename it. Repair the file, "
+            f"or put one without rows in its place, and start the query again"
+        ) from error
+
+
+def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
+    with pa.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        wanted = [name for name in file.schema_arrow.names if name in columns.schema.names]
+        if not wanted:
+            raise pa.ArrowInvalid(
+                f"it has none of the columns {', '.join(columns.schema.names)}, but "
+                f"{', '.join(file.schema_arrow.names)}"
+            )
+        # A legacy form of Spark's, in which instants are UTC although they do not say so.
+        instants = {
+            file.schema.column(i).name
+            for i in range(len(file.schema))
+            if file.schema.column(i).physical_type == "INT96"
+        }
+        for batch in file.iter_batches(batch_size=_ROWS, columns=wanted, use_threads=False):
+            arrays = [
+                pc.assume_timezone(array, "UTC")
+                if name in instants and pa.types.is_timestamp(array.type) and array.type.tz is None
+                else array
+                for name, array in zip(batch.schema.names, batch.columns, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _read_json(path: str, columns: Columns) -> Iterator[Batch]:
+    if not Path(path).stat().st_size:
+        return
+    explicit = pa.schema([pa.field(each.name, _as_text(each.type)) for each in columns.schema])
+    with pa.input_stream(path) as stream:
+        table = pa.json.read_json(
+            stream,
+            read_options=pa.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=pa.json.ParseOptions(
+                explicit_schema=explicit, unexpected_field_behavior="ignore"
+            ),
+        )
+    yield from table.to_batches(max_chunksize=_ROWS)
+
+
+def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
+    if not Path(path).stat().st_size:
+        return
+    types = {each.name: _as_text(each.type) for each in columns.schema}
+    with pa.input_stream(path) as stream:
+        reader = pa.csv.open_csv(
+            stream,
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                include_missing_columns=True,
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+        yield from reader
+
+
+FORMATS: Final[Mapping[str, Callable[[str, Columns], Iterator[Batch]]]] = {
+    "csv": _read_csv,
+    "json": _read_json,
+    "parquet": _read_parquet,
+}
+"""CSV has the columns' names in its first line, JSON has one object in each line."""
+
+
+def _as_text(of: ArrowType) -> ArrowType:
+    """Return the type in which a column of a text file is read first: Arrow knows few forms of time."""
+    return pa.string() if pa.types.is_timestamp(of) or pa.types.is_date(of) else of
+
+
+def _converted(batch: Batch, columns: Columns) -> Batch:
+    names = batch.schema.names
+    arrays = [
+        _cast(batch.column(names.index(each.name)), each.type, columns.zone)
+        if each.name in names
+        else pa.nulls(batch.num_rows, each.type)
+        for each in columns.schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
+
+
+def _cast(array: Array, to: ArrowType, zone: str) -> Array:
+    if array.type == to:
+        return array
+    if not pa.types.is_timestamp(to):
+        return pc.cast(array, to)
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        return _parsed(array, to, zone)
+    if to.tz is not None and pa.types.is_timestamp(array.type) and array.type.tz is None:
+        array = _in_zone(pc.cast(array, pa.timestamp("us"), safe=False), zone)
+    # Spark, too, cuts off what is below a microsecond.
+    return pc.cast(array, to, safe=False)
+
+
+def _parsed(texts: Array, to: ArrowType, zone: str) -> Array:
+    """Parse instants. Those without a time zone are in the session's, as Spark has it."""
+    texts = pc.replace_substring_regex(texts, _BEYOND_MICROSECONDS, r"\1")
+    local = pa.timestamp("us")
+    if to.tz is None:
+        return pc.cast(texts, local)
+    zoned = pc.and_(
+        pc.match_substring_regex(texts, _ZONED),
+        pc.invert(pc.match_substring_regex(texts, _DATED)),
+    )
+    nothing = pa.scalar(None, pa.string())
+    instants = pc.cast(pc.if_else(zoned, texts, nothing), to)
+    return pc.coalesce(instants, _in_zone(pc.cast(pc.if_else(zoned, nothing, texts), local), zone))
+
+
+def _in_zone(local: Array, zone: str) -> Array:
+    placed = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest")
+    return pc.cast(placed, pa.timestamp("us", "UTC"))

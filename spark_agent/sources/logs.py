@@ -1,0 +1,272 @@
+"""A streaming source for logs in folders: one for each shard, files read in the order of their names.
+
+Spark plans one batch for everything that a query reads. Here what each shard reads in that batch is
+decided shard by shard: before each batch the source tells the driver which shards have unread files, and
+the driver answers what they may read (`spark_agent.throttle`). So one shard waits while others go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_agent.arrow import Batch
+from spark_agent.clock import Clock, SystemClock
+from spark_agent.link import LinkClient, LinkError
+from spark_agent.sources.admission import Admission, Wanted
+from spark_agent.sources.folders import (
+    Listing,
+    check_order,
+    check_size,
+    files_of_batch,
+    list_folders,
+    size_of,
+)
+from spark_agent.sources.offsets import LogsOffset, ShardOffset
+from spark_agent.sources.rows import read_rows
+
+FORMAT: Final = "tidegauge-logs"
+
+_LONGEST_BLOCK_MS: Final = 1_000
+"""How long a run that ends when nothing is new waits, while its shards may read nothing, before it lets
+Spark run a batch without them: another source of the query may be the one that they wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where the files are, and what is in them."""
+
+    path: str
+    form: str
+    shard: str
+    """The column that has the shard."""
+    zone: str
+    """The time zone of instants that name none."""
+    most: int | None
+    """The most files of a shard in one batch; None: all that there are."""
+
+
+class ShardFiles(InputPartition):
+    """The files of one shard in one batch: what one task reads."""
+
+    def __init__(self, shard: str, names: Sequence[str]) -> None:
+        super().__init__(shard)
+        self.shard = shard
+        self.names = tuple(names)
+
+
+class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a source's folders. Runs in a Python process next to the driver; tasks call only `read`.
+
+    Its offsets are `spark_agent.sources.offsets.LogsOffset`.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        link: LinkClient,
+        *,
+        source: str,
+        schema: StructType,
+        poll_ms: int,
+        clock: Clock,
+    ) -> None:
+        self._logs = logs
+        self._link = link
+        self._source = source
+        self._schema = schema
+        self._poll_ms = poll_ms
+        self._clock = clock
+        self._ends: dict[str, str] | None = None
+        """By shard: the last file that was there when the run started; None: the run goes on."""
+        self._next_poll_ms: int | None = None
+        self._checked: dict[str, tuple[ShardOffset, Sequence[str]]] = {}
+        """By shard: the offset and the files for which nothing late was found."""
+        self._sizes: dict[str, tuple[str, int]] = {}
+        """By shard: the last file of the newest batch, and its size when that was planned."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what only the driver's side knows: Spark pickles the reader for `read`."""
+        return {**self.__dict__, "_checked": {}, "_ends": None, "_sizes": {}}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Start before all files."""
+        return LogsOffset().to_dict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return how many files of each shard a batch reads at most."""
+        most = self._logs.most
+        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note what is there: the run ends when that is read."""
+        self._ends = {shard: names[-1] for shard, names in self._list().items() if names}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the offset after the next batch; `start` if there is nothing that may be read.
+
+        An idle query calls this every 10 ms; not every call looks, unless the run ends at the first
+        trigger that finds nothing new. Raises `LogsError`.
+        """
+        now_ms = self._clock.steady_ms()
+        if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
+            return start
+        at = LogsOffset.from_dict(start)
+        listing = self._list()
+        self._check(at, listing)
+        unread = self._unread(at, listing)
+        most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        admission, taken = self._admitted(unread, most)
+        self._next_poll_ms = None
+        if taken:
+            return self._after(at, listing, taken, admission).to_dict()
+        if self._ends is not None:
+            # To return `start` would end the run, with files unread.
+            turn = LogsOffset(at.shards, at.turn + 1, admission.because)
+            return turn.to_dict() if unread else start
+        self._next_poll_ms = self._clock.steady_ms() + self._poll_ms
+        return start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the files of a batch, one partition for each shard that reads some.
+
+        A batch that is repeated reads the same files. Raises `LogsError`.
+        """
+        found = files_of_batch(
+            self._logs.path, LogsOffset.from_dict(start), LogsOffset.from_dict(end)
+        )
+        for shard, names in found.items():
+            size = size_of(self._logs.path, shard, names[-1])
+            self._sizes[shard] = names[-1], size or 0
+        return [ShardFiles(shard, names) for shard, names in sorted(found.items())]
+
+    def read(self, partition: InputPartition) -> Iterator[Batch]:
+        """Read the files of one shard, one after the other. Raises `LogsError`."""
+        assert isinstance(partition, ShardFiles)  # noqa: S101  (Spark gives back what it was given)
+        logs = self._logs
+        return read_rows(
+            logs.path,
+            partition.shard,
+            partition.names,
+            form=logs.form,
+            schema=self._schema,
+            shard_column=logs.shard,
+            zone=logs.zone,
+        )
+
+    def stop(self) -> None:
+        """Close the connection to the driver."""
+        self._link.close()
+
+    def _list(self) -> Listing:
+        return list_folders(self._logs.path)
+
+    def _check(self, at: LogsOffset, listing: Listing) -> None:
+        """Raise `LogsError` if a shard has something that would never be read."""
+        for shard, offset in at.shards.items():
+            names = listing.get(shard, ())
+            if self._checked.get(shard) != (offset, names):
+                check_order(self._logs.path, shard, names, offset)
+                self._checked[shard] = offset, names
+        for shard, (name, size) in self._sizes.items():
+            check_size(self._logs.path, shard, name, size)
+
+    def _unread(self, at: LogsOffset, listing: Listing) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for shard, names in listing.items():
+            unread = at.of(shard).unread(names)
+            if self._ends is not None:
+                last = self._ends.get(shard, "")
+                unread = [name for name in unread if name <= last]
+            if unread:
+                found[shard] = unread
+        return found
+
+    def _admitted(
+        self, unread: Mapping[str, Sequence[str]], most: int | None
+    ) -> tuple[Admission, dict[str, list[str]]]:
+        """Ask the driver what may be read; return its answer, and the files.
+
+        While a run that ends may read nothing, wait a little for that to change.
+        """
+        counts = {shard: len(names) for shard, names in unread.items()}
+        wanted = Wanted(counts, most, ends=self._ends is not None)
+        until_ms = self._clock.steady_ms() + _LONGEST_BLOCK_MS
+        while True:
+            admission = self._ask(wanted)
+            taken = admission.take(unread, most)
+            if taken or not unread or not wanted.ends or self._clock.steady_ms() >= until_ms:
+                return admission, taken
+            self._clock.pause(self._poll_ms)
+
+    def _ask(self, wanted: Wanted) -> Admission:
+        try:
+            return self._link.admit(self._source, wanted)
+        except LinkError:
+            # To wait is advice. To find nothing, although there is something, could make a source final.
+            return Admission()
+
+    def _after(
+        self,
+        at: LogsOffset,
+        listing: Listing,
+        taken: Mapping[str, Sequence[str]],
+        admission: Admission,
+    ) -> LogsOffset:
+        # A shard that reads nothing keeps its offset as it is: files that a storage has lost for a
+        # while are still known when they are back.
+        shards = dict(at.shards)
+        for shard, names in taken.items():
+            offset = at.of(shard)
+            present = listing[shard][: len(listing[shard]) - len(offset.unread(listing[shard]))]
+            shards[shard] = offset.after(present, names)
+        return LogsOffset(shards, at.turn, admission.because)
+
+
+class LogsSource(DataSource):
+    """The source of logs in folders, as registered with Spark; `Pipeline.read_logs` makes it.
+
+    Options: stage, source, port, token, timeoutMs, pollMs, schema, folder, files, shard, zone, most.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Return the columns of the files, and the shard."""
+        return StructType.fromJson(json.loads(self.options["schema"]))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Create the reader from the options."""
+        options = self.options
+        link = LinkClient(
+            int(options["port"]), options["token"], timeout_ms=int(options["timeoutMs"])
+        )
+        logs = Logs(
+            path=options["folder"],
+            form=options["files"],
+            shard=options["shard"],
+            zone=options["zone"],
+            most=int(options["most"]) if options["most"] else None,
+        )
+        return LogsReader(
+            logs,
+            link,
+            source=options["source"],
+            schema=schema,
+            poll_ms=int(options["pollMs"]),
+            clock=SystemClock(),
+        )

@@ -1,0 +1,130 @@
+"""Where a source that reads logs in folders is. Pure: which files are unread, late, or in a batch.
+
+A shard's files are read in the order of their names. Its offset names the last one that was read, and
+knows, by a short digest of each, which of the files before it were read. So a batch that Spark repeats
+reads exactly the files that it read the first time, and a file that turns up with a name before the last
+one is found. Without that it would never be read, and nobody would know.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+_DIGEST_BYTES: Final = 5
+"""A late file is taken for one that was read with a probability of files in the folder / 2^40."""
+
+
+class LogsError(Exception):
+    """The folders of a source are not as they must be; the message says what to do."""
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is to be skipped, as Spark does.
+
+    >>> [is_hidden(name) for name in ("0001.json", ".0001.json", "_SUCCESS", "_y=1", "a._COPYING_")]
+    [False, True, True, False, True]
+    """
+    return (
+        name.startswith(".")
+        or (name.startswith("_") and "=" not in name)
+        or name.endswith("._COPYING_")
+    )
+
+
+def _digest(name: str) -> bytes:
+    encoded = name.encode(errors="surrogateescape")
+    return blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOffset:
+    """How far one shard was read."""
+
+    last: str = ""
+    """The name of the last file; empty: none yet."""
+    files: int = 0
+    """How many files were read in all."""
+    seen: str = ""
+    """The digests of the files up to the last one that were still there when it was chosen."""
+
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """Return which of a folder's files, in order, come after the last one.
+
+        >>> ShardOffset(last="0002").unread(["0001", "0002", "0003", "0004"])
+        ['0003', '0004']
+        """
+        return list(names[bisect_right(names, self.last) :])
+
+    def late(self, names: Sequence[str]) -> list[str]:
+        """Return the files that sort before the last one, and were not read.
+
+        >>> first = ShardOffset().after([], ["0002", "0004"])
+        >>> first.late(["0002", "0003", "0004", "0005"])
+        ['0003']
+        >>> first.late(["0004"])  # a file that was read may be deleted
+        []
+        """
+        before = names[: bisect_right(names, self.last)]
+        seen = self._seen() if before else frozenset[bytes]()
+        return [name for name in before if _digest(name) not in seen]
+
+    def after(self, present: Iterable[str], taken: Sequence[str]) -> ShardOffset:
+        """Return the offset after a batch reads `taken`, while `present` are there of those before."""
+        digests = sorted(_digest(name) for name in (*present, *taken))
+        return ShardOffset(
+            taken[-1], self.files + len(taken), b64encode(b"".join(digests)).decode()
+        )
+
+    def batch(self, names: Sequence[str], end: ShardOffset) -> list[str] | None:
+        """Return the files of the batch from here to `end`; None: some of them are gone.
+
+        >>> start = ShardOffset().after([], ["1"])
+        >>> end = start.after(["1"], ["2", "4"])
+        >>> start.batch(["1", "2", "3", "4", "5"], end), start.batch(["1", "3", "4"], end)
+        (['2', '4'], None)
+        """
+        between = names[bisect_right(names, self.last) : bisect_right(names, end.last)]
+        seen = end._seen() if between else frozenset[bytes]()
+        found = [name for name in between if _digest(name) in seen]
+        return found if len(found) == end.files - self.files else None
+
+    def _seen(self) -> frozenset[bytes]:
+        packed = b64decode(self.seen)
+        return frozenset(
+            packed[i : i + _DIGEST_BYTES] for i in range(0, len(packed), _DIGEST_BYTES)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogsOffset:
+    """How far a source was read, in Spark's checkpoint."""
+
+    shards: Mapping[str, ShardOffset] = field(default_factory=dict[str, ShardOffset])
+    turn: int = 0
+    """Counts the batches that it has caused without reading anything."""
+    waits: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why shards got no files in this batch, or fewer. It is only shown: in the query's progress."""
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> LogsOffset:
+        """Read it from the form that Spark logs."""
+        shards = {shard: ShardOffset(**each) for shard, each in stored["shards"].items()}
+        return cls(shards, stored["turn"], stored.get("waits", {}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in the form that Spark logs."""
+        shards = {
+            shard: {"last": at.last, "files": at.files, "seen": at.seen}
+            for shard, at in sorted(self.shards.items())
+        }
+        stored: dict[str, Any] = {"shards": shards, "turn": self.turn}
+        return stored | {"waits": dict(self.waits)} if self.waits else stored
+
+    def of(self, shard: str) -> ShardOffset:
+        """Return where a shard is."""
+        return self.shards.get(shard, ShardOffset())
