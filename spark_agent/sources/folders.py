@@ -15,22 +15,36 @@ Listing = Mapping[str, Sequence[str]]
 
 
 def list_folders(path: str) -> dict[str, list[str]]:
-    """List the files of each shard. Raises `LogsError` if the folder of folders is not there."""
+    """List the files of each shard. Raises `LogsError` if the folder of folders is not there, or has
+    something in it that would never be read.
+    """
     try:
         with os.scandir(path) as entries:
-            shards = [each.name for each in entries if each.is_dir() and not is_hidden(each.name)]
+            found = {each.name: each.is_dir() for each in entries if not is_hidden(each.name)}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise LogsError(
             f"tidegauge: the folder {path!r}, which has a folder for each shard, is not there. If it is "
             f"on a storage that is away, start the query again once that is back: nothing is lost"
         ) from error
-    return {shard: _list(os.path.join(path, shard)) for shard in sorted(shards)}  # noqa: PTH118
+    for name in sorted(name for name, is_folder in found.items() if not is_folder):
+        raise LogsError(
+            f"tidegauge: {path!r} has a file {name!r}, which belongs to no shard and would never be "
+            f"read: each shard is a folder in there. Move the file into its shard's folder, or out, and "
+            f"start the query again. A name that begins with a dot is skipped"
+        )
+    return {shard: _list(os.path.join(path, shard)) for shard in sorted(found)}  # noqa: PTH118
 
 
 def _list(folder: str) -> list[str]:
-    """List one shard's files. A folder that is removed meanwhile has none."""
+    """List one shard's files. A folder that is removed meanwhile has none. Raises `LogsError`."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        return sorted(each.name for each in entries if not is_hidden(each.name) and each.is_file())
+        found = {each.name: each.is_dir() for each in entries if not is_hidden(each.name)}
+        for name in sorted(name for name, is_folder in found.items() if is_folder):
+            raise LogsError(
+                f"tidegauge: {folder!r} has a folder {name!r}, whose files would never be read: a "
+                f"shard's files are in its own folder. Move them up, or out; then start the query again"
+            )
+        return sorted(found)
     return []
 
 

@@ -1,0 +1,131 @@
+"""Files of logs, and the arguments that say what is in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_agent.sources.arguments import check_logs
+from spark_agent.sources.formats import Columns, read_file
+from spark_agent.sources.offsets import LogsError
+
+INSTANT = datetime(2026, 1, 1, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-01T05:00:00Z",
+        "2026-01-01T00:00:00-05:00",
+        "2026-01-01 00:00:00-05",
+        "2026-01-01T05:00:00.000000999Z",
+        "2026-01-01T00:00:00",
+        "2026-01-01 00:00:00.000",
+        "2026-01-01",
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "json.gz", "csv"])
+def test_instants_are_exact(tmp_path: Path, text: str, form: str) -> None:
+    """Those without a time zone are in the session's."""
+    path = tmp_path / f"1.{form}"
+    content = f"other,at\n1,{text}\n" if form == "csv" else json.dumps({"at": text})
+    path.write_bytes(gzip.compress(content.encode()) if form == "json.gz" else content.encode())
+    columns = Columns(
+        pa.schema([("at", pa.timestamp("us", "UTC")), ("x", pa.int64())]), "America/New_York"
+    )
+    [found] = read_file(str(path), form.partition(".")[0], columns)
+    assert found.to_pylist() == [{"at": INSTANT, "x": None}]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+@pytest.mark.parametrize("kind", ["zoned", "local", "legacy"])
+def test_instants_of_parquet_are_exact(tmp_path: Path, unit: str, kind: str) -> None:
+    path = tmp_path / "1.parquet"
+    at = INSTANT if kind == "zoned" else INSTANT.replace(tzinfo=None)
+    at = at.replace(hour=0) if kind == "local" else at
+    times = pa.array([at], pa.timestamp(unit, "UTC" if kind == "zoned" else None))
+    pq.write_table(pa.table({"at": times}), path, use_deprecated_int96_timestamps=kind == "legacy")
+    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC"))]), "America/New_York")
+    [found] = read_file(str(path), "parquet", columns)
+    assert found.column("at").to_pylist() == [INSTANT]
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
+def test_an_empty_file_has_no_rows_and_a_truncated_one_is_an_error(
+    tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / "1"
+    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]), "UTC")
+    table = pa.table({"at": pa.array([INSTANT], pa.timestamp("us", "UTC")), "n": [1]})
+    pq.write_table(table, tmp_path / "whole")
+    path.write_bytes(
+        {"json": b'{"n": 1}\n{"n":', "csv": b"n,at\n1,\n1"}.get(form)
+        or (tmp_path / "whole").read_bytes()[:-20]
+    )
+    with pytest.raises(LogsError, match=f"{path} cannot be read as {form}"):
+        list(read_file(str(path), form, columns))
+    if form == "parquet":
+        pq.write_table(table.slice(0, 0), path)
+    else:
+        path.write_bytes(b"")
+    assert sum(each.num_rows for each in read_file(str(path), form, columns)) == 0
+
+
+def of(*columns: tuple[str, DataType]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns])
+
+
+GOOD: Mapping[str, Any] = {
+    "form": "json",
+    "schema": of(("at", TimestampType())),
+    "shard": "shard",
+    "most": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"path": "/nowhere"}, "path '/nowhere' is not a folder"),
+        ({"path": "s3://bucket/taps"}, "path 's3://bucket/taps' is a URL"),
+        ({"path": 5}, "path 5 is not the path of a folder"),
+        ({"form": "orc"}, "format 'orc' is not known: write 'csv', 'json' or 'parquet'"),
+        ({"most": 0}, "max_files_per_shard 0 is not a number of files"),
+        ({"most": True}, "max_files_per_shard True is not a number of files"),
+        ({"schema": "at timestump"}, "schema 'at timestump' cannot be read"),
+        ({"schema": ""}, "schema ''"),
+        ({"schema": 5}, "schema 5 has no columns"),
+        ({"schema": of(("Shard", StringType()))}, "shard 'shard': the schema has a column 'Shard'"),
+        (
+            {"schema": of(("a", StringType()), ("A", StringType()))},
+            "the column 'a' is there more than once",
+        ),
+        (
+            {"schema": of(("a", ArrayType(LongType()))), "form": "csv"},
+            "'a' is of type array<bigint>, which a CSV file",
+        ),
+        ({"shard": ""}, "shard '' is not a column's name"),
+    ],
+)
+def test_arguments_that_are_wrong(tmp_path: Path, wrong: dict[str, Any], error: str) -> None:
+    arguments = {"path": str(tmp_path), **GOOD, **wrong}
+    with pytest.raises(ValueError, match=re.escape(error)):
+        check_logs(arguments.pop("path"), **arguments)

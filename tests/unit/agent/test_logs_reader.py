@@ -1,0 +1,251 @@
+"""Logs in folders: which files a batch reads, and what is refused because it would never be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from pyspark.sql.types import (
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_agent.link import LinkClient, LinkServer, Offset
+from spark_agent.sources.admission import Admission, ShardLimit, Wanted
+from spark_agent.sources.logs import Logs, LogsReader, ShardFiles
+from spark_agent.sources.offsets import LogsError, LogsOffset
+from tests.unit.agent.answers import FakeClock
+
+POLL_MS = 100
+ALL = ReadAllAvailable()
+
+SCHEMA = StructType(
+    [
+        StructField("key", StringType()),
+        StructField("at", TimestampType()),
+        StructField("shard", StringType(), nullable=False),
+    ]
+)
+
+
+class Driver:
+    """Says what may be read."""
+
+    def __init__(self) -> None:
+        self.admission = Admission()
+        self.asked: list[Wanted] = []
+        self.server = LinkServer("secret", lambda _control, _reader, at: at, self._admit)
+
+    def _admit(self, source: str, wanted: Wanted) -> Admission:
+        self.asked.append(wanted)
+        return self.admission
+
+
+@pytest.fixture
+def driver() -> Any:
+    driver = Driver()
+    yield driver
+    driver.server.close()
+
+
+def reader(driver: Driver, path: Path, clock: FakeClock, most: int | None = None) -> LogsReader:
+    link = LinkClient(driver.server.port, "secret", timeout_ms=5_000)
+    logs = Logs(str(path), "json", "shard", "UTC", most)
+    return LogsReader(logs, link, source="7", schema=SCHEMA, poll_ms=POLL_MS, clock=clock)
+
+
+def put(path: Path, shard: str, *names: str) -> None:
+    (path / shard).mkdir(exist_ok=True)
+    for name in names:
+        (path / shard / name).write_text(json.dumps({"key": name, "at": "2026-01-01T00:00:00Z"}))
+
+
+def batch(following: LogsReader, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
+    found = following.partitions(dict(start), dict(end))
+    return [
+        f"{each.shard}/{name}"
+        for each in found
+        if isinstance(each, ShardFiles)
+        for name in each.names
+    ]
+
+
+def test_a_batch_reads_the_same_files_however_often(tmp_path: Path, driver: Driver) -> None:
+    put(tmp_path, "north", "1", "3", "5")
+    put(tmp_path, "south", ".1", "_2", "3._COPYING_", "4")
+    first = reader(driver, tmp_path, FakeClock(), most=2)
+    start = first.initialOffset()
+    end = first.latestOffset(start, first.getDefaultReadLimit())
+    assert batch(first, start, end) == ["north/1", "north/3", "south/4"]
+    put(tmp_path, "north", "2", "7")  # after a crash, another reader repeats the batch
+    again = reader(driver, tmp_path, FakeClock(), most=2)
+    assert batch(again, start, end) == ["north/1", "north/3", "south/4"]
+    with pytest.raises(LogsError, match="'2', with a name that sorts before it"):
+        again.latestOffset(end, ALL)
+    (tmp_path / "north" / "2").rename(tmp_path / "north" / "6")
+    end_of_all = again.latestOffset(end, ALL)
+    assert batch(again, end, end_of_all) == ["north/5", "north/6", "north/7"]
+    again.stop()
+    first.stop()
+
+
+def test_files_may_be_deleted_once_they_are_read_and_not_before(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1", "2")
+    following = reader(driver, tmp_path, FakeClock())
+    start = following.initialOffset()
+    end = following.latestOffset(start, ALL)
+    (tmp_path / "north" / "1").unlink()
+    with pytest.raises(LogsError, match="reads 2 files of shard 'north'"):
+        following.partitions(start, end)
+    put(tmp_path, "north", "3")
+    later = following.latestOffset(end, ALL)
+    assert batch(following, end, later) == ["north/3"]
+    put(tmp_path, "north", "1")
+    with pytest.raises(LogsError, match="'1', with a name that sorts before it"):
+        following.latestOffset(later, ALL)
+    following.stop()
+
+
+def test_a_shard_whose_folder_is_away_for_a_while_is_known_when_it_is_back(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1")
+    put(tmp_path, "south", "1")
+    following = reader(driver, tmp_path, FakeClock())
+    end = following.latestOffset(following.initialOffset(), ALL)
+    (tmp_path / "north").rename(tmp_path / ".north")
+    put(tmp_path, "south", "2")
+    later = following.latestOffset(end, ALL)
+    (tmp_path / ".north").rename(tmp_path / "north")
+    put(tmp_path, "north", "2")
+    assert batch(following, later, following.latestOffset(later, ALL)) == ["north/2"]
+    following.stop()
+
+
+def test_a_file_that_grows_after_it_was_read_is_refused(tmp_path: Path, driver: Driver) -> None:
+    put(tmp_path, "north", "1")
+    following = reader(driver, tmp_path, FakeClock())
+    start = following.initialOffset()
+    end = following.latestOffset(start, ALL)
+    assert batch(following, start, end) == ["north/1"]
+    (tmp_path / "north" / "1").write_text("longer " * 100)
+    with pytest.raises(LogsError, match="What was added is not read"):
+        following.latestOffset(end, ALL)
+    following.stop()
+
+
+def test_a_paused_shard_reads_nothing_and_the_offset_says_why(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1")
+    put(tmp_path, "south", "1")
+    driver.admission = Admission({"north": ShardLimit(0, "it is ahead")})
+    following = reader(driver, tmp_path, clock := FakeClock())
+    start = following.initialOffset()
+    end = following.latestOffset(start, ALL)
+    assert batch(following, start, end) == ["south/1"]
+    assert end["waits"] == {"north": "it is ahead"}
+    assert driver.asked == [Wanted({"north": 1, "south": 1})]
+    # It goes on asking, but not every time that Spark does.
+    for _ in range(20):
+        assert following.latestOffset(end, ALL) == end
+        clock.now_ms += 10
+    assert len(driver.asked) == 3
+    driver.admission = Admission()
+    clock.now_ms += POLL_MS
+    assert batch(following, end, following.latestOffset(end, ALL)) == ["north/1"]
+    following.stop()
+
+
+def test_a_run_that_ends_does_not_end_while_a_shard_waits_and_reads_nothing_newer(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1")
+    driver.admission = Admission({"north": ShardLimit(0, "it is ahead")})
+    following = reader(driver, tmp_path, clock := FakeClock())
+    following.prepareForTriggerAvailableNow()
+    put(tmp_path, "north", "2")
+    put(tmp_path, "south", "1")
+    start = following.initialOffset()
+    turn = following.latestOffset(start, ALL)
+    assert (turn["turn"], turn["shards"], turn["waits"]) == (1, {}, {"north": "it is ahead"})
+    assert following.partitions(start, turn) == []
+    assert clock.pauses_ms == [POLL_MS] * 10
+    driver.admission = Admission()
+    end = following.latestOffset(turn, ALL)
+    assert batch(following, turn, end) == ["north/1"]
+    assert following.latestOffset(end, ALL) == end
+    following.stop()
+
+
+def test_a_driver_that_does_not_answer_lets_everything_be_read(tmp_path: Path) -> None:
+    """To find nothing, although there is something, could make a source final."""
+    driver = Driver()
+    put(tmp_path, "north", "1")
+    following = reader(driver, tmp_path, FakeClock())
+    driver.server.close()
+    start = following.initialOffset()
+    assert batch(following, start, following.latestOffset(start, ALL)) == ["north/1"]
+
+
+def test_a_folder_that_is_gone_is_an_error_and_an_empty_one_is_none(
+    tmp_path: Path, driver: Driver
+) -> None:
+    following = reader(driver, tmp_path, FakeClock())
+    start = following.initialOffset()
+    assert following.latestOffset(start, ALL) == start
+    gone = reader(driver, tmp_path / "gone", FakeClock())
+    with pytest.raises(LogsError, match="is not there"):
+        gone.latestOffset(start, ALL)
+    following.stop()
+
+
+def test_ten_thousand_files(tmp_path: Path, driver: Driver) -> None:
+    names = [f"{number:05d}" for number in range(10_000)]
+    put(tmp_path, "north", *names)
+    following = reader(driver, tmp_path, FakeClock(), most=4_000)
+    start: dict[str, Any] = following.initialOffset()
+    read: list[str] = []
+    for _ in range(3):
+        end = json.loads(json.dumps(following.latestOffset(start, ReadMaxFiles(4_000))))
+        read += batch(following, start, end)
+        start = end
+    assert read == [f"north/{name}" for name in names]
+    assert len(json.dumps(start)) < 70_000
+    following.stop()
+
+
+def test_offsets_come_back_from_the_checkpoint() -> None:
+    offset = LogsOffset(turn=3, waits={"north": "it is ahead"})
+    assert LogsOffset.from_dict(offset.to_dict()) == offset
+    assert not Offset.is_stored(offset.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("misplaced", "words"),
+    [("1.json", "belongs to no shard"), ("north/2026/1.json", "a shard's files are in its own")],
+)
+def test_what_would_never_be_read_is_refused(
+    tmp_path: Path, driver: Driver, misplaced: str, words: str
+) -> None:
+    put(tmp_path, "north", "1.json")
+    following = reader(driver, tmp_path, FakeClock())
+    start = following.latestOffset(following.initialOffset(), ALL)
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "north" / ".old").mkdir()
+    assert following.latestOffset(start, ALL) == start
+    (tmp_path / misplaced).parent.mkdir(exist_ok=True)
+    (tmp_path / misplaced).write_text("{}")
+    again = reader(driver, tmp_path, FakeClock())
+    with pytest.raises(LogsError, match=words):
+        again.latestOffset(start, ALL)
+    following.stop()
+    again.stop()
