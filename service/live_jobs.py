@@ -52,6 +52,7 @@ class LiveJobs:
         metrics: Metrics,
     ) -> None:
         self._live = live
+        self._reconciler = reconciler
         self._run = reconciler.run_with_restore
         self._publisher = publisher
         self._last_seen = last_seen
@@ -61,6 +62,11 @@ class LiveJobs:
     def reports_of(self, job: str) -> int:
         """Return how many reports and commits of this job this process has taken."""
         return self._reports[job]
+
+    async def begin(self, job: InstalledJob) -> None:
+        """Install a job that was just created."""
+        await self._live.begin(job)
+        self._reconciler.note_installed(job.name, job.incarnation)
 
     # ---- steps that depend on which leases are current
 

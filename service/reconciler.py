@@ -29,8 +29,8 @@ R = TypeVar("R")
 _RESTORE_TIMEOUT_MS = 5_000
 """How long a request waits for its job's state to be restored."""
 
-_INSTALL_TIMEOUT_MS = 1_000
-"""How long to wait for another replica to install the incarnation that it has begun."""
+_INSTALL_LOOKS = 50
+"""How often to look whether another replica has installed the incarnation that it has begun."""
 
 _POLL_S = 0.02
 
@@ -57,6 +57,9 @@ class Reconciler:
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self._incarnations: dict[str, int] = {}
         """The last incarnation of each job that this process knows to have begun."""
+        self._missing_before: Collection[str] | None = None
+        """Jobs without live state in the last comparison; None: there was none yet. Every job is in the
+        ledger alone for a moment after its creation: only one that stays so, or had a state, is lost."""
         self._behind_before: dict[str, Position] = {}
         """Jobs that were behind the ledger in the last comparison. Every job is, for a moment, between
         the two writes of an advance: only one that stays at the same position needs to catch up."""
@@ -80,6 +83,10 @@ class Reconciler:
                         f"the state of job {job!r} is being restored: retry"
                     ) from None
 
+    def note_installed(self, job: str, incarnation: int) -> None:
+        """Note that this process has installed a job: if it is missing from now on, it is lost."""
+        self._incarnations[job] = incarnation
+
     async def restore(self, job: str) -> None:
         """Restore a job's state; return when a retry makes sense. Concurrent calls share one attempt."""
         task = self._restoring.get(job)
@@ -102,15 +109,16 @@ class Reconciler:
             if live.is_behind(head):
                 await self._catch_up(job)
             return
-        begun_elsewhere = head.incarnation > self._incarnations.get(job, head.incarnation)
+        # A job that this process has never seen was perhaps created just now: whoever does that is about
+        # to install it, and would be overwritten with all that it has granted since.
+        begun_elsewhere = head.incarnation > self._incarnations.get(job, 0)
         if begun_elsewhere and await self._wait_for_install(head):
             return
         await self._begin([head])
 
     async def _wait_for_install(self, head: JobHead) -> bool:
         """Wait for another replica to install its incarnation; False: it has probably died."""
-        deadline_ms = self._clock.steady_ms() + _INSTALL_TIMEOUT_MS
-        while self._clock.steady_ms() < deadline_ms:
+        for _ in range(_INSTALL_LOOKS):
             live = await self._live.head(head.job)
             if live is not None and live.incarnation >= head.incarnation:
                 self._incarnations[head.job] = live.incarnation
@@ -159,7 +167,9 @@ class Reconciler:
         heads = await self._ledger.heads()
         positions = await self._live.heads()
         behind: dict[str, Position] = {}
-        await self._restore_lost([head for head in heads if head.job not in positions])
+        missing = [head for head in heads if head.job not in positions]
+        await self._restore_lost([head for head in missing if self._is_lost(head)])
+        self._missing_before = {head.job for head in missing}
         for head in heads:
             live = positions.get(head.job)
             if live is not None and live.is_behind(head):
@@ -172,6 +182,11 @@ class Reconciler:
         names = {head.job for head in heads}
         self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
         await self._remove_deleted(positions.keys() - names)
+
+    def _is_lost(self, head: JobHead) -> bool:
+        """Whether a job that has no live state now has lost it."""
+        before, known = self._missing_before, self._incarnations.get(head.job, 0)
+        return before is None or head.job in before or known >= head.incarnation
 
     async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
         """Restore jobs that have no live state: many at a time, as when the whole store was lost."""

@@ -168,7 +168,7 @@ class Definitions:
         stored = await self._ledger.create(new, self._clock.wall_ms(), deed)
         if stored is None:
             raise PreconditionFailedError(f"job {job!r} was created by another request")
-        await self._store.begin(stored.installed)
+        await self._live.begin(stored.installed)
         # So that it counts in `LiveStore.size` from now on.
         await self._live.pipeline(job)
         return stored

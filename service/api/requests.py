@@ -9,13 +9,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
-from service.model.reports import RangeNote
+from service.model.reports import MAX_REPORTED, RangeNote
 from service.spec import MAX_RANGES, MAX_STAGES, Name
 
 T = TypeVar("T")
-
-MAX_REPORTED = 10_000
-"""Ranges that one report may carry."""
 
 MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 10_000, 600_000
 

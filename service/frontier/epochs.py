@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from service.frontier.facts import ReportedFacts
+from service.frontier.timestamps import MIN
 
 MAX_WAITING_EPOCHS = 64
 """Epochs of one stage that may wait for their commit."""
@@ -79,18 +80,23 @@ class Waiting:
 def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
     """Join the reports of two attempts at an epoch for one range: the smaller promise counts.
 
-    It is idle only if both attempts were. At the commit, that is checked against the later lease. The
-    facts are those of the attempt whose promise counts, so that no record counts twice; of two equal
-    ones, the later.
+    It is idle only if both were, and neither attempt has promised anything: beside another attempt's
+    promise nobody is idle, since one of the two has seen data. (Under one lease it is the same attempt,
+    which repeats itself.) At the commit, that is checked against the later lease. The facts are those of
+    the attempt whose promise counts, so that no record counts twice; of two equal ones, the later.
 
     >>> joined = join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
     >>> joined.promise, joined.capped_at_commit, joined.idle, joined.fence
     (7, True, False, 2)
+    >>> first, second = Waiting(5, False, True, fence=1), Waiting(7, False, True, fence=2)
+    >>> join_attempts(first, second).idle, join_attempts(first, first).idle
+    (False, True)
     """
+    promises_nothing = earlier.promise == later.promise == MIN
     return Waiting(
         min(earlier.promise, later.promise),
         earlier.capped_at_commit or later.capped_at_commit,
-        earlier.idle and later.idle,
+        earlier.idle and later.idle and (promises_nothing or earlier.fence == later.fence),
         later.fence,
         (later if later.promise <= earlier.promise else earlier).facts,
     )

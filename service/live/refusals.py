@@ -14,13 +14,14 @@ from service.errors import (
     InvalidRequestError,
     LeaseConflictError,
     LeaseLostError,
+    PayloadTooLargeError,
     StaleEpochError,
     StaleRunError,
     UnknownStageError,
 )
 from service.frontier.timestamps import to_wire
 from service.model.leases import Denied, LostReason
-from service.model.reports import Report
+from service.model.reports import MAX_REPORTED, Report
 
 
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
@@ -53,10 +54,16 @@ def lost_lease(reason: LostReason) -> LeaseLostError:
 def spoken_for_all(report: Report, count: int) -> Report:
     """Return a packed report with a promise for each of the `count` ranges of its lease.
 
-    Raises `InvalidReportError` if it has not one entry for each.
+    Raises `InvalidReportError` if it has not one entry for each, `PayloadTooLargeError` if those are too
+    many: without columns, nothing in the report says so.
     """
     promises = report.promises
     if isinstance(promises, int):
+        if count > MAX_REPORTED:
+            raise PayloadTooLargeError(
+                f"the lease is on {count} ranges, and a report carries at most {MAX_REPORTED}: claim"
+                " them under several leases, or send `ranges`"
+            )
         return replace(report, promises=np.full(count, promises, dtype=np.int64))
     if len(promises) != count:
         raise InvalidReportError(

@@ -22,6 +22,9 @@ Column = Sequence[int] | npt.NDArray[np.int64]
 
 RangeOrder = Literal["range", "promise"]
 
+MAX_REPORTED = 10_000
+"""Ranges that one report may carry."""
+
 
 class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a range's last report carries beside its promise, kept for display.

@@ -177,3 +177,14 @@ async def test_final_is_a_sources_word(job: Api) -> None:
     token = await job.token("k")
     response = await post(job, "k", token, {"final": [True] * 4}, input_watermark=None)
     problem(response, 422, "invalid-report")
+
+
+async def test_without_columns_it_speaks_for_no_more_ranges_than_with_them(api: Api) -> None:
+    await api.define({"s": {"shards": ["a"]}, "k": {"inputs": ["s"], "ranges": 10_001}})
+    await api.report("s", (await api.claim("s"))["token"], {"a": 5})
+    lease = await api.claim("k")
+    refused = await post(api, "k", lease["token"], {}, input_watermark=5)
+    assert problem(refused, 413, "payload-too-large")["detail"].startswith("the lease is on 10001")
+    assert (await api.watermark("k"))["output_watermark"] is None
+    fewer = await api.claim("k", lease["granted"][:10_000])
+    assert ok(await post(api, "k", fewer["token"], {}, input_watermark=5))["accepted"] == 10_000

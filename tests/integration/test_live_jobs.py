@@ -4,6 +4,7 @@ goes on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -56,6 +57,20 @@ class LostTwice(MemoryLiveStore):
         await super().install(job)
 
 
+class Slow(MemoryLiveStore):
+    """Installs new jobs once it may."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.begins = asyncio.Event()
+        self.may_begin = asyncio.Event()
+
+    async def begin(self, job: InstalledJob) -> None:
+        self.begins.set()
+        await self.may_begin.wait()
+        await super().begin(job)
+
+
 @pytest.fixture
 async def aggregator(tmp_path: Path) -> AsyncIterator[Aggregator]:
     clock = SystemClock()
@@ -101,4 +116,34 @@ async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_p
     await ledger.open_run("j", ["s"], "driver-1")
     assert (await gauge.reader.stage("j", "s")).view.watermark.output == MIN
     assert live.losses == 2
+    await gauge.close()
+
+
+async def test_a_job_that_is_being_created_is_not_taken_for_lost(tmp_path: Path) -> None:
+    """Between its two writes, a comparison or a request would begin its next incarnation, and void what
+    is granted from the end of the creation on.
+    """
+    live, ledger = Slow(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    gauge = Aggregator(
+        live,
+        ledger,
+        clock=SystemClock(),
+        metrics=Metrics(),
+        checkpoint_interval_ms=60_000,
+        retention=Retention(fine_ms=1, keep_ms=1),
+        limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
+    )
+    await gauge.open()
+    creation = asyncio.ensure_future(gauge.definitions.define("j", SPEC, Precondition()))
+    await live.begins.wait()
+    comparison = asyncio.ensure_future(gauge._reconciler.reconcile())  # pyright: ignore[reportPrivateUsage]
+    request = asyncio.ensure_future(gauge.claim("j", "s", Claim(None, "x", 60_000, Rank())))
+    await asyncio.wait([comparison, request], timeout=0.1)
+    live.may_begin.set()
+    await asyncio.gather(creation, comparison)
+    grant = await request
+    [head] = await ledger.heads()
+    position = await live.head("j")
+    assert (head.incarnation, position and position.incarnation) == (1, 1)
+    assert [each.token for each in (await gauge.renew("j", [grant.token]))[0]] == [grant.token]
     await gauge.close()

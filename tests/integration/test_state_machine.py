@@ -415,7 +415,7 @@ class Tidegauge(RuleBasedStateMachine):
         # What one epoch says of one shard is all idle or all not: the contract leaves a mix open.
         waiting = [] if epoch is None else stage.waiting.get(epoch, {}).get(key, [])
         if any(word.idle for word in waiting):
-            return Word(handed.token, idle=True)
+            return Word(handed.token, watermark=data.draw(st.none() | near), idle=True)
         if how == 0:
             return Word(handed.token, final=True, holds=holds)
         if how == 1 and not waiting:

@@ -7,7 +7,7 @@ with its largest promise, whether it said idle, and its lease; the published val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.api import MAX
@@ -249,13 +249,21 @@ class Model:
         for key, words in waiting.items():
             promise = smallest(word.promise(this.kind == "source", cap) for word in words)
             lease = this.ranges[key].lease
-            idle = any(
-                word.idle and lease is not None and lease.token == word.token for word in words
-            )
+            idle = lease is not None and lease.token == words[-1].token and self._idle(this, words)
             self.apply(stage, key, promise, idle=idle)
         this.committed = epoch
         this.waiting = {e: w for e, w in this.waiting.items() if e > epoch}
         return len(waiting)
+
+    @staticmethod
+    def _idle(stage: Stage, words: Sequence[Word]) -> bool:
+        """Whether attempts at an epoch are idle: beside another one's promise, nobody is."""
+        promises = [word.promise(stage.kind == "source", MAX) for word in words]
+        for k in range(1, len(words)):
+            is_repeated = words[k].token == words[k - 1].token
+            if not is_repeated and (smallest(promises[:k]), promises[k]) != (None, None):
+                return False
+        return all(word.idle for word in words)
 
     # -- upheavals ---------------------------------------------------------------------------
 

@@ -34,10 +34,11 @@ end
 
 -- What waits is {promise, capped at commit, idle, fence, facts}.
 local function join_attempts(earlier, later)
+  local promises_nothing = earlier[1] == MIN and later[1] == MIN
   return {
     math.min(earlier[1], later[1]),
     earlier[2] or later[2],
-    earlier[3] and later[3],
+    earlier[3] and later[3] and (promises_nothing or earlier[4] == later[4]),
     later[4],
     (later[1] <= earlier[1] and later or earlier)[5],
   }
