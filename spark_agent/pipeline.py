@@ -177,12 +177,13 @@ class Pipeline:
         `max_files_per_shard` in a batch. A file must be complete when it gets its name, must sort after
         those that are there, and may be deleted once it was read. What begins with a dot or an
         underscore is skipped. One that comes with a name before the last one that was read fails the
-        query before its next batch, since it would never be read. So does one that grows after it was
-        read, if the query sees that.
+        query before its next batch, since it would never be read. So does one whose size has changed
+        since it was read.
 
         JSON has an object in each line, CSV the columns' names in its first line; both may be
-        compressed. Instants without a time zone are in Spark's session time zone. The folders must be
-        at the same path for the driver and for every executor.
+        compressed. A CSV or Parquet file without the event time's column fails the query; any other
+        column that it lacks is null. Instants without a time zone are in Spark's session time zone. The
+        folders must be at the same path for the driver and for every executor.
 
         Where the job has a `throttle`, single shards wait: one that is asked to pause, or that another
         batch like its last one would take past its group's limit, reads nothing while others go on. A
@@ -209,6 +210,7 @@ class Pipeline:
                 files=format,
                 shard=shard,
                 zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
+                eventTime=event_time,
                 most="" if max_files_per_shard is None else str(max_files_per_shard),
             )
             .load()

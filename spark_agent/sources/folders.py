@@ -48,11 +48,13 @@ def _list(folder: str) -> list[str]:
     return []
 
 
-def size_of(path: str, shard: str, name: str) -> int | None:
-    """Return a file's size in bytes; None: it is not there."""
-    with suppress(FileNotFoundError):
-        return os.stat(os.path.join(path, shard, name)).st_size  # noqa: PTH116, PTH118
-    return None
+def sizes_of(path: str, shard: str, names: Sequence[str]) -> dict[str, int]:
+    """Return the sizes in bytes of those files that are there."""
+    found: dict[str, int] = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            found[name] = os.stat(os.path.join(path, shard, name)).st_size  # noqa: PTH116, PTH118
+    return found
 
 
 def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
@@ -68,15 +70,22 @@ def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) ->
         )
 
 
-def check_size(path: str, shard: str, name: str, size: int) -> None:
-    """Check that a file which was read with this size has not grown since. Raises `LogsError`."""
-    now = size_of(path, shard, name)
-    if now is not None and now > size:
+def check_sizes(
+    path: str, shard: str, names: Sequence[str], at: ShardOffset, read: Mapping[str, int]
+) -> None:
+    """Check that no file has changed since it was read. `read` are the sizes of files that were read,
+    perhaps after they had been repaired, later than their batch was planned. Raises `LogsError`.
+    """
+    now = sizes_of(path, shard, at.read_of(names))
+    changed = [name for name in now if name in read and read[name] != now[name]]
+    changed += at.changed({name: size for name, size in now.items() if name not in read})
+    for name in changed[:1]:
         raise LogsError(
-            f"tidegauge: {name!r} of shard {shard!r} in {path!r} had {size} bytes when it was read, and "
-            f"has {now} now. What was added is not read. Write a file under a name that begins with a "
-            f"dot, and rename it once it is complete. Put what was added into a file that sorts after "
-            f"it, and start the query again from its checkpoint"
+            f"tidegauge: {name!r} of shard {shard!r} in {path!r} was read, and has changed since: it "
+            f"has {now[name]} bytes now. What was added, or came in its place, is not read. Write a "
+            f"file under a name that begins with a dot, and rename it once it is complete. Put what is "
+            f"new into a file that sorts after {at.last!r}, and this one away; then start the query "
+            f"again from its checkpoint"
         )
 
 

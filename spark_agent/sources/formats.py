@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,6 +24,7 @@ ArrowType: TypeAlias = Any
 _BLOCK_BYTES: Final = 8 << 20
 """No line of JSON or CSV may be longer."""
 _ROWS: Final = 10_000
+_HEADER_BYTES: Final = 65_536
 _ZONED: Final = r"(?:[zZ]|[+-]\d{2}:?(?:\d{2})?)$"
 _DATED: Final = r"^\d{4}-\d{2}-\d{2}$"
 _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
@@ -36,6 +38,8 @@ class Columns:
     """The `pyarrow.Schema` that Spark expects."""
     zone: str
     """The time zone of instants that name none."""
+    event_time: str
+    """The column that no file may lack: without a time, its rows would be lost without a word."""
 
 
 def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
@@ -58,12 +62,8 @@ def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
 
 def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
     with pa.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        _check_event_time(file.schema_arrow.names, columns)
         wanted = [name for name in file.schema_arrow.names if name in columns.schema.names]
-        if not wanted:
-            raise pa.ArrowInvalid(
-                f"it has none of the columns {', '.join(columns.schema.names)}, but "
-                f"{', '.join(file.schema_arrow.names)}"
-            )
         # A legacy form of Spark's, in which instants are UTC although they do not say so.
         instants = {
             file.schema.column(i).name
@@ -100,6 +100,8 @@ def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
         return
     types = {each.name: _as_text(each.type) for each in columns.schema}
     with pa.input_stream(path) as stream:
+        _check_event_time(_csv_header(stream.read(_HEADER_BYTES)), columns)
+    with pa.input_stream(path) as stream:
         reader = pa.csv.open_csv(
             stream,
             read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
@@ -112,6 +114,18 @@ def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
             ),
         )
         yield from reader
+
+
+def _csv_header(beginning: bytes) -> list[str]:
+    line = beginning.decode("utf-8-sig", errors="replace").partition("\n")[0]
+    return next(csv.reader([line.rstrip("\r")]), [])
+
+
+def _check_event_time(names: Sequence[str], columns: Columns) -> None:
+    if columns.event_time not in names:
+        raise pa.ArrowInvalid(
+            f"it has no column {columns.event_time!r}, the event time, but {', '.join(names)}"
+        )
 
 
 FORMATS: Final[Mapping[str, Callable[[str, Columns], Iterator[Batch]]]] = {

@@ -28,10 +28,10 @@ from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.folders import (
     Listing,
     check_order,
-    check_size,
+    check_sizes,
     files_of_batch,
     list_folders,
-    size_of,
+    sizes_of,
 )
 from spark_agent.sources.offsets import LogsOffset, ShardOffset
 from spark_agent.sources.rows import read_rows
@@ -53,6 +53,7 @@ class Logs:
     """The column that has the shard."""
     zone: str
     """The time zone of instants that name none."""
+    event_time: str
     most: int | None
     """The most files of a shard in one batch; None: all that there are."""
 
@@ -93,12 +94,12 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._next_poll_ms: int | None = None
         self._checked: dict[str, tuple[ShardOffset, Sequence[str]]] = {}
         """By shard: the offset and the files for which nothing late was found."""
-        self._sizes: dict[str, tuple[str, int]] = {}
-        """By shard: the last file of the newest batch, and its size when that was planned."""
+        self._read: dict[str, dict[str, int]] = {}
+        """By shard: the files of its newest batch, with their sizes when that was read."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what only the driver's side knows: Spark pickles the reader for `read`."""
-        return {**self.__dict__, "_checked": {}, "_ends": None, "_sizes": {}}
+        return {**self.__dict__, "_checked": {}, "_ends": None, "_read": {}}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Start before all files."""
@@ -147,8 +148,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._logs.path, LogsOffset.from_dict(start), LogsOffset.from_dict(end)
         )
         for shard, names in found.items():
-            size = size_of(self._logs.path, shard, names[-1])
-            self._sizes[shard] = names[-1], size or 0
+            self._read[shard] = sizes_of(self._logs.path, shard, names)
         return [ShardFiles(shard, names) for shard, names in sorted(found.items())]
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
@@ -163,6 +163,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             schema=self._schema,
             shard_column=logs.shard,
             zone=logs.zone,
+            event_time=logs.event_time,
         )
 
     def stop(self) -> None:
@@ -178,9 +179,14 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             names = listing.get(shard, ())
             if self._checked.get(shard) != (offset, names):
                 check_order(self._logs.path, shard, names, offset)
+                self._check_sizes(shard, names, offset)
                 self._checked[shard] = offset, names
-        for shard, (name, size) in self._sizes.items():
-            check_size(self._logs.path, shard, name, size)
+            elif read := self._read.get(shard):
+                # Of all files at each look would take too long; most likely it is the newest one.
+                self._check_sizes(shard, [name for name in names if name in read], offset)
+
+    def _check_sizes(self, shard: str, names: Sequence[str], offset: ShardOffset) -> None:
+        check_sizes(self._logs.path, shard, names, offset, self._read.get(shard, {}))
 
     def _unread(self, at: LogsOffset, listing: Listing) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -228,16 +234,19 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # while are still known when they are back.
         shards = dict(at.shards)
         for shard, names in taken.items():
-            offset = at.of(shard)
-            present = listing[shard][: len(listing[shard]) - len(offset.unread(listing[shard]))]
-            shards[shard] = offset.after(present, names)
+            offset, path = at.of(shard), self._logs.path
+            present = sizes_of(path, shard, offset.read_of(listing[shard]))
+            # One that is gone by now is missed when the batch is read.
+            taking = dict.fromkeys(names, 0) | sizes_of(path, shard, names)
+            shards[shard] = offset.after(present, taking)
         return LogsOffset(shards, at.turn, admission.because)
 
 
 class LogsSource(DataSource):
     """The source of logs in folders, as registered with Spark; `Pipeline.read_logs` makes it.
 
-    Options: stage, source, port, token, timeoutMs, pollMs, schema, folder, files, shard, zone, most.
+    Options: stage, source, port, token, timeoutMs, pollMs, schema, folder, files, shard, zone,
+    eventTime, most.
     """
 
     @classmethod
@@ -260,6 +269,7 @@ class LogsSource(DataSource):
             form=options["files"],
             shard=options["shard"],
             zone=options["zone"],
+            event_time=options["eventTime"],
             most=int(options["most"]) if options["most"] else None,
         )
         return LogsReader(

@@ -1,22 +1,29 @@
 """Where a source that reads logs in folders is. Pure: which files are unread, late, or in a batch.
 
 A shard's files are read in the order of their names. Its offset names the last one that was read, and
-knows, by a short digest of each, which of the files before it were read. So a batch that Spark repeats
-reads exactly the files that it read the first time, and a file that turns up with a name before the last
-one is found. Without that it would never be read, and nobody would know.
+knows, by a short mark of each, which of the files before it were read, and how large they were. So a
+batch that Spark repeats reads exactly the files that it read the first time. And a file that turns up
+with a name before the last one is found, as is one that was changed: without that, what is new in it
+would never be read, and nobody would know.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
 _DIGEST_BYTES: Final = 5
 """A late file is taken for one that was read with a probability of files in the folder / 2^40."""
+_SIZE_BYTES: Final = 3
+"""Of a file's size, so much is kept. It is not seen if a file changes by a multiple of 16 MiB."""
+_MARK_BYTES: Final = _DIGEST_BYTES + _SIZE_BYTES
+
+
+_NONE: Final[Mapping[bytes, bytes]] = {}
 
 
 class LogsError(Exception):
@@ -41,6 +48,10 @@ def _digest(name: str) -> bytes:
     return blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
 
 
+def _mark(size: int) -> bytes:
+    return (size % (1 << 8 * _SIZE_BYTES)).to_bytes(_SIZE_BYTES, "big")
+
+
 @dataclass(frozen=True, slots=True)
 class ShardOffset:
     """How far one shard was read."""
@@ -50,7 +61,7 @@ class ShardOffset:
     files: int = 0
     """How many files were read in all."""
     seen: str = ""
-    """The digests of the files up to the last one that were still there when it was chosen."""
+    """A mark of each of the files up to the last one that were still there when it was chosen."""
 
     def unread(self, names: Sequence[str]) -> list[str]:
         """Return which of a folder's files, in order, come after the last one.
@@ -63,41 +74,57 @@ class ShardOffset:
     def late(self, names: Sequence[str]) -> list[str]:
         """Return the files that sort before the last one, and were not read.
 
-        >>> first = ShardOffset().after([], ["0002", "0004"])
+        >>> first = ShardOffset().after({}, {"0002": 7, "0004": 7})
         >>> first.late(["0002", "0003", "0004", "0005"])
         ['0003']
         >>> first.late(["0004"])  # a file that was read may be deleted
         []
         """
-        before = names[: bisect_right(names, self.last)]
-        seen = self._seen() if before else frozenset[bytes]()
+        before = self.read_of(names)
+        seen = self._seen() if before else _NONE
         return [name for name in before if _digest(name) not in seen]
 
-    def after(self, present: Iterable[str], taken: Sequence[str]) -> ShardOffset:
-        """Return the offset after a batch reads `taken`, while `present` are there of those before."""
-        digests = sorted(_digest(name) for name in (*present, *taken))
-        return ShardOffset(
-            taken[-1], self.files + len(taken), b64encode(b"".join(digests)).decode()
-        )
+    def changed(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return the files that were read with another size than they have now.
+
+        >>> ShardOffset().after({}, {"0002": 7, "0004": 7}).changed({"0002": 9, "0004": 7})
+        ['0002']
+        """
+        seen = self._seen() if sizes else _NONE
+        return [name for name, size in sizes.items() if seen.get(_digest(name)) != _mark(size)]
+
+    def read_of(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of a folder's files, in order, that are not after the last one."""
+        return names[: bisect_right(names, self.last)]
+
+    def after(self, present: Mapping[str, int], taken: Mapping[str, int]) -> ShardOffset:
+        """Return the offset after a batch reads `taken`, while `present` are there of those before. Both
+        have the files' sizes, in order.
+        """
+        marks = sorted(_digest(k) + _mark(size) for k, size in {**present, **taken}.items())
+        [*_, last] = taken
+        return ShardOffset(last, self.files + len(taken), b64encode(b"".join(marks)).decode())
 
     def batch(self, names: Sequence[str], end: ShardOffset) -> list[str] | None:
         """Return the files of the batch from here to `end`; None: some of them are gone.
 
-        >>> start = ShardOffset().after([], ["1"])
-        >>> end = start.after(["1"], ["2", "4"])
+        >>> start = ShardOffset().after({}, {"1": 7})
+        >>> end = start.after({"1": 7}, {"2": 7, "4": 7})
         >>> start.batch(["1", "2", "3", "4", "5"], end), start.batch(["1", "3", "4"], end)
         (['2', '4'], None)
         """
         between = names[bisect_right(names, self.last) : bisect_right(names, end.last)]
-        seen = end._seen() if between else frozenset[bytes]()
+        seen = end._seen() if between else _NONE
         found = [name for name in between if _digest(name) in seen]
         return found if len(found) == end.files - self.files else None
 
-    def _seen(self) -> frozenset[bytes]:
+    def _seen(self) -> Mapping[bytes, bytes]:
+        """Return the marks of the sizes, by the digests of the names."""
         packed = b64decode(self.seen)
-        return frozenset(
-            packed[i : i + _DIGEST_BYTES] for i in range(0, len(packed), _DIGEST_BYTES)
-        )
+        return {
+            packed[i : i + _DIGEST_BYTES]: packed[i + _DIGEST_BYTES : i + _MARK_BYTES]
+            for i in range(0, len(packed), _MARK_BYTES)
+        }
 
 
 @dataclass(frozen=True, slots=True)

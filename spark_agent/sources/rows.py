@@ -23,11 +23,12 @@ def read_rows(
     schema: StructType,
     shard_column: str,
     zone: str,
+    event_time: str,
 ) -> Iterator[Batch]:
     """Read a shard's files, one after the other, and add the shard as a column. Raises `LogsError`."""
     whole = to_arrow_schema(schema, timezone="UTC")
     at = whole.get_field_index(shard_column)
-    columns = Columns(whole.remove(at), zone)
+    columns = Columns(whole.remove(at), zone, event_time)
     for name in names:
         for batch in read_file(str(Path(path, shard, name)), form, columns):
             arrays = list(batch.columns)

@@ -49,7 +49,7 @@ def test_instants_are_exact(tmp_path: Path, text: str, form: str) -> None:
     content = f"other,at\n1,{text}\n" if form == "csv" else json.dumps({"at": text})
     path.write_bytes(gzip.compress(content.encode()) if form == "json.gz" else content.encode())
     columns = Columns(
-        pa.schema([("at", pa.timestamp("us", "UTC")), ("x", pa.int64())]), "America/New_York"
+        pa.schema([("at", pa.timestamp("us", "UTC")), ("x", pa.int64())]), "America/New_York", "at"
     )
     [found] = read_file(str(path), form.partition(".")[0], columns)
     assert found.to_pylist() == [{"at": INSTANT, "x": None}]
@@ -63,7 +63,7 @@ def test_instants_of_parquet_are_exact(tmp_path: Path, unit: str, kind: str) -> 
     at = at.replace(hour=0) if kind == "local" else at
     times = pa.array([at], pa.timestamp(unit, "UTC" if kind == "zoned" else None))
     pq.write_table(pa.table({"at": times}), path, use_deprecated_int96_timestamps=kind == "legacy")
-    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC"))]), "America/New_York")
+    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC"))]), "America/New_York", "at")
     [found] = read_file(str(path), "parquet", columns)
     assert found.column("at").to_pylist() == [INSTANT]
 
@@ -73,7 +73,9 @@ def test_an_empty_file_has_no_rows_and_a_truncated_one_is_an_error(
     tmp_path: Path, form: str
 ) -> None:
     path = tmp_path / "1"
-    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]), "UTC")
+    columns = Columns(
+        pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]), "UTC", "at"
+    )
     table = pa.table({"at": pa.array([INSTANT], pa.timestamp("us", "UTC")), "n": [1]})
     pq.write_table(table, tmp_path / "whole")
     path.write_bytes(
@@ -87,6 +89,21 @@ def test_an_empty_file_has_no_rows_and_a_truncated_one_is_an_error(
     else:
         path.write_bytes(b"")
     assert sum(each.num_rows for each in read_file(str(path), form, columns)) == 0
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_file_without_the_event_time_is_refused(tmp_path: Path, form: str) -> None:
+    """Its rows would have no time, so no window would have them, and nothing would be counted."""
+    path = tmp_path / "1"
+    if form == "csv":
+        path.write_text("\ufeffAt,n\r\n2026-01-01T05:00:00Z,1\r\n")
+    else:
+        pq.write_table(pa.table({"At": [INSTANT], "n": [1]}), path)
+    columns = Columns(
+        pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]), "UTC", "at"
+    )
+    with pytest.raises(LogsError, match="it has no column 'at', the event time, but At, n"):
+        list(read_file(str(path), form, columns))
 
 
 def of(*columns: tuple[str, DataType]) -> StructType:

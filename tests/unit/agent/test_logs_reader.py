@@ -56,7 +56,7 @@ def driver() -> Any:
 
 def reader(driver: Driver, path: Path, clock: FakeClock, most: int | None = None) -> LogsReader:
     link = LinkClient(driver.server.port, "secret", timeout_ms=5_000)
-    logs = Logs(str(path), "json", "shard", "UTC", most)
+    logs = Logs(str(path), "json", "shard", "UTC", "at", most)
     return LogsReader(logs, link, source="7", schema=SCHEMA, poll_ms=POLL_MS, clock=clock)
 
 
@@ -130,16 +130,49 @@ def test_a_shard_whose_folder_is_away_for_a_while_is_known_when_it_is_back(
     following.stop()
 
 
-def test_a_file_that_grows_after_it_was_read_is_refused(tmp_path: Path, driver: Driver) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_a_file_that_changes_after_it_was_read_is_refused(
+    tmp_path: Path, driver: Driver, name: str, *, restarts: bool
+) -> None:
+    """Whether somebody adds to it, or puts another one in its place."""
+    put(tmp_path, "north", "1", "2")
+    clock = FakeClock()
+    following = reader(driver, tmp_path, clock)
+    start = following.initialOffset()
+    end = following.latestOffset(start, ALL)
+    assert batch(following, start, end) == ["north/1", "north/2"]
+    assert following.latestOffset(end, ALL) == end
+    clock.now_ms += POLL_MS
+    if restarts:
+        following.stop()
+        following = reader(driver, tmp_path, clock)
+    (tmp_path / "north" / ".next").write_text("longer " * 100)
+    (tmp_path / "north" / ".next").rename(tmp_path / "north" / name)
+    with pytest.raises(LogsError, match=f"'{name}' of shard 'north' .* has changed since"):
+        following.latestOffset(end, ALL)
+    following.stop()
+
+
+def test_a_file_that_is_repaired_before_its_batch_is_repeated_has_not_changed(
+    tmp_path: Path, driver: Driver
+) -> None:
     put(tmp_path, "north", "1")
     following = reader(driver, tmp_path, FakeClock())
     start = following.initialOffset()
     end = following.latestOffset(start, ALL)
-    assert batch(following, start, end) == ["north/1"]
-    (tmp_path / "north" / "1").write_text("longer " * 100)
-    with pytest.raises(LogsError, match="What was added is not read"):
-        following.latestOffset(end, ALL)
     following.stop()
+    (tmp_path / "north" / "1").write_text("longer " * 100)
+    again = reader(driver, tmp_path, FakeClock())
+    assert batch(again, start, end) == ["north/1"]
+    put(tmp_path, "north", "2")
+    later = again.latestOffset(end, ALL)
+    assert batch(again, end, later) == ["north/2"]
+    again.stop()
+    # What was read is what is known from then on.
+    third = reader(driver, tmp_path, FakeClock())
+    assert third.latestOffset(later, ALL) == later
+    third.stop()
 
 
 def test_a_paused_shard_reads_nothing_and_the_offset_says_why(
@@ -219,7 +252,7 @@ def test_ten_thousand_files(tmp_path: Path, driver: Driver) -> None:
         read += batch(following, start, end)
         start = end
     assert read == [f"north/{name}" for name in names]
-    assert len(json.dumps(start)) < 70_000
+    assert len(json.dumps(start)) < 110_000
     following.stop()
 
 
