@@ -71,7 +71,9 @@ def serve(
         bool | None,
         typer.Option("--insecure", help="Serve everyone on any address, if there is no key."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes; more than one needs redis://.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes; more than one needs redis://.")
+    ] = 1,
     allowed_hosts: Annotated[
         str | None,
         typer.Option(help="Names that the service goes by, separated by commas; *: any."),

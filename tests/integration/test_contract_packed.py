@@ -188,3 +188,11 @@ async def test_without_columns_it_speaks_for_no_more_ranges_than_with_them(api: 
     assert (await api.watermark("k"))["output_watermark"] is None
     fewer = await api.claim("k", lease["granted"][:10_000])
     assert ok(await post(api, "k", fewer["token"], {}, input_watermark=5))["accepted"] == 10_000
+
+
+async def test_a_hold_is_its_own_whatever_its_name(job: Api) -> None:
+    await job.report("s", (await job.claim("s"))["token"], dict.fromkeys("abc", 100))
+    lease = await job.claim("k")
+    holds = {"a": [90, 90, 90, 90], "a\0": [5, 6, 7, 8]}
+    ok(await post(job, "k", lease["token"], {"holds": holds}, input_watermark=100))
+    assert (await job.watermark("k"))["output_watermark"] == 5

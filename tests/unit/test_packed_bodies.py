@@ -56,6 +56,9 @@ def shown(report: Any) -> object:
 @example(body={"token": "t", "columns": {"holds": {"state": [[1, 2], []]}}})
 @example(body={"token": "t", "columns": {"watermark": [[1], 2]}})
 @example(body={"token": "[", "columns": {"watermark": [1, 2]}})
+@example(body={"token": "t", "columns": {"holds": {"a": [9], "a\0": [5]}}})
+@example(body={"token": "t", "columns": {"watermark": [9], "watermark\0": [5]}})
+@example(body={"token": "t", "token\0": "u", "columns": {"watermark": [9]}})
 @example(body={"token": "t", "epoch": 5.0, "columns": {"watermark": [1]}})
 def test_what_it_accepts_msgspec_reads_alike(report: Any, body: Mapping[str, object]) -> None:
     text = json.dumps(body).encode()
@@ -88,6 +91,9 @@ def test_plain_columns_become_arrays(report: Any, sent: Mapping[str, object]) ->
         b"",
         b"[]",
         b'{"token":"t","columns":{"watermark":[1]}} x',
+        b'\xef\xbb\xbf{"token":"t","columns":{"watermark":[1]}}',
+        b'{"token":"t","columns":{"watermark":[1]}}\0',
+        b'{"token":"\0","columns":{"watermark":[1]}}',
         b'{"token":"t","columns":{"watermark":[1],"watermark":[2]}}',
         b'{"token":"t","token":"u","columns":{"watermark":[1]}}',
         b'{"token":"t","columns":{"watermark":[1]},"columns":{"watermark":[2]}}',
