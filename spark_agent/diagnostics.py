@@ -63,3 +63,18 @@ def reset_message(job: str) -> str:
         f"begin again, and what the query has read and written is of the time before. Start it with a "
         f"new checkpoint and an empty output"
     )
+
+
+def old_checkpoint_message(query: str, epoch: int, latest: object) -> str:
+    """Return what is wrong with a query that runs a batch which the job has already; `latest` is the
+    last one that it has.
+    """
+    return (
+        f"tidegauge: query {query} ran batch {epoch}, but the job already has batches of its stages up "
+        f"to {latest}: the query's checkpoint is new, was lost, or is an older copy. Rows that it "
+        f"rereads are late, and windows that were closed come out again. Either restore the old "
+        f"checkpoint, or call Pipeline.reset() and start over with an empty output and a new checkpoint"
+    )
+
+
+CONTINUES: Final = "With on_lost_checkpoint='continue' it would go on regardless"

@@ -27,7 +27,7 @@ from spark_agent.feed import Feed, FeedConfig
 from spark_agent.in_flight import StageInFlight
 from spark_agent.job import DeclaredJob, host
 from spark_agent.link import Hold, NotStartedError, Offset
-from spark_agent.reporting import QUERY_PROPERTY, RUN_PROPERTY
+from spark_agent.reporting import QUERY_PROPERTY, REREADS_PROPERTY, RUN_PROPERTY
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.spec import ancestors, upstream
 from spark_agent.starting import caps_ms, check_inputs_final, check_not_final
@@ -268,7 +268,11 @@ class Queries:
         for each in (*start.controls, *start.readers):
             self._feeds[each.id] = each.stage, feed
         supervisor.start()
-        properties = {QUERY_PROPERTY: name, RUN_PROPERTY: "" if run is None else str(run)}
+        properties = {
+            QUERY_PROPERTY: name,
+            RUN_PROPERTY: "" if run is None else str(run),
+            REREADS_PROPERTY: "" if start.stops_when_rereading else "true",
+        }
         with self._events.starting(), self._local_properties(properties):
             try:
                 query = start.writer.start()

@@ -19,7 +19,8 @@ from pyspark import Accumulator, TaskContext
 from spark_agent.arrow import Array, ShardRows, all_true, count_older_than, rows_by_shard
 from spark_agent.client import Client, shared_client
 from spark_agent.clock import Clock
-from spark_agent.errors import AggregatorError, Unavailable
+from spark_agent.diagnostics import CONTINUES, old_checkpoint_message
+from spark_agent.errors import AggregatorError, StaleEpoch, Unavailable
 from spark_agent.in_flight import TaskInFlight
 from spark_agent.link import NotStartedError
 from spark_agent.messages import Lease, RangeReport, Rank
@@ -34,6 +35,8 @@ QUERY_PROPERTY: Final = "tidegauge.query"
 """Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
 RUN_PROPERTY: Final = "tidegauge.run"
 """Likewise: the run number; empty if the aggregator was unavailable at the start."""
+REREADS_PROPERTY: Final = "tidegauge.rereads"
+"""Likewise: set if the query goes on although the job has its batches already."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 _SHORT_TTL_MS: Final = 5_000
@@ -56,6 +59,10 @@ def freeze_imports() -> None:
 
 class EarlyRowsError(Exception):
     """Rows left a stage older than it had already promised."""
+
+
+class OldCheckpointError(Exception):
+    """A batch runs that the job has already: nothing of it may be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class Task:
     epoch: int
     partition: int
     holder: str
+    may_reread: bool = False
+    """Whether it goes on although its epoch was committed before it began."""
 
 
 def current_task(stage: str) -> Task | None:
@@ -115,11 +124,18 @@ def current_task(stage: str) -> Task | None:
         epoch=epoch,
         partition=context.partitionId(),
         holder=f"{query}.task-{attempt}",
+        may_reread=bool(context.getLocalProperty(REREADS_PROPERTY)),
     )
 
 
 class TaskAttempt:
-    """One task's claims and reports for a stage. No method raises when the service fails."""
+    """One task's claims and reports for a stage. No method raises when the service fails.
+
+    Only one thing fails a task: an epoch that was committed before the task reported. The driver commits
+    an epoch once Spark has, so Spark would never run it again, but from a checkpoint that is new or an
+    old copy. What the task has read may have been written already, and what it writes now may be skipped
+    by a sink that has a batch of that number: it must not be committed by Spark as this batch.
+    """
 
     def __init__(self, target: ReportTarget, task: Task) -> None:
         self._target = target
@@ -213,6 +229,12 @@ class TaskAttempt:
             accepted = self._client().report(
                 target.job, target.stage, lease, ranges, epoch=self._task.epoch
             )
+        except StaleEpoch as error:
+            if not self._task.may_reread:
+                latest = error.problem.get("last_epoch", "a later one")
+                message = old_checkpoint_message(self._task.query, self._task.epoch, latest)
+                raise OldCheckpointError(f"{message}. {CONTINUES}") from None
+            self._drop(error, "report", len(ranges))
         except AggregatorError as error:
             self._drop(error, "report", len(ranges))
         else:

@@ -181,5 +181,9 @@ def _parsed(texts: Array, to: ArrowType, zone: str) -> Array:
 
 
 def _in_zone(local: Array, zone: str) -> Array:
-    placed = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest")
-    return pc.cast(placed, pa.timestamp("us", "UTC"))
+    """Place local times in a time zone. One that the clocks skip is read by the offset before, as Spark
+    does: 02:15 is 03:15 then.
+    """
+    placed = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    skipped = pc.subtract(local, pc.local_timestamp(placed))
+    return pc.cast(pc.add(placed, skipped), pa.timestamp("us", "UTC"))

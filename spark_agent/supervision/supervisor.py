@@ -21,7 +21,13 @@ from spark_agent.answers import MAX_MS
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
-from spark_agent.diagnostics import log_missing_inputs, log_unfinished, reset_message
+from spark_agent.diagnostics import (
+    CONTINUES,
+    log_missing_inputs,
+    log_unfinished,
+    old_checkpoint_message,
+    reset_message,
+)
 from spark_agent.errors import (
     AggregatorError,
     InputAhead,
@@ -508,19 +514,11 @@ class Supervisor:
             return
         self._counts.rereads = True
         latest = error.problem.get("last_epoch", "a later one")
-        message = (
-            f"tidegauge: query {self._assignment.query} ran batch {batch.epoch}, but the job already "
-            f"has batches of its stages up to {latest}: the query's checkpoint is new, was lost, or is "
-            f"an older copy. Rows that it rereads are late, and windows that were closed come out "
-            f"again. Either restore the old checkpoint, or call Pipeline.reset() and start over with an "
-            f"empty output and a new checkpoint"
-        )
+        message = old_checkpoint_message(self._assignment.query, batch.epoch, latest)
         if not self._assignment.stops_when_rereading:
             _log.warning("%s", message)
         else:
-            self.fail_query(
-                f"{message}. With on_lost_checkpoint='continue' it would go on regardless"
-            )
+            self.fail_query(f"{message}. {CONTINUES}")
 
     def _reconcile(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -151,6 +152,33 @@ def test_who_has_lost_its_checkpoint_writes_no_window_again(without_checkpoint: 
         ):
             query.awaitTermination(DEADLINE_S)
     assert flow.counted() == {}
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused_however_often_it_is_tried(
+    flow: Flow, tmp_path: Path
+) -> None:
+    """Also one that is a single batch old. And each attempt must leave the checkpoint as it is, or the
+    next one would go on behind the gap.
+    """
+    flow.files_per_batch = None
+    old = tmp_path / "old"
+    for batch in range(3):
+        if batch == 2:
+            shutil.copytree(flow.checkpoint, old)
+        flow.write(steady(range(20 * batch, 20 * batch + 20)))
+        with flow.pipeline() as pipeline:
+            rows = flow.source(pipeline).writeStream.format("json").option("path", str(flow.output))
+            rows = rows.option("checkpointLocation", str(flow.checkpoint))
+            ended(pipeline.start(rows.trigger(availableNow=True)))
+    flow.write(steady(range(60, 80)))
+    for _ in range(3):
+        with flow.pipeline() as pipeline:
+            # Not the same output, whose batch of that number Spark's file sink would skip.
+            rows = flow.source(pipeline).writeStream.format("noop").trigger(availableNow=True)
+            query = pipeline.start(rows.option("checkpointLocation", str(old)))
+            with pytest.raises(StreamingQueryException, match="checkpoint is new, was lost"):
+                query.awaitTermination(DEADLINE_S)
+    assert flow.output_of(SOURCE) < START_MS + 60_000
 
 
 def test_nor_does_who_only_reads_what_another_query_reports(flow: Flow, tmp_path: Path) -> None:

@@ -55,6 +55,26 @@ def test_instants_are_exact(tmp_path: Path, text: str, form: str) -> None:
     assert found.to_pylist() == [{"at": INSTANT, "x": None}]
 
 
+@pytest.mark.parametrize(
+    ("local", "utc_hour", "minute"),
+    [
+        ("2026-03-08T02:15:00", 7, 15),
+        ("2026-03-08T01:59:59", 6, 59),
+        ("2026-11-01T01:30:00", 5, 30),
+    ],
+)
+def test_local_times_are_placed_as_spark_places_them(
+    tmp_path: Path, local: str, utc_hour: int, minute: int
+) -> None:
+    """Those that the clocks skip, and those that come twice."""
+    path = tmp_path / "1.json"
+    path.write_text(json.dumps({"at": local}))
+    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC"))]), "America/New_York", "at")
+    [found] = read_file(str(path), "json", columns)
+    [at] = found.column("at").to_pylist()
+    assert (at.hour, at.minute) == (utc_hour, minute)
+
+
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
 @pytest.mark.parametrize("kind", ["zoned", "local", "legacy"])
 def test_instants_of_parquet_are_exact(tmp_path: Path, unit: str, kind: str) -> None:
