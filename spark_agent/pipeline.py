@@ -15,7 +15,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent import control_source, plan
@@ -197,20 +197,14 @@ class Pipeline:
             path, form=format, schema=schema, shard=shard, most=max_files_per_shard
         )
         frame = (
-            self._spark.readStream.format(logs.FORMAT)
+            self._linked_source(logs.FORMAT, columns, event_time)
             .options(
                 stage=stage,
                 source=self._queries.new_control(stage),
-                port=str(self._link.port),
-                token=self._token,
-                timeoutMs=str(3 * self._timing.patience_ms + _LINK_MARGIN_MS),
-                pollMs=str(self._timing.poll_ms),
-                schema=columns.json(),
                 folder=os.path.abspath(path),  # noqa: PTH100  (no link is to be resolved)
                 files=format,
                 shard=shard,
                 zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
-                eventTime=event_time,
                 most="" if max_files_per_shard is None else str(max_files_per_shard),
             )
             .load()
@@ -323,6 +317,17 @@ class Pipeline:
         # what came through here and what was unioned with it later.
         return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
 
+    def _linked_source(self, of: str, columns: StructType, event_time: str) -> DataStreamReader:
+        """Return the reader of a source that asks the driver, through the link."""
+        return self._spark.readStream.format(of).options(
+            port=str(self._link.port),
+            token=self._token,
+            timeoutMs=str(3 * self._timing.patience_ms + _LINK_MARGIN_MS),
+            pollMs=str(self._timing.poll_ms),
+            schema=columns.json(),
+            eventTime=event_time,
+        )
+
     def _control_rows(
         self,
         frame: DataFrame,
@@ -341,16 +346,10 @@ class Pipeline:
         other filters pushed through it.
         """
         rows = (
-            self._spark.readStream.format(control_source.FORMAT)
+            self._linked_source(control_source.FORMAT, control_schema(frame), event_time)
             .options(
                 stage=stage,
                 control=self._queries.new_control(stage),
-                port=str(self._link.port),
-                token=self._token,
-                timeoutMs=str(3 * self._timing.patience_ms + _LINK_MARGIN_MS),
-                schema=control_schema(frame).json(),
-                pollMs=str(self._timing.poll_ms),
-                eventTime=event_time,
                 delayMs=str(delay_ms),
                 gate=str(is_gate).lower(),
                 percentile="" if percentile is None else str(percentile),

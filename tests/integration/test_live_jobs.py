@@ -14,9 +14,10 @@ from service.aggregator import Aggregator, Limits, Precondition, Retention
 from service.clock import SystemClock
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
+from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
-from service.live.port import StateLostError
+from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim
@@ -71,21 +72,25 @@ class Slow(MemoryLiveStore):
         await super().begin(job)
 
 
-@pytest.fixture
-async def aggregator(tmp_path: Path) -> AsyncIterator[Aggregator]:
-    clock = SystemClock()
-    made = Aggregator(
-        Forgetful(clock),
-        SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db"),
-        clock=clock,
+def made(live: LiveStore, ledger: Ledger) -> Aggregator:
+    return Aggregator(
+        live,
+        ledger,
+        clock=SystemClock(),
         metrics=Metrics(),
         checkpoint_interval_ms=60_000,
         retention=Retention(fine_ms=1, keep_ms=1),
         limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
     )
-    await made.open()
-    yield made
-    await made.close()
+
+
+@pytest.fixture
+async def aggregator(tmp_path: Path) -> AsyncIterator[Aggregator]:
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    gauge = made(Forgetful(SystemClock()), ledger)
+    await gauge.open()
+    yield gauge
+    await gauge.close()
 
 
 async def test_a_state_that_is_lost_after_a_release_is_restored(aggregator: Aggregator) -> None:
@@ -101,15 +106,7 @@ async def test_a_state_that_is_lost_after_a_release_is_restored(aggregator: Aggr
 async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_path: Path) -> None:
     """As when another replica begins the next incarnation between the two."""
     live, ledger = LostTwice(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
-    gauge = Aggregator(
-        live,
-        ledger,
-        clock=SystemClock(),
-        metrics=Metrics(),
-        checkpoint_interval_ms=60_000,
-        retention=Retention(fine_ms=1, keep_ms=1),
-        limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
-    )
+    gauge = made(live, ledger)
     await gauge.open()
     await gauge.definitions.define("j", SPEC, Precondition())
     # The live store is behind the ledger now, and so has something to be brought up to date with.
@@ -124,15 +121,7 @@ async def test_a_job_that_is_being_created_is_not_taken_for_lost(tmp_path: Path)
     is granted from the end of the creation on.
     """
     live, ledger = Slow(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
-    gauge = Aggregator(
-        live,
-        ledger,
-        clock=SystemClock(),
-        metrics=Metrics(),
-        checkpoint_interval_ms=60_000,
-        retention=Retention(fine_ms=1, keep_ms=1),
-        limits=Limits(jobs=9, ranges_per_job=9, ranges=9),
-    )
+    gauge = made(live, ledger)
     await gauge.open()
     creation = asyncio.ensure_future(gauge.definitions.define("j", SPEC, Precondition()))
     await live.begins.wait()
