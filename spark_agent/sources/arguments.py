@@ -66,17 +66,18 @@ def _check_path(path: object) -> None:
 
 
 def _fields(schema: object) -> StructType:
+    given = schema
     if isinstance(schema, str):
         try:
             schema = DataType.fromDDL(schema)
         except (PySparkException, ValueError) as error:
             raise ValueError(
-                f"schema {schema!r} cannot be read: write columns and their types, like "
+                f"schema {given!r} cannot be read: write columns and their types, like "
                 f"'tap string, at timestamp, litres double'"
             ) from error
     if not isinstance(schema, StructType) or not schema.fields:
         raise ValueError(
-            f"schema {schema!r} has no columns: write them with their types, like "
+            f"schema {given!r} has no columns: write them with their types, like "
             f"'tap string, at timestamp, litres double'"
         )
     names = [name.lower() for name in schema.names]

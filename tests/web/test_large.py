@@ -12,6 +12,8 @@ from tests.web.conftest import Opened
 from tests.web.flights import DAY, START, Feed
 
 RANGES = 1_000_000
+MOST = 10_000
+"""Ranges that one report may carry."""
 SLOW, EXPIRED = 123_456, 999_999
 
 
@@ -49,7 +51,11 @@ def test_a_stage_of_a_million_ranges(service: Service, open_page: Opened):
         feed.claim("s", holder="source").promise(START + DAY)
         behind = feed.claim("k", [slow], holder="slow-worker")
         gone = feed.claim("k", [expired], holder="gone-worker")
-        feed.claim("k", holder="worker").columns({}, input_watermark=START + DAY)
+        for first in range(0, RANGES, MOST):
+            ends = [KEYS * k // RANGES for k in range(first, first + MOST + 1)]
+            some = [f"{ends[k]:08x}-{ends[k + 1]:08x}" for k in range(MOST)]
+            worker = feed.claim("k", some, holder=f"worker-{first}")
+            worker.columns({}, input_watermark=START + DAY)
         behind.report({slow: {"holds": {"state": START}}}, input_watermark=START + DAY)
         gone.report({expired: {}}, input_watermark=START + DAY)
         gone.release()
