@@ -45,6 +45,12 @@ def test_what_cannot_be_served_is_said_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+def test_there_is_no_service_without_a_process(tmp_path: Path) -> None:
+    done = run("serve", "--port", "0", "--workers", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--workers" in done.stderr
+
+
 SECRET = "hunter2"
 
 

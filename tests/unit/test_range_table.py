@@ -39,7 +39,6 @@ def test_neighbours_are_applied_as_single_ones(
     for turn, (first, count, values, idle) in enumerate(reports):
         at = np.arange(first, first + count)
         reported = np.resize(np.array(values, dtype=np.int64), count)
-        # Nobody is idle and final.
         words = (
             [True, False] * (count // 2) + [False] * (count % 2)
             if idle and MAX not in values

@@ -272,7 +272,8 @@ class RangeTable:
             ]
         at = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         reported = np.asarray(promises, dtype=np.int64)
-        if idle is None and not self.idle:
+        # One that is idle and final is not counted, but no longer idle once it reports without it.
+        if idle is None and not self.idle and not self._idle[at].any():
             return self._raise_many(at, reported, wall_ms)
         is_idle = np.zeros(len(reported), np.bool_) if idle is None else np.array(idle, np.bool_)
         return self._apply_many(at, reported, is_idle, wall_ms)
