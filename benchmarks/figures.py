@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import CONNECTIONS, RANGE, VALUE, Target, run
+from benchmarks.load import CONNECTIONS, RANGE, TOKEN, VALUE, Target, run
 from benchmarks.servers import ROOT, baseline, processor_seconds, resident_bytes, service
 from tests.support.server import Service
 
@@ -117,24 +117,23 @@ OBSERVED = 10**14
 """What key ranges have observed of an input that is final: later than any of their holds."""
 
 
-def packed(server: Service, name: str, *, standing: bool) -> Target:
+def packed(server: Service, name: str, *, standing: bool, connections: int = CONNECTIONS) -> Target:
     """Packed reports of 1,000 key ranges with a hold each, from as many workers as connections.
 
-    Each worker has a lease of its own: were there one for all, a report that overtakes another would
-    leave that one behind, and most of the answer would be the names of a thousand ranges. Standing:
-    the first range of each keeps its hold where it is.
+    Each worker has a lease and a connection of its own. Standing: the first range of each keeps its
+    hold where it is.
     """
-    job = keyed_job(server, name, 1_000 * CONNECTIONS)
-    names = tile(1_000 * CONNECTIONS)
+    job = keyed_job(server, name, 1_000 * connections)
+    names = tile(1_000 * connections)
     tokens = [
         job.claim("k", names[k * 1_000 : (k + 1) * 1_000], holder=f"worker-{k}")
-        for k in range(CONNECTIONS)
+        for k in range(connections)
     ]
     job.close()
     holds = ",".join("1" if standing and not k else VALUE for k in range(1_000))
     columns = f'{{"holds":{{"state":[{holds}]}}}}'
-    body = f'{{"token":"{RANGE}","input_watermark":{OBSERVED},"columns":{columns}}}'
-    return Target(job.reports("k"), "POST", body, tuple(tokens), first=FIRST)
+    body = f'{{"token":"{TOKEN}","input_watermark":{OBSERVED},"columns":{columns}}}'
+    return Target(job.reports("k"), "POST", body, tokens=tuple(tokens), first=FIRST)
 
 
 def compared(plan: Plan, ours: Target, theirs: Target) -> tuple[float, str]:

@@ -15,6 +15,8 @@ VALUE = "@"
 """Stands in a body for a number that rises with each request."""
 RANGE = "#"
 """Stands in a body for one of `Target.ranges`, the next one with each request."""
+TOKEN = "$"
+"""Stands in a body for one of `Target.tokens`: each connection has its own, as each worker has."""
 
 LUA = """
 local file = assert(io.open(%(body)s, "rb"))
@@ -22,15 +24,24 @@ local body = file:read("*a")
 file:close()
 local ranges = {}
 for name in io.lines(%(ranges)s) do ranges[#ranges + 1] = name end
+local tokens = {}
+for token in io.lines(%(tokens)s) do tokens[#tokens + 1] = token end
 local parts = {}
-for part in (body .. "@"):gmatch("([^@]*)@") do parts[#parts + 1] = part end
 local value, turn = %(first)d, 0
 wrk.method = %(method)s
 wrk.headers["Content-Type"] = "application/json"
 if %(key)s ~= "" then wrk.headers["Authorization"] = "Bearer " .. %(key)s end
-if #parts == 1 and #ranges == 0 then
+local threads = 0
+setup = function(thread)
+  threads = threads + 1
+  thread:set("place", threads)
+end
+init = function()
+  if #tokens > 0 then body = body:gsub("%%$", tokens[place]) end
+  for part in (body .. "@"):gmatch("([^@]*)@") do parts[#parts + 1] = part end
   if #body > 0 then wrk.body = body end
-else
+end
+if body:find("@") or #ranges > 0 then
   request = function()
     value, turn = value + 1, turn + 1
     local text = table.concat(parts, string.format("%%d", value))
@@ -53,8 +64,9 @@ class Target:
     url: str
     method: str = "GET"
     body: str = ""
-    """`VALUE` and `RANGE` in it are filled in anew for each request."""
+    """`VALUE` and `RANGE` in it are filled in anew for each request, `TOKEN` for each connection."""
     ranges: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     first: int = 1_767_225_600_000
     key: str = ""
     """What the requests are authorised with, if with anything."""
@@ -95,19 +107,22 @@ def _wrk(target: Target, seconds: float, connections: int) -> Outcome:
         folder = Path(name)
         (folder / "body").write_text(target.body)
         (folder / "ranges").write_text("".join(f"{one}\n" for one in target.ranges))
+        (folder / "tokens").write_text("".join(f"{one}\n" for one in target.tokens))
         (folder / "load.lua").write_text(
             LUA
             % {
                 "body": json.dumps(str(folder / "body")),
                 "ranges": json.dumps(str(folder / "ranges")),
+                "tokens": json.dumps(str(folder / "tokens")),
                 "method": json.dumps(target.method),
                 "first": target.first,
                 "key": json.dumps(target.key),
             }
         )
+        threads = connections if target.tokens else 1
         done = subprocess.run(
             [
-                *("wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s"),
+                *("wrk", f"-t{threads}", f"-c{connections}", f"-d{max(1, round(seconds))}s"),
                 *("--timeout", "30s", "-s", str(folder / "load.lua"), target.url),
             ],
             capture_output=True,

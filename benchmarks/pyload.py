@@ -10,7 +10,7 @@ import time
 
 import uvloop
 
-from benchmarks.load import RANGE, VALUE, Target
+from benchmarks.load import RANGE, TOKEN, VALUE, Target
 from benchmarks.wire import Connection, encode
 
 
@@ -18,30 +18,31 @@ async def load(target: Target, seconds: float, connections: int) -> tuple[int, f
     counter = itertools.count(target.first)
     ranges = itertools.cycle(target.ranges or ("",))
 
-    def request() -> bytes:
-        body = target.body.replace(VALUE, str(next(counter)))
+    def request(token: str) -> bytes:
+        body = target.body.replace(VALUE, str(next(counter))).replace(TOKEN, token)
         body = body.replace(RANGE, next(ranges), 1) if target.ranges else body
         return encode(target.method, target.url, body.encode(), target.key)
 
     start = time.perf_counter()
     end = start + seconds
 
-    async def client() -> int:
+    async def client(place: int) -> int:
+        token = target.tokens[place] if target.tokens else ""
         connection = await Connection.open(target.url)
         done = 0
         while time.perf_counter() < end:
-            status, body = await connection.send(request())
+            status, body = await connection.send(request(token))
             if not 200 <= status < 300:
                 raise ValueError(f"{status}: {body[:500]!r}")
             done += 1
         connection.close()
         return done
 
-    counts = await asyncio.gather(*(client() for _ in range(connections)))
+    counts = await asyncio.gather(*(client(place) for place in range(connections)))
     return sum(counts), time.perf_counter() - start
 
 
 if __name__ == "__main__":
     wanted = json.load(sys.stdin)
-    made = Target(**wanted | {"ranges": tuple(wanted["ranges"])})
+    made = Target(**wanted | {name: tuple(wanted[name]) for name in ("ranges", "tokens")})
     print(json.dumps(uvloop.run(load(made, float(sys.argv[1]), int(sys.argv[2])))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -16,6 +16,7 @@ from service.live.redis.spans import (
     ResolvedReport,
     known_members,
     members_lookup,
+    note_left,
     read_result,
     report_args,
     resolve,
@@ -63,17 +64,17 @@ async def _report_all(
     # The layout may have changed between two of them: those of another layout are retried.
     same = [resolved for of, resolved in batch if of is job_layout]
     stages = list(dict.fromkeys(resolved.stage for resolved in same))
-    args = [report_args(stages.index(resolved.stage) + 1, resolved) for resolved in same]
+    args = [report_args(job_layout, stages.index(each.stage) + 1, each) for each in same]
     _, raw_results, ahead = await steps.step(job_layout, "report", stages, args)
-    results: Iterator[Reported | Exception] = iter(
-        [
-            read_result(
-                job_layout, resolved, result, ahead=bool(ahead[stages.index(resolved.stage)])
-            )
-            for resolved, result in zip(same, raw_results, strict=True)
-        ]
-    )
-    return [next(results) if of is job_layout else LayoutChangedError() for of, _ in batch]
+    results: list[Reported | Exception] = []
+    for resolved, result in zip(same, raw_results, strict=True):
+        is_ahead = bool(ahead[stages.index(resolved.stage)])
+        reported = read_result(job_layout, resolved, result, ahead=is_ahead)
+        if isinstance(reported, Reported):
+            note_left(job_layout, resolved, reported)
+        results.append(reported)
+    in_turn = iter(results)
+    return [next(in_turn) if of is job_layout else LayoutChangedError() for of, _ in batch]
 
 
 async def commit(steps: Steps, job: str, commit: Commit) -> Committed:

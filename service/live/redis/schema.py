@@ -197,13 +197,15 @@ def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
 
 def pack_holds(columns: HoldColumns) -> msgspec.Raw:
     """Pack the holds of a packed report, as one text for all its ranges."""
-    return blob(msgspec.json.encode({name: column.tolist() for name, column in columns.items()}))
+    # As bytes in Base64: to write each number takes three times as long.
+    packed = {name: column.astype("<i8").tobytes() for name, column in columns.items()}
+    return blob(msgspec.json.encode(packed))
 
 
 def read_holds(packed: str | bytes) -> HoldColumns:
     """Read the holds of a packed report."""
-    found: dict[str, list[int]] = msgspec.json.decode(packed, type=dict[str, list[int]])
-    return {name: np.array(column, dtype=np.int64) for name, column in found.items()}
+    found = msgspec.json.decode(packed, type=dict[str, bytes])
+    return {name: np.frombuffer(column, dtype="<i8") for name, column in found.items()}
 
 
 def read_facts(packed: bytes) -> Facts:
@@ -385,7 +387,7 @@ class JobLayout:
     layout_version: int
     pipeline: Pipeline
     lookups: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """The ranges of the last report under each lease. See `spans.resolve`."""
+    """The ranges of the last report under each lease, and the promises that it has left. See `spans`."""
 
     @cached_property
     def job_keys(self) -> list[Key]:

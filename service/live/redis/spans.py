@@ -13,10 +13,11 @@ import numpy.typing as npt
 from service.frontier.facts import ReportedFacts
 from service.live import refusals
 from service.live.redis import schema
+from service.live.redis.joined import Joinable, joined_spans, left_by
 from service.live.redis.packing import blob
 from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
-from service.model.reports import Column, RangeNote, Report, Reported, column
+from service.model.reports import RangeNote, Report, Reported, column
 
 T = TypeVar("T")
 
@@ -24,8 +25,8 @@ T = TypeVar("T")
 _BULK = 64
 """From this many ranges on, a lookup is worth keeping for the next report."""
 
-_MAX_LOOKUPS = 256
-"""Leases whose last lookup is kept."""
+_MAX_LOOKUPS = 512
+"""Lookups that are kept, and columns of promises: up to two for each lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,16 @@ class ResolvedReport:
     stage: str
     report: Report
     lookup: RangeLookup
+    said: Joinable
+    """The promises that it reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The promises that the last report under a lease has left."""
+
+    lookup: RangeLookup
+    promises: Joinable
 
 
 def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport:
@@ -61,19 +72,30 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     if names is None:
         raise AssertionError("a packed report is resolved by `resolve_all`")
     if len(names) < _BULK:
-        return ResolvedReport(stage, report, _look_up(job_layout, stage, names))
-    lookups = job_layout.lookups
-    last: RangeLookup | None = lookups.get((stage, report.token))
+        return _resolved(stage, report, _look_up(job_layout, stage, names))
+    last: RangeLookup | None = job_layout.lookups.get((stage, report.token))
     if last is None or last.names != names:
-        last = lookups[stage, report.token] = _look_up(job_layout, stage, names)
-        if len(lookups) > _MAX_LOOKUPS:
-            del lookups[next(iter(lookups))]
-    return ResolvedReport(stage, report, last)
+        last = _look_up(job_layout, stage, names)
+        _keep(job_layout, (stage, report.token), last)
+    return _resolved(stage, report, last)
 
 
 def resolve_all(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport:
     """Give a packed report the ranges of its lease. Raises `InvalidReportError`."""
-    return ResolvedReport(stage, refusals.spoken_for_all(report, lookup.count), lookup)
+    return _resolved(stage, refusals.spoken_for_all(report, lookup.count), lookup)
+
+
+def _resolved(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport:
+    promises = np.asarray(column(report), dtype=np.int64)
+    in_order = promises if lookup.order is None else promises[lookup.order]
+    return ResolvedReport(stage, report, lookup, Joinable.of(schema.as_column(in_order)))
+
+
+def _keep(job_layout: JobLayout, key: tuple[str, ...], value: object) -> None:
+    lookups = job_layout.lookups
+    lookups[key] = value
+    if len(lookups) > _MAX_LOOKUPS:
+        del lookups[next(iter(lookups))]
 
 
 def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
@@ -81,10 +103,7 @@ def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) ->
     indices = schema.indices_of(runs)
     names = job_layout.names(stage, runs)
     lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), ())
-    lookups = job_layout.lookups
-    lookups[stage, token, "members"] = lookup
-    if len(lookups) > _MAX_LOOKUPS:
-        del lookups[next(iter(lookups))]
+    _keep(job_layout, (stage, token, "members"), lookup)
     return lookup
 
 
@@ -109,10 +128,9 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     return RangeLookup(names, order, len(at), spans, unknown)
 
 
-def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
+def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> list[Any]:
     """Return a report as `report.lua` reads it."""
     report, order, spans = resolved.report, resolved.lookup.order, resolved.lookup.spans
-    promises = schema.as_column(_sorted(column(report), order))
     return [
         stage,
         report.token,
@@ -120,12 +138,39 @@ def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
         False if report.observed_input is None else float(report.observed_input),
         report.capped_at_commit,
         spans,
-        _by_span(spans, promises.astype("<f8").tobytes()),
+        _by_span(spans, resolved.said.packed),
         False if report.idle is None else _picked(report.idle, order),
         False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
         False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
         False if report.hold_columns is None else schema.pack_holds(report.hold_columns),
+        _joined(job_layout, resolved) or False,
     ]
+
+
+def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[list[Any]] | None:
+    """Join a report here, if the promises that are there are known; None: the script has to do it."""
+    report = resolved.report
+    left: _Left | None = job_layout.lookups.get(_left_key(resolved))
+    if left is None or left.lookup is not resolved.lookup or report.epoch is not None:
+        return None
+    if report.idle is not None and any(report.idle):
+        return None
+    return joined_spans(left.promises, resolved.said, resolved.lookup.spans)
+
+
+def note_left(job_layout: JobLayout, resolved: ResolvedReport, reported: Reported) -> None:
+    """Keep what a report has left, if it is known, for the next one under its lease."""
+    if resolved.lookup.count < _BULK:
+        return
+    promises = left_by(resolved.report, reported, resolved.said)
+    if promises is None:
+        job_layout.lookups.pop(_left_key(resolved), None)
+    else:
+        _keep(job_layout, _left_key(resolved), _Left(resolved.lookup, promises))
+
+
+def _left_key(resolved: ResolvedReport) -> tuple[str, ...]:
+    return resolved.stage, resolved.report.token, "left"
 
 
 def _by_span(spans: Sequence[Sequence[Any]], promises: bytes) -> list[msgspec.Raw]:
@@ -136,11 +181,6 @@ def _by_span(spans: Sequence[Sequence[Any]], promises: bytes) -> list[msgspec.Ra
         parts.append(blob(promises[start:end]))
         start = end
     return parts
-
-
-def _sorted(column: Column, order: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-    values = np.asarray(column, dtype=np.int64)
-    return values if order is None else values[order]
 
 
 def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:

@@ -98,7 +98,10 @@ class Steps:
 
     def cache(self, job: str) -> JobCache:
         """Return what is remembered of a job."""
-        return self.caches.setdefault(job, JobCache())
+        found = self.caches.get(job)
+        if found is None:
+            found = self.caches[job] = JobCache()
+        return found
 
     async def names(self) -> list[str]:
         """Return the names of all jobs that may have a state here."""

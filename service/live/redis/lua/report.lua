@@ -1,5 +1,7 @@
--- A batch of reports: {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds}, …}.
+-- A batch of reports:
+-- {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds, joined}, …}.
 -- `holds`: those of a packed report, for all ranges of its lease, as one text.
+-- `joined`: for each span, what `apply_joined` takes; false: the report has not been joined by its sender.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
 -- {first block, blocks, positions}; `promises` has the promises of each span.
 
@@ -20,7 +22,7 @@ local function kept(st, span, mine)
   if span[4] then
     local raw = call('GETRANGE', st.keys.owners, 8 * (start + span[3] - 1), 8 * (start + span[4]) - 1)
     if #raw ~= 8 * count then lost() end
-    if raw == string.rep(mine, count) then return nil, count end
+    if consists_of(raw, mine) then return nil, count end
   end
   local size = math.min(BLOCK * span[2], st.n - start)
   local raw = call('GETRANGE', st.keys.owners, 8 * start, 8 * (start + size) - 1)
@@ -33,6 +35,18 @@ local function kept(st, span, mine)
   end
   if total == count then return nil, count end
   return keep, total
+end
+
+-- Whether the promises of all spans are those that the sender of a report has expected. If a range of the
+-- stage is idle, its promise is kept elsewhere.
+local function as_expected(st, spans, keeps, joined)
+  if not joined or st.idle_before + st.idle > 0 then return false end
+  for n, span in ipairs(spans) do
+    local first, last = BLOCK * span[1] + span[3] - 1, BLOCK * span[1] + span[4] - 1
+    if keeps[n] then return false end
+    if call('GETRANGE', st.keys.weights, 8 * first, 8 * last + 7) ~= joined[n][1] then return false end
+  end
+  return true
 end
 
 local function among(runs, index)
@@ -54,13 +68,12 @@ end
 local function note_applied(st, span, count, keep, facts, offset)
   local at = positions(span)
   local start = BLOCK * span[1]
-  local moment = struct.pack('<d', NOW)
   if span[4] and not keep then
-    call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + span[3] - 1), string.rep(moment, count))
+    call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + span[3] - 1), moment(count))
   else
     for k = 1, count do
       if not keep or keep[k] then
-        call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + position(at, k) - 1), moment)
+        call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, start + position(at, k) - 1), moment(1))
       end
     end
   end
@@ -114,6 +127,16 @@ local function note(st, span, count, keep, notes, offset, masked)
   if any then
     for i = 1, #gone, 1000 do call('HDEL', st.keys.notes, unpack(gone, i, math.min(i + 999, #gone))) end
   end
+end
+
+-- Adds to those that are reported idle those that remain so by policy.
+local function remaining_idle(st, span, count, idle, facts, offset)
+  local at = positions(span)
+  for k = 1, count do
+    local index = BLOCK * span[1] + position(at, k) - 1
+    idle[k] = idle[k] or remains_idle(st, index, facts[offset + k])
+  end
+  return idle
 end
 
 -- Lets a report wait for its epoch; of several attempts, the smallest promise counts.
@@ -173,7 +196,8 @@ end
 
 local function apply_report(st, report)
   load(st)
-  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds = unpack(report)
+  local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds, joined =
+    unpack(report)
   local lease = lease_of(token)
   if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
   if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
@@ -220,27 +244,26 @@ local function apply_report(st, report)
     waiting[#waiting + 1] = epoch
     call('HSET', st.keys.state, 'waiting', cmsgpack.pack(waiting))
   end
+  local foreseen = not epoch and as_expected(st, spans, keeps, joined)
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]
-    local promises, idle = doubles(packed_promises[n]), idle_flags and {} or nil
-    for k = 1, count do
-      if keep and not keep[k] then promises[k] = false end
-      if idle then idle[k] = idle_flags[offset + k] end
-    end
     note(st, span, count, keep, notes, offset, masked)
-    if epoch then
-      wait(st, epoch, capped, span, promises, idle, lease.fence, facts, offset, behind)
+    if not epoch then note_applied(st, span, count, keep, facts, offset) end
+    if foreseen then
+      local start = BLOCK * span[1]
+      apply_joined(st, start, start + span[3] - 1, start + span[4] - 1, packed_promises[n], joined[n])
     else
-      note_applied(st, span, count, keep, facts, offset)
-      if facts and st.idle_before > 0 then
-        idle = idle or {}
-        local at = positions(span)
-        for k = 1, count do
-          local index = BLOCK * span[1] + position(at, k) - 1
-          idle[k] = idle[k] or remains_idle(st, index, facts[offset + k])
-        end
+      local promises, idle = doubles(packed_promises[n]), idle_flags and {} or nil
+      for k = 1, count do
+        if keep and not keep[k] then promises[k] = false end
+        if idle then idle[k] = idle_flags[offset + k] end
       end
-      apply(st, span[1], span[2], (positions(span)), promises, idle, behind)
+      if epoch then
+        wait(st, epoch, capped, span, promises, idle, lease.fence, facts, offset, behind)
+      else
+        if facts and st.idle_before > 0 then idle = remaining_idle(st, span, count, idle or {}, facts, offset) end
+        apply(st, span[1], span[2], (positions(span)), promises, idle, behind)
+      end
     end
     offset = offset + count
   end

@@ -39,6 +39,26 @@ local function packed(values, first, last)
   return struct.pack(format(last - first + 1), unpack(values, first, last))
 end
 
+-- Repeats eight bytes, as many times as wanted. (string.rep copies byte by byte.)
+local function repeated(bytes, count)
+  if count == 0 then return '' end
+  local done = bytes
+  while #done * 2 <= 8 * count do done = done .. done end
+  return done .. string.sub(done, 1, 8 * count - #done)
+end
+
+local moments = {}
+-- Returns the packed moment of this step, as many times as wanted.
+local function moment(count)
+  moments[count] = moments[count] or repeated(struct.pack('<d', NOW), count)
+  return moments[count]
+end
+
+-- Whether all that a text consists of is the same eight bytes.
+local function consists_of(raw, bytes)
+  return string.sub(raw, 1, 8) == bytes and string.sub(raw, 9) == string.sub(raw, 1, -9)
+end
+
 local function text(number)
   return string.format('%.0f', number)
 end

@@ -65,7 +65,7 @@ end
 local function still_owned(st, fence, runs)
   local mine, left, total = struct.pack('<d', fence), {}, 0
   each_owner(st, runs, function(start, raw, count)
-    if raw == string.rep(mine, count) then
+    if consists_of(raw, mine) then
       append(left, start, count)
       total = total + count
       return
@@ -85,7 +85,7 @@ local function set_owner(st, runs, owner)
     local start, left = runs[r], runs[r + 1]
     while left > 0 do
       local count = math.min(left, MAX_PIECE)
-      call('SETRANGE', st.keys.owners, 8 * start, string.rep(owner, count))
+      call('SETRANGE', st.keys.owners, 8 * start, repeated(owner, count))
       start, left = start + count, left - count
     end
   end
@@ -94,18 +94,17 @@ end
 -- Notes since when ranges are leased without a gap: since now, those of `runs` that nobody has a current lease
 -- on. `gone` has their owners (eight bytes): also leases that have run out and that nobody has ended yet.
 local function note_leased(st, runs, gone)
-  local moment = struct.pack('<d', NOW)
   each_owner(st, runs, function(start, raw, count)
     local first = string.sub(raw, 1, 8)
-    if raw == string.rep(first, count) then
+    if consists_of(raw, first) then
       if gone[first] then
-        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start), string.rep(moment, count))
+        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start), moment(count))
       end
       return
     end
     for i = 0, count - 1 do
       if gone[string.sub(raw, 8 * i + 1, 8 * i + 8)] then
-        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start + i), moment)
+        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start + i), moment(1))
       end
     end
   end)

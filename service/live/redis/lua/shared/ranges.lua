@@ -43,11 +43,10 @@ end
 
 -- Notes when promises moved last. `gaps` has the positions before and after each gap between those that did.
 local function note_raised(st, start, low, high, gaps)
-  local moment = struct.pack('<d', NOW)
   gaps[#gaps + 1] = high
   for g = 1, #gaps, 2 do
     local from, to = g == 1 and low or gaps[g - 1], gaps[g]
-    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + from - 1), string.rep(moment, to - from + 1))
+    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + from - 1), moment(to - from + 1))
   end
 end
 
@@ -126,6 +125,40 @@ local function apply(st, first, blocks, at, promises, idle, behind)
     end
     st.minima[first + b] = least
   end
+end
+
+-- Returns the least weight of some of a block's ranges; MAX if they are none.
+local function least_of(st, first, last)
+  local least = MAX
+  if first > last then return least end
+  local weights, count = doubles(call('GETRANGE', st.keys.weights, 8 * first, 8 * last + 7))
+  if count ~= last - first + 1 then lost() end
+  for i = 1, count do
+    if weights[i] < least then least = weights[i] end
+  end
+  return least
+end
+
+-- Applies a report that its sender has joined with the promises that are there (see `joined.py`): they become
+-- `promises`, those of the ranges first … last. `joined` is {what is there, which move (position, count, …),
+-- the least of each block's part, how many more are final}. All have promised something before.
+local function apply_joined(st, start, first, last, promises, joined)
+  local _, raised, minima, final = unpack(joined)
+  if #raised == 0 then return end
+  for r = 1, #raised, 2 do
+    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + raised[r] - 1), moment(raised[r + 1]))
+  end
+  local highest = raised[#raised - 1] + raised[#raised] - 1
+  mark_dirty(st, start + raised[1] - 1, start + highest - 1)
+  call('SETRANGE', st.keys.weights, 8 * first, promises)
+  local block, end_block = math.floor(first / BLOCK), math.floor(last / BLOCK)
+  for b = 1, #minima do st.minima[block + b - 1] = minima[b] end
+  -- The first and the last block may have other ranges, too.
+  local before = least_of(st, BLOCK * block, first - 1)
+  local behind = least_of(st, last + 1, math.min(BLOCK * (end_block + 1), st.n) - 1)
+  st.minima[block] = math.min(st.minima[block], before)
+  st.minima[end_block] = math.min(st.minima[end_block], behind)
+  st.final = st.final + final
 end
 
 -- Writes the tree and the counts after calls of `apply`. Must be called after the last one.

@@ -1,0 +1,94 @@
+"""Joining a report here, with the promises that are expected in Redis.
+
+In the script, each range of a report takes several instructions of Lua's interpreter, and meanwhile
+Redis does nothing else. But what is there is mostly what the lease's last report has left. Then the next
+one can be joined here, with array operations. The script compares what is there with what was expected.
+If it is something else, by another replica's report, a commit or a restore, the script joins the report
+itself. So an expectation may be wrong, and nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.frontier.columns import Bools
+from service.frontier.timestamps import MAX
+from service.live.redis.packing import blob
+from service.live.redis.schema import BLOCK, NOTHING, Floats
+from service.model.reports import Report, Reported
+
+
+@dataclass(frozen=True, slots=True)
+class Joinable:
+    """The promises of some ranges, in the order of their layout."""
+
+    promises: Floats
+    packed: bytes
+
+    @classmethod
+    def of(cls, promises: Floats) -> Joinable:
+        """Pack promises as Redis has them."""
+        return cls(promises, promises.astype("<f8", copy=False).tobytes())
+
+
+def joined_spans(
+    expected: Joinable, reported: Joinable, spans: Sequence[Sequence[Any]]
+) -> list[list[Any]] | None:
+    """Return what `apply_joined` reads for each span: what is expected, and what the report makes of it.
+
+    None: a range would be behind, or the ranges of a span do not follow on each other.
+    """
+    if any(len(span) == 3 for span in spans):
+        return None
+    raised = reported.promises > expected.promises
+    if not (raised.all() or (reported.promises >= expected.promises).all()):
+        return None
+    found: list[list[Any]] = []
+    start = 0
+    for _, _, low, high in spans:
+        end = start + high - low + 1
+        found.append(
+            [
+                blob(expected.packed[8 * start : 8 * end]),
+                _runs(raised[start:end], low),
+                _minima(reported.promises[start:end], low),
+                _newly_final(expected.promises[start:end], reported.promises[start:end]),
+            ]
+        )
+        start = end
+    return found
+
+
+def _runs(raised: Bools, low: int) -> list[int]:
+    """Return where promises move: position, count, position, count …"""
+    edges = (np.flatnonzero(raised[1:] != raised[:-1]) + 1).tolist()
+    bounds = [0, *edges, len(raised)]
+    starts = range(0 if raised[0] else 1, len(bounds) - 1, 2)
+    return [n for k in starts for n in (low + bounds[k], bounds[k + 1] - bounds[k])]
+
+
+def _minima(promises: Floats, low: int) -> list[float]:
+    """Return the least promise in each block. Positions count from 1 on, and a block begins at 1."""
+    starts = np.arange(-((low - 1) % BLOCK), len(promises), BLOCK)
+    starts[0] = 0
+    return np.minimum.reduceat(promises, starts).tolist()
+
+
+def _newly_final(expected: Floats, reported: Floats) -> int:
+    if reported.max() < MAX:
+        return 0
+    return int(np.count_nonzero(reported == MAX) - np.count_nonzero(expected == MAX))
+
+
+def left_by(report: Report, reported: Reported, said: Joinable) -> Joinable | None:
+    """Return the promises of a report's ranges after it was applied, as far as they are known here.
+
+    `said` is what it says. None: they are not known, or were not applied yet. All of them promise
+    something: a range that promises nothing keeps its earlier promise.
+    """
+    applied = report.epoch is None and not reported.behind and not reported.rejected
+    return said if applied and bool(said.promises.min() > NOTHING) else None
