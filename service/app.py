@@ -35,9 +35,9 @@ from service.api import (
     watermarks,
 )
 from service.api.bodies import BodyBudget
-from service.api.counting import CountRequests
+from service.api.counting import Responses
 from service.api.endpoints import BEARER
-from service.api.fast_lane import FastLane
+from service.api.fast_lane import Application
 from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
 from service.api.responses import RESPONSES
@@ -105,7 +105,7 @@ def open_ledger(url: str) -> Ledger:
     return SqlLedger(url)
 
 
-def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK) -> FastAPI:
+def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK) -> Application:
     """Make the application. Its stores are opened when it starts, and closed when it ends.
 
     If they cannot be opened, the start fails with the error in `app.state.refusal`.
@@ -171,7 +171,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         operations,
     )  # fmt: skip
     resources = [module.endpoints for module in modules]
-    app = FastAPI(
+    app = Application(
+        Responses(metrics),
         title="tidegauge",
         version="1",
         lifespan=lifespan,
@@ -183,8 +184,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         # Requests are traced in `service.api.endpoints`, which hot routes do not pass by.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.add_middleware(FastLane, routes=hot_routes(*(each.router for each in resources)))
-    app.add_middleware(CountRequests, metrics=metrics)
+    app.open_lanes(hot_routes(*(each.router for each in resources)))
     install_handlers(app)
     mount(app, *(each.router for each in resources))
     docs.mount(app)

@@ -111,6 +111,11 @@ async def _http(request: Request, raised: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
+    return fail(request, error)
+
+
+def fail(request: Request, error: Exception) -> Response:
+    """Return the problem for an error that nobody expected, and log it."""
     log.error("%s %s failed", request.method, _path(request), exc_info=error)
     return problem_response(ProblemError("an unexpected error: see the log of the service"))
 

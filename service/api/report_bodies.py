@@ -269,17 +269,11 @@ def _keyed_promises(
 
 def _rows(columns: WorkColumns) -> int | None:
     """Return how many entries all columns have; None: there are no columns."""
-    named: dict[str, Sequence[object] | None] = {
-        f"holds.{name}": column for name, column in columns.holds.items()
-    }
-    for name in columns.__struct_fields__:
-        if name != "holds":
-            named[name] = getattr(columns, name)
-    given = {name: len(column) for name, column in named.items() if column is not None}
+    given = _lengths(columns)
     if not given:
         return None
-    first, rows = next(iter(given.items()))
-    for name, length in given.items():
+    first, rows = given[0]
+    for name, length in given:
         if length != rows:
             raise InvalidReportError(
                 f"columns.{name} has {length} entries and columns.{first} has {rows}: each has one for"
@@ -292,6 +286,16 @@ def _rows(columns: WorkColumns) -> int | None:
             f"columns.{first} has {rows} entries, a report carries at most {MAX_REPORTED}"
         )
     return rows
+
+
+def _lengths(columns: WorkColumns) -> list[tuple[str, int]]:
+    given = [(f"holds.{name}", len(column)) for name, column in columns.holds.items()]
+    for name, column in zip(
+        columns.__struct_fields__, msgspec.structs.astuple(columns), strict=True
+    ):
+        if column is not None and name != "holds":
+            given.append((name, len(column)))
+    return given
 
 
 def _hold_columns(

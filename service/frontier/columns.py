@@ -29,7 +29,9 @@ def are_behind(promises: Int64s, reported: Int64s) -> Bools:
     >>> are_behind(np.array([10, 10, 10]), np.array([5, 10, MIN])).tolist()
     [True, False, False]
     """
-    return (reported < promises) & (reported != MIN)
+    lower = reported < promises
+    # Mostly none is, and then there is no need to look at all of them again.
+    return lower & (reported != MIN) if lower.any() else lower
 
 
 def weights(promises: Int64s, idle: Bools) -> Int64s:

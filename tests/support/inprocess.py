@@ -15,7 +15,6 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from service.api.fast_lane import FastLane
 from service.app import create_app
 from service.clock import Clock
 from service.settings import Settings
@@ -57,7 +56,7 @@ class InProcess:
         )
         made = create_app(settings, clock=self.clock)
         if not self._fast_lane:
-            made.user_middleware = [m for m in made.user_middleware if m.cls is not FastLane]
+            made.open_lanes([])
         app = cast("App", made)
         state = await self._stack.enter_async_context(running(app))
         self.client = await self._stack.enter_async_context(

@@ -6,13 +6,15 @@ import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 
+from service.api.counting import Responses
 from service.api.endpoints import Call, Endpoints
-from service.api.fast_lane import FastLane
+from service.api.fast_lane import Application
 from service.api.problems import install_handlers
 from service.api.responses.common import HealthBody
 from service.api.routing import DirectRoute, hot_routes, mount
 from service.api.web import AllowedHosts
 from service.errors import UnavailableError, UnknownJobError
+from service.metrics import Metrics
 
 
 def check() -> None:
@@ -67,6 +69,8 @@ async def thing(call: Call[None]) -> HealthBody:
         raise UnavailableError("a store is away")
     if call.job == "unknown":
         raise UnknownJobError("there is no such thing")
+    if call.job == "broken":
+        raise AssertionError("nobody expected this")
     return HealthBody()
 
 
@@ -78,22 +82,23 @@ async def thing(call: Call[None]) -> HealthBody:
         ("/things/unknown", 404, []),
         ("/things/%20", 422, []),
         ("/things/away", 503, ["GET /things/away: a store is away"]),
+        ("/things/broken", 500, ["GET /things/broken failed"]),
     ],
 )
 async def test_the_short_way_in_answers_and_logs_as_the_usual_way(
     path: str, status: int, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual = FastAPI()
-    install_handlers(usual)
-    mount(usual, endpoints.router)
-    short = FastAPI()
-    short.add_middleware(FastLane, routes=hot_routes(endpoints.router))
+    usual, short = (Application(Responses(Metrics())) for _ in range(2))
+    for app in (usual, short):
+        install_handlers(app)
+        mount(app, endpoints.router)
+    short.open_lanes(hot_routes(endpoints.router))
     answers: list[httpx.Response] = []
     for app in (usual, short):
         app.state.hosts = AllowedHosts(None)
         caplog.clear()
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://things"
+            transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://things"
         ) as client:
             answers.append(await client.get(path))
         assert [

@@ -1,7 +1,7 @@
 """The ranges of one stage in memory: columns over the layout's order, and their running agreement.
 
 A stage may have a million ranges, so a range is a row of numbers, not an object; and a report must not
-look at the others, so their minimum is kept in a tournament tree.
+look at the others, so their minimum is kept in a tree of minima.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
-from service.live.memory.tournament import Int64s, Tournament
+from service.live.memory.minimum_tree import Int64s, MinimumTree
 from service.model.checkpoints import CHUNK, COLUMNS, Columns, chunk_numbers, packed_column
 from service.model.reports import (
     NOTHING_NOTED,
@@ -318,7 +318,8 @@ class RangeTable:
         else:
             self.raised_at_ms[at[raised]] = wall_ms
         self._stamp += 1
-        self._changed.update(dict.fromkeys(_chunks(at), self._stamp))
+        for chunk in _chunks(at):
+            self._changed[chunk] = self._stamp
         if now.max() == MAX:
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
         if self.promised < len(self):
@@ -475,7 +476,7 @@ class RangeTable:
         """How many are idle and not final."""
         self.promised = int(np.count_nonzero(self._promise != MIN))
         """How many have ever promised. The others hold the watermark back, unless they are idle."""
-        self._tree = Tournament(self._weights(self._promise, self._idle))
+        self._tree = MinimumTree(self._weights(self._promise, self._idle))
 
     def chunk(self, number: int) -> Mapping[str, bytes]:
         """Return the columns of one chunk for a checkpoint, packed."""
