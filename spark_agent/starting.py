@@ -30,7 +30,7 @@ class Resumption:
     The job's last epoch is that of a batch which Spark had committed before. So from the checkpoint
     that the job has gone by, Spark begins with a later one, wherever the driver was killed. A batch that
     is planned but not committed is one to come: a copy may have planned it anew, with other rows than
-    those that the job had in it.
+    those that the job had in it, which a file sink would skip.
     """
 
     def __init__(self, query: str, read: Callable[[], int], *, may_reread: bool) -> None:
