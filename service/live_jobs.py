@@ -19,7 +19,7 @@ from service.frontier.graph import Pipeline
 from service.last_seen import LastSeen
 from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
-from service.model.jobs import Census, InstalledJob, JobView, StageView
+from service.model.jobs import Census, InstalledJob, JobView, StageProgress, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
@@ -147,6 +147,10 @@ class LiveJobs:
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """See the port."""
         return await self._run(job, partial(self._live.pipeline, job, stage))
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """See the port."""
+        return await self._run(job, partial(self._live.progress, job, stage))
 
     async def promises(self, job: str, stage: str) -> Int64s:
         """See the port."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import Pipeline
     from spark_agent.queries import StageTakenError
+    from spark_agent.reporting import OldCheckpointError
     from spark_agent.starting import FinalSourceError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
@@ -35,6 +36,7 @@ __all__ = [
     "BoundedOutOfOrderness",
     "Client",
     "FinalSourceError",
+    "OldCheckpointError",
     "Pipeline",
     "StageTakenError",
     "StageWatermark",
@@ -51,6 +53,7 @@ _MODULES = {
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client",
     "FinalSourceError": "spark_agent.starting",
+    "OldCheckpointError": "spark_agent.reporting",
     "Pipeline": "spark_agent.pipeline",
     "StageTakenError": "spark_agent.queries",
     "StageWatermark": "spark_agent.client",

@@ -68,6 +68,16 @@ class WatermarkAnswer(TypedDict):
     percentiles: NotRequired[Mapping[str, int | None]]
 
 
+class CommitsAnswer(TypedDict):
+    """What was committed of a stage."""
+
+    job: str
+    stage: str
+    generation: int
+    run: int | None
+    epoch: int | None
+
+
 class SnapshotAnswer(TypedDict):
     """Where all stages of a job are, at one instant."""
 

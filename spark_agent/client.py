@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from spark_agent.answers import (
     MAX_MS,
     AdviceAnswer,
+    CommitsAnswer,
     EtaAnswer,
     ExplainAnswer,
     GroupAnswer,
@@ -255,6 +256,10 @@ class Client:
         with span("commit", job, run=run, epoch=epoch):
             answer = self._http.call("POST", f"{_job(job)}/commits", body)[0]
         return {str(name): int(count) for name, count in answer["applied"].items()}
+
+    def commits(self, job: str, stage: str) -> CommitsAnswer:
+        """Return which run a stage belongs to, and its last committed epoch."""
+        return cast("CommitsAnswer", self._http.call("GET", f"{_stage(job, stage)}/commits")[0])
 
     def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
         """Return a stage's watermarks; None if they have not changed since `etag`."""

@@ -65,15 +65,17 @@ def reset_message(job: str) -> str:
     )
 
 
-def old_checkpoint_message(query: str, epoch: int, latest: object) -> str:
-    """Return what is wrong with a query that runs a batch which the job has already; `latest` is the
-    last one that it has.
+def old_checkpoint_message(query: str, does: str, latest: object) -> str:
+    """Return what is wrong with a query that runs a batch which the job has already.
+
+    `does` is what the query does with which batch; `latest` is the last one that the job has.
     """
     return (
-        f"tidegauge: query {query} ran batch {epoch}, but the job already has batches of its stages up "
-        f"to {latest}: the query's checkpoint is new, was lost, or is an older copy. Rows that it "
-        f"rereads are late, and windows that were closed come out again. Either restore the old "
-        f"checkpoint, or call Pipeline.reset() and start over with an empty output and a new checkpoint"
+        f"tidegauge: query {query} {does}, but the job already has batches of its stages up to "
+        f"{latest}: the query's checkpoint is new, was lost, or is an older copy. Rows that it rereads "
+        f"are late, windows that were closed come out again, and a file sink skips what it takes for a "
+        f"batch that it has. Either restore the old checkpoint, or call Pipeline.reset() and start over "
+        f"with an empty output and a new checkpoint"
     )
 
 

@@ -6,8 +6,9 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Final
 
 from spark_agent.client import Client, StageWatermark
@@ -16,8 +17,10 @@ from spark_agent.errors import (
     DeclaredOtherwise,
     NotAllowed,
     NoUsableKey,
+    Refused,
     Unavailable,
     UnknownJob,
+    UnknownStage,
 )
 from spark_agent.spec import StageSpec, check_name, read_spec
 
@@ -77,22 +80,45 @@ class DeclaredJob:
         )
         self.is_throttled = bool(stored.get("throttle"))
 
-    def try_open_run(self, stages: Sequence[str]) -> int | None:
+    def try_open_run(
+        self, stages: Sequence[str], check: Callable[[int | None], None]
+    ) -> int | None:
         """Open a run; None if the service does not answer, in which case the query starts anyway.
 
         Its tasks then report nothing. Its supervisor keeps trying to open a run, and then reports for
         them.
         """
         try:
-            return self.open_run(stages)
+            return self.open_run(stages, check)
         except Unavailable as error:
             _log.warning("starting %s without a run: %s", ", ".join(stages), error)
             return None
 
-    def open_run(self, stages: Sequence[str]) -> int:
-        """Declare the job and open a run for stages. Raises `AggregatorError`."""
+    def open_run(self, stages: Sequence[str], check: Callable[[int | None], None]) -> int:
+        """Declare the job and open a run for stages, unless `check` raises.
+
+        It is called with the last epoch of any of the stages (None: there is none) before the run is
+        opened: a query that is refused must fence nobody. Raises `AggregatorError`.
+        """
         self._declare_now()
+        check(self._last_epoch(stages))
         return self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
+
+    def _last_epoch(self, stages: Sequence[str]) -> int | None:
+        try:
+            epochs = [self._client.commits(self.name, stage)["epoch"] for stage in stages]
+        except (UnknownJob, UnknownStage):
+            raise
+        except Refused as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            _log.warning(
+                "job %s: the service is older than this agent, and does not say which batches it has. "
+                "So an old copy of a checkpoint is noticed only when a batch runs that the job has",
+                self.name,
+            )
+            return None
+        return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
         """Fetch all watermarks, before the query's sources fix what they will read.

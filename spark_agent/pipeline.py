@@ -430,13 +430,13 @@ class Pipeline:
         If another driver takes its stages over, the query fails with an error that says so. With
         `on_fenced="continue"` it goes on, unreported.
 
-        If its checkpoint is new or old, while the job is further, the query fails after its first
-        batch: it would write again what readers have taken for complete. With
+        If its checkpoint is new or an old copy, while the job is further, it is not started: it would
+        write again what readers have taken for complete, or lose rows. With
         `on_lost_checkpoint="continue"` it goes on, and what it rereads is late.
 
         Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
-        `UnsoundPlanError`, `FinalSourceError` or `StageTakenError`; `NotAllowed` if the service does not
-        accept the key; `RuntimeError` if the pipeline was stopped.
+        `UnsoundPlanError`, `FinalSourceError`, `StageTakenError` or `OldCheckpointError`; `NotAllowed`
+        if the service does not accept the key; `RuntimeError` if the pipeline was stopped.
         """
         check_is_writer(writer)
         trigger = check_writer(writer, bounded=bounded)

@@ -456,6 +456,12 @@ def is_async(writer: DataStreamWriter) -> bool:
     return "asyncprogresstrackingenabled -> true" in options
 
 
+def option_of(writer: DataStreamWriter, name: str) -> str | None:
+    """Return one of the writer's options; None: it is not set."""
+    found = _setting(writer, "extraOptions").get(name)
+    return str(found.get()) if found.isDefined() else None
+
+
 def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     writer_: JavaObject = writer._jwrite
     found = writer_.getClass().getDeclaredField(name)

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent import plan, running
+from spark_agent import checkpoint, plan, running
 from spark_agent.arguments import AVAILABLE_NOW, ONCE
 from spark_agent.checks import EarlyStage, QueryStages
 from spark_agent.client import Client, StageWatermark
@@ -30,7 +31,7 @@ from spark_agent.link import Hold, NotStartedError, Offset
 from spark_agent.reporting import QUERY_PROPERTY, REREADS_PROPERTY, RUN_PROPERTY
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.spec import ancestors, upstream
-from spark_agent.starting import caps_ms, check_inputs_final, check_not_final
+from spark_agent.starting import Resumption, caps_ms, check_inputs_final, check_not_final
 from spark_agent.supervision.assignment import Assignment, QueryHandle
 from spark_agent.supervision.supervisor import Signal, Supervisor
 from spark_agent.tally import Tallies
@@ -179,7 +180,10 @@ class Queries:
             }
 
     def start(self, start: Start, query_stages: QueryStages) -> StreamingQuery:
-        """Open a run for the stages and start the query, unless it could not keep what it promises."""
+        """Open a run for the stages and start the query, unless it could not keep what it promises.
+
+        What can be refused is refused before the run is opened, which fences whoever has the stages.
+        """
         with self._lock:
             self._check_not_stopped()
             self._remove_ended()
@@ -190,10 +194,17 @@ class Queries:
                 check_inputs_final(self._job.stages, query_stages, watermarks)
             name = f"{host()}-{os.getpid()}.{self._new_id()}"
             assignment = self._assignment(name, start, query_stages)
-            run = self._job.try_open_run(assignment.stages)
-            return self._start_supervised(
-                start, self._supervisor(assignment, run), query_stages, watermarks, run
+            resumption = Resumption(
+                name,
+                partial(checkpoint.next_batch, self._spark, start.writer),
+                may_reread=not start.stops_when_rereading,
             )
+            run = self._job.try_open_run(assignment.stages, resumption.check)
+            if run is None:
+                # The supervisor opens one later. By then the checkpoint has what the query has done.
+                _log.info("query %s begins with batch %d", name, resumption.next_batch)
+            supervisor = self._supervisor(assignment, run, resumption)
+            return self._start_supervised(start, supervisor, query_stages, watermarks, run)
 
     def _assignment(self, name: str, start: Start, query_stages: QueryStages) -> Assignment:
         stages = self._job.stages
@@ -220,12 +231,14 @@ class Queries:
             by_shard=frozenset(each.stage for each in start.readers),
         )
 
-    def _supervisor(self, assignment: Assignment, run: int | None) -> Supervisor:
+    def _supervisor(
+        self, assignment: Assignment, run: int | None, resumption: Resumption
+    ) -> Supervisor:
         return Supervisor(
             assignment,
             client=self._client,
             run=run,
-            open_run=self._job.open_run,
+            open_run=partial(self._job.open_run, check=resumption.check),
             tallies=self._tallies,
             in_flight={
                 stage.name: self._in_flight[stage.name]

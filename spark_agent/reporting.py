@@ -61,8 +61,8 @@ class EarlyRowsError(Exception):
     """Rows left a stage older than it had already promised."""
 
 
-class OldCheckpointError(Exception):
-    """A batch runs that the job has already: nothing of it may be written."""
+class OldCheckpointError(ValueError):
+    """A query begins with a batch that the job has, or runs one: nothing of it may be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,8 @@ class TaskAttempt:
         except StaleEpoch as error:
             if not self._task.may_reread:
                 latest = error.problem.get("last_epoch", "a later one")
-                message = old_checkpoint_message(self._task.query, self._task.epoch, latest)
+                does = f"ran batch {self._task.epoch}"
+                message = old_checkpoint_message(self._task.query, does, latest)
                 raise OldCheckpointError(f"{message}. {CONTINUES}") from None
             self._drop(error, "report", len(ranges))
         except AggregatorError as error:

@@ -14,7 +14,7 @@ from service.errors import UnavailableError
 from service.last_seen import LastSeen
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
-from service.model.jobs import JobView
+from service.model.jobs import JobView, StageProgress
 from service.model.reports import RangeOrder, RangeView
 from service.tasks import Shutdown
 
@@ -85,6 +85,10 @@ class Reader:
         """Return one job, without what is computed for readers. Raises `UnknownJobError`."""
         states = await self.snapshot(job, soft=False)
         return next(iter(states.values())).job
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """Return the job's generation, and the run and the last committed epoch of a stage in it."""
+        return await self._live.progress(job, stage)
 
     async def jobs(self) -> Sequence[JobView]:
         """Return every job; while the live store does not answer, those that `LastSeen` may still

@@ -15,7 +15,14 @@ from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.model.checkpoints import CheckpointChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
+from service.model.jobs import (
+    Census,
+    InstalledJob,
+    JobView,
+    StageProgress,
+    StageView,
+    StoreSize,
+)
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
@@ -130,6 +137,10 @@ class LiveStore(Protocol):
 
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """Return one stage."""
+        ...
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """Return the job's generation, and the run and the epoch of a stage in it."""
         ...
 
     # ---- leases

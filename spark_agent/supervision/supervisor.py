@@ -39,6 +39,7 @@ from spark_agent.errors import (
 )
 from spark_agent.in_flight import StageInFlight
 from spark_agent.messages import RangeReport, StageProgress
+from spark_agent.reporting import OldCheckpointError
 from spark_agent.running import CommittedBatch
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
@@ -258,7 +259,7 @@ class Supervisor:
             self._notify_step(failing=True)
 
     def _follow(self) -> bool:
-        """Supervise the query to its end; return False if another run took its stages over."""
+        """Supervise the query to its end; return False if its stages are not, or no longer, its own."""
         pause_ms = _TICK_MS
         while not self._finished():
             self._receive(pause_ms)
@@ -269,6 +270,10 @@ class Supervisor:
                 return False
             except UnknownStage as error:
                 self._on_removed(error)
+                return False
+            except OldCheckpointError as error:
+                # The service was away when the query was started.
+                self.fail_query(str(error))
                 return False
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
@@ -514,7 +519,7 @@ class Supervisor:
             return
         self._counts.rereads = True
         latest = error.problem.get("last_epoch", "a later one")
-        message = old_checkpoint_message(self._assignment.query, batch.epoch, latest)
+        message = old_checkpoint_message(self._assignment.query, f"ran batch {batch.epoch}", latest)
         if not self._assignment.stops_when_rereading:
             _log.warning("%s", message)
         else:

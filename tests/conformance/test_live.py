@@ -279,6 +279,32 @@ def test_a_new_run_voids_what_older_ones_hold(worker: Worker) -> None:
     assert worker.lost(new.token) is None
 
 
+def test_the_progress_of_a_stage(worker: Worker) -> None:
+    def progress(stage: str) -> tuple[int, StageProgress]:
+        return worker.run(worker.live.progress("j", stage))
+
+    for stage in ("s", "k", "u"):
+        assert progress(stage) == (1, StageProgress())
+    assert worker.commit(0, s=None) == {"s": 0}
+    assert progress("s") == (1, StageProgress(0, 0))
+    worker.run(worker.live.open_run("j", ["s", "u"], 3))
+    assert worker.commit(2**53, run=3, s=None) == {"s": 0}
+    assert progress("s") == (1, StageProgress(3, 2**53))
+    assert progress("k") == (1, StageProgress())
+    assert progress("u") == (1, StageProgress(3))
+    with pytest.raises(UnknownStageError):
+        progress("none")
+    with pytest.raises(StateLostError):
+        worker.run(worker.live.progress("none", "s"))
+    worker.run(worker.live.install(installed(pipeline(), generation=2)))
+    assert progress("s") == (2, StageProgress())
+
+
+def test_progress_is_restored_from_the_ledger(live: LiveStore, runner: asyncio.Runner) -> None:
+    runner.run(live.begin(installed(pipeline(), progress=StageProgress(3, 41))))
+    assert runner.run(live.progress("j", "k")) == (1, StageProgress(3, 41))
+
+
 # ---- reports
 
 

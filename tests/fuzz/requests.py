@@ -44,6 +44,7 @@ ROUTES = [
     *[("POST", "/v1/jobs/{0}/stages/{1}/reports", "report")] * 4,
     ("GET", "/v1/jobs/{0}/watermarks", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/watermark", ""),
+    ("GET", "/v1/jobs/{0}/stages/{1}/commits", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/ranges", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/history", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/eta", ""),

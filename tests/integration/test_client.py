@@ -33,6 +33,7 @@ SCHEMAS = {
     "SnapshotBody": answers.SnapshotAnswer,
     "WatermarkBody": answers.WatermarkAnswer,
     "RangeCounts": answers.RangeCounts,
+    "CommitsBody": answers.CommitsAnswer,
     "RangesBody": answers.RangesAnswer,
     "RangeBody": answers.RangeAnswer,
     "HistoryBody": answers.HistoryAnswer,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import LOWER, MAX, UPPER, Api, problem
+from tests.support.api import LOWER, MAX, UPPER, Api, ok, problem
 from tests.support.inprocess import InProcess
 
 pytestmark = pytest.mark.anyio
@@ -253,6 +253,48 @@ async def test_epochs_are_remembered_over_restart_and_crash(job: Api, gauge: InP
         response = await job.post_report("s", token, {"0": 1}, epoch=epoch)
         problem(response, 409, "stale-epoch")
         await job.commit(epoch + 1, {"s": {}})
+
+
+async def test_who_asks_is_told_the_run_and_the_last_committed_epoch(job: Api, token: str):
+    body = {"job": "job", "stage": "s", "generation": 1, "run": None, "epoch": None}
+    assert ok(await job.get_commits("s")) == body
+    await job.report("s", token, {"0": 1, "1": 1}, epoch=0)
+    assert await job.committed("s") == (None, None)
+    await job.commit(0, {"s": {}})
+    assert await job.committed("s") == (None, 0)
+    run = await job.run("s", "k")
+    await job.commit(2**53, {"s": {}}, run=run)
+    assert ok(await job.get_commits("s")) == body | {"run": run, "epoch": 2**53}
+    assert await job.committed("k") == (run, None)
+    newer = await job.run("k")
+    problem(await job.post_commit(7, {"k": {}}, run=run), 409, "stale-run")
+    assert await job.committed("k") == (newer, None)
+    problem(await job.get_commits("none"), 404, "unknown-stage")
+    problem(await Api(job.client, "none").get_commits("s"), 404, "unknown-job")
+
+
+async def test_what_is_told_of_commits_outlasts_a_restart_and_a_crash(job: Api, gauge: InProcess):
+    run = await job.run("s")
+    await job.commit(41, {"s": {}}, run=run)
+    for again in (gauge.restart, gauge.crash):
+        await again()
+        assert await gauge.api().committed("s") == (run, 41)
+        assert await gauge.api().committed("k") == (None, None)
+
+
+async def test_a_reset_and_a_deletion_begin_with_no_commits(job: Api, gauge: InProcess):
+    run = await job.run("s")
+    await job.commit(41, {"s": {}}, run=run)
+    ok(await job.reset())
+    body = {"job": "job", "stage": "s", "generation": 2, "run": None, "epoch": None}
+    assert ok(await job.get_commits("s")) == body
+    await gauge.crash()
+    job = gauge.api()
+    assert ok(await job.get_commits("s")) == body
+    ok(await job.delete(), 204)
+    problem(await job.get_commits("s"), 404, "unknown-job")
+    await job.define(SPEC)
+    assert await job.committed("s") == (None, None)
 
 
 async def test_what_a_commit_applied_survives_a_crash(job: Api, token: str, gauge: InProcess):

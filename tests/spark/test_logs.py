@@ -34,6 +34,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
+from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
 
@@ -281,14 +282,22 @@ def test_a_rate_lowers_how_many_files_a_shard_gets(flow: Flow, folders: Folders)
     assert "is to read at a rate of 0.1" in found[-1]["waits"]["left"]
 
 
-def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders) -> None:
-    """The driver was killed before Spark had committed the last batch, whose files are read again."""
+def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders, service: Service) -> None:
+    """The driver was killed before Spark had committed the last batch, whose files are read again.
+
+    So the service has not heard of that batch either.
+    """
     for second in range(0, 100, FILE_S):
         folders.write(steady(range(second, second + FILE_S)))
     with pipeline_of(flow) as pipeline:
         query = flow.start(pipeline, counts(pipeline, read(pipeline, folders)))
         until(lambda: len(query.recentProgress) >= 4, "some batches")
+        service.kill()
+        done = len(query.recentProgress)
+        folders.write(steady(range(100, 100 + FILE_S)))
+        until(lambda: len(query.recentProgress) > done, "one without the service")
         query.stop()
+    service.start()
     commits = sorted((flow.checkpoint / "commits").glob("[0-9]*"), key=lambda each: int(each.name))
     commits[-1].unlink()
     (flow.checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)

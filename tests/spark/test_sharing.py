@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
-from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline, StageTakenError
 from spark_agent.messages import RangeReport, Rank
@@ -128,96 +126,6 @@ def test_a_fenced_query_goes_on_where_that_is_wanted(flow: Flow, pipeline: Pipel
         flow.write(steady(range(second, second + 10)))
         until(lambda done=done: batches(query) > done, "another batch")
     assert query.isActive
-
-
-@pytest.fixture
-def without_checkpoint(flow: Flow, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Flow:
-    """A flow that has run before, whose checkpoint is lost."""
-    for second in range(0, 40, 10):
-        flow.write(steady(range(second, second + 10)))
-    with flow.pipeline() as pipeline:
-        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
-    flow.checkpoint, flow.output = tmp_path / "checkpoint-2", tmp_path / "output-2"
-    flow.output.mkdir()
-    caplog.clear()
-    return flow
-
-
-def test_who_has_lost_its_checkpoint_writes_no_window_again(without_checkpoint: Flow) -> None:
-    flow = without_checkpoint
-    with flow.pipeline() as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW)
-        with pytest.raises(
-            StreamingQueryException, match=r"checkpoint is new, was lost, or is an older copy"
-        ):
-            query.awaitTermination(DEADLINE_S)
-    assert flow.counted() == {}
-
-
-def test_an_old_copy_of_a_checkpoint_is_refused_however_often_it_is_tried(
-    flow: Flow, tmp_path: Path
-) -> None:
-    """Also one that is a single batch old. And each attempt must leave the checkpoint as it is, or the
-    next one would go on behind the gap.
-    """
-    flow.files_per_batch = None
-    old = tmp_path / "old"
-    for batch in range(3):
-        if batch == 2:
-            shutil.copytree(flow.checkpoint, old)
-        flow.write(steady(range(20 * batch, 20 * batch + 20)))
-        with flow.pipeline() as pipeline:
-            rows = flow.source(pipeline).writeStream.format("json").option("path", str(flow.output))
-            rows = rows.option("checkpointLocation", str(flow.checkpoint))
-            ended(pipeline.start(rows.trigger(availableNow=True)))
-    flow.write(steady(range(60, 80)))
-    for _ in range(3):
-        with flow.pipeline() as pipeline:
-            # Not the same output, whose batch of that number Spark's file sink would skip.
-            rows = flow.source(pipeline).writeStream.format("noop").trigger(availableNow=True)
-            query = pipeline.start(rows.option("checkpointLocation", str(old)))
-            with pytest.raises(StreamingQueryException, match="checkpoint is new, was lost"):
-                query.awaitTermination(DEADLINE_S)
-    assert flow.output_of(SOURCE) < START_MS + 60_000
-
-
-def test_nor_does_who_only_reads_what_another_query_reports(flow: Flow, tmp_path: Path) -> None:
-    """In its first batch Spark has no watermark yet, so it has nothing to promise."""
-    flow.files_per_batch = None
-    flow.write(steady(range(40)))
-    output = tmp_path / "counts"
-
-    def start(pipeline: Pipeline, checkpoint: str) -> StreamingQuery:
-        rows = pipeline.watermarked(flow.readings(), stage=COUNTS, event_time="at")
-        counted = rows.groupBy(F.window("at", "10 seconds")).count()
-        writer = pipeline.report(counted, stage=COUNTS).writeStream.format("json")
-        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
-        return pipeline.start(writer.option("path", str(output / checkpoint)))
-
-    with flow.pipeline() as pipeline:
-        source = flow.source(pipeline).writeStream.format("noop")
-        pipeline.start(source.option("checkpointLocation", str(tmp_path / "source")))
-        start(pipeline, "first")
-        until(lambda: flow.output_of(COUNTS) == START_MS + 31_000, "windows have closed")
-    with flow.pipeline() as pipeline:
-        query = start(pipeline, "second")
-        with pytest.raises(StreamingQueryException, match="checkpoint is new, was lost"):
-            query.awaitTermination(DEADLINE_S)
-    rows = flow.spark.read.schema("count long").json(str(output / "second"))
-    assert rows.count() == 0
-
-
-def test_a_lost_checkpoint_is_told_as_such(
-    without_checkpoint: Flow, caplog: pytest.LogCaptureFixture
-) -> None:
-    flow = without_checkpoint
-    with flow.pipeline() as pipeline:
-        frame = flow.counts(pipeline)
-        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, on_lost_checkpoint="continue"))
-        assert pipeline.counts[Count.LATE_ROWS] > 0
-    told = "\n".join(record.message for record in caplog.records)
-    assert "the query's checkpoint is new, was lost, or is an older copy" in told
-    assert "does its strategy fit?" not in told
 
 
 def test_shards_that_are_not_where_they_were_said_to_be_are_told(

@@ -151,6 +151,14 @@ class Api:
     async def commit(self, epoch: int, stages: Mapping[str, Any], **members: Any) -> Any:
         return ok(await self.post_commit(epoch, stages, **members))
 
+    async def get_commits(self, stage: str) -> httpx.Response:
+        return await self.client.get(f"{self.root}/stages/{stage}/commits")
+
+    async def committed(self, stage: str) -> tuple[int | None, int | None]:
+        """The run of a stage and its last committed epoch."""
+        body = ok(await self.get_commits(stage))
+        return body["run"], body["epoch"]
+
     async def get_watermark(self, stage: str, query: str = "", **headers: str) -> httpx.Response:
         return await self.client.get(
             f"{self.root}/stages/{stage}/watermark{query}",

@@ -7,7 +7,7 @@ from typing import Final
 from service.api.responses.common import HealthBody, ProblemBody
 from service.api.responses.explanations import ExplanationBody
 from service.api.responses.history import EtaBody, HistoryBody
-from service.api.responses.jobs import GraphBody, JobBody, JobsBody, RunBody
+from service.api.responses.jobs import CommitsBody, GraphBody, JobBody, JobsBody, RunBody
 from service.api.responses.keys import AuditBody, KeysBody, NewKeyBody, WhoAmIBody
 from service.api.responses.leases import GrantBody, ReleasedBody, RenewedBody
 from service.api.responses.ranges import RangesBody
@@ -21,6 +21,6 @@ RESPONSES: Final = (
     CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
     ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody, RangeSummaryBody, OverviewBody, WhoAmIBody,
-    GraphBody,
+    GraphBody, CommitsBody,
 )  # fmt: skip
 """Every body, for the documentation."""

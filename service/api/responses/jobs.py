@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.api.requests import Run
+from service.api.requests import Number, Run
 from service.api.responses.common import Count
 from service.frontier.graph import Stage
 from service.model.jobs import JobView, Specification
@@ -60,6 +60,22 @@ class RunBody(Struct, frozen=True):
     """A run that has begun."""
 
     run: Run
+
+
+class CommitsBody(Struct, frozen=True):
+    """What was committed of a stage in the job's present generation."""
+
+    job: str
+    stage: str
+    generation: Count
+    run: Annotated[Run | None, Meta(description="The run that the stage belongs to; null: none")]
+    epoch: Annotated[
+        Number | None,
+        Meta(
+            description="The last committed epoch, of whatever run: reports and commits for it or an"
+            " earlier one are stale; null: there is none"
+        ),
+    ]
 
 
 def written_job(found: Specification) -> bytes:

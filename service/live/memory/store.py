@@ -23,7 +23,14 @@ from service.live.memory.state import LiveJob
 from service.live.port import StateLostError, Watch, new_token
 from service.live.watches import Watches
 from service.model.checkpoints import CheckpointChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
+from service.model.jobs import (
+    Census,
+    InstalledJob,
+    JobView,
+    StageProgress,
+    StageView,
+    StoreSize,
+)
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
@@ -133,6 +140,12 @@ class MemoryLiveStore:
         found = self._job(job)
         state = found.stage(stage)
         return views.job_view(found), state.view, views.census(state.table)
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """See the port."""
+        found = self._job(job)
+        state = found.stage(stage)
+        return found.generation, StageProgress(state.run, state.epoch)
 
     def _job(self, name: str) -> LiveJob:
         job = self._jobs.get(name)

@@ -24,7 +24,7 @@ from service.live.redis.leases import expire_job
 from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
-from service.model.jobs import Census, JobView, StageView
+from service.model.jobs import Census, JobView, StageProgress, StageView
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import (
@@ -115,6 +115,20 @@ async def stage(steps: Steps, job: str, stage: str) -> tuple[JobView, StageView,
     if stage not in found.view.stages:
         raise refusals.unknown_stage(job, stage)
     return found.view, found.view.stages[stage], found.censuses[stage]
+
+
+async def progress(steps: Steps, job: str, stage: str) -> tuple[int, StageProgress]:
+    """See the port."""
+
+    async def read(job_layout: JobLayout) -> tuple[int, StageProgress]:
+        if stage not in job_layout.pipeline.stages:
+            raise refusals.unknown_stage(job, stage)
+        _, run, epoch = await steps.step(job_layout, "progress", (stage,), [])
+        return job_layout.generation, StageProgress(int(run), int(epoch) if epoch else None)
+
+    # The layout that is remembered may lack a stage that another replica has added.
+    await pipeline(steps, job, stage)
+    return await steps.with_layout(job, read)
 
 
 async def _read_all(

@@ -32,7 +32,14 @@ from service.live.redis.client import Hint, RedisClient
 from service.live.redis.steps import Steps, reply
 from service.live.watches import Watches
 from service.model.checkpoints import CheckpointChunk
-from service.model.jobs import Census, InstalledJob, JobView, StageView, StoreSize
+from service.model.jobs import (
+    Census,
+    InstalledJob,
+    JobView,
+    StageProgress,
+    StageView,
+    StoreSize,
+)
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
@@ -126,6 +133,10 @@ class RedisLiveStore:
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
         """See the port."""
         return await reads.stage(self._steps, job, stage)
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """See the port."""
+        return await reads.progress(self._steps, job, stage)
 
     # ---- leases
 
