@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import redis_alone
 from benchmarks.etcd import Etcd, etcd, run_etcd
 from benchmarks.figures import BATCH, FIRST, Figure, Job, Plan, fill, keyed_job, packed
-from benchmarks.load import CONNECTIONS, VALUE, Outcome, Target, run
+from benchmarks.load import VALUE, Outcome, Target, run
 from benchmarks.servers import processor_seconds, resident_bytes, service
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
@@ -30,6 +30,9 @@ from tests.support.server import Service
 RANGES = 1_000
 STEP = 100_000_000
 """Between the first values of two measurements: none may be behind what was reported before."""
+
+CONNECTIONS = 64
+"""To us and to what we are compared with: so many workers report at once."""
 
 LOAD = "load"
 CORES_FOR_TWO = 4
@@ -162,10 +165,15 @@ def one_replica(plan: Plan, on: Stores, folder: Path) -> Iterator[Figure]:
             return reports(reporting(server, name, count, standing=said == "standing"))
 
         def ours_packed(said: str) -> Contestant:
-            return reports(packed(server, f"packed-{said}", standing=said == "standing"))
+            standing = said == "standing"
+            target = packed(server, f"packed-{said}", standing=standing, connections=CONNECTIONS)
+            return reports(target)
 
         def reports(target: Target) -> Contestant:
-            return Contestant(lambda first: run(replace(target, first=first), plan.seconds))
+            def go(first: int) -> Outcome:
+                return run(replace(target, first=first), plan.seconds, connections=CONNECTIONS)
+
+            return Contestant(go)
 
         def etcds(port: int, keys: int) -> Contestant:
             return Contestant(lambda _: run_etcd(port, keys, CONNECTIONS, plan.seconds))

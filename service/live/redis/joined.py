@@ -9,17 +9,19 @@ itself. So an expectation may be wrong, and nothing is lost but time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from service.frontier.columns import Bools
 from service.frontier.timestamps import MAX
 from service.live.redis.packing import blob
-from service.live.redis.schema import BLOCK, NOTHING, Floats
+from service.live.redis.schema import BLOCK, NOTHING, Floats, Runs
 from service.model.reports import Report, Reported
+
+_MAX_RUNS: Final = 16
+"""Runs of ranges up to which a report is joined here: each takes several array operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +37,44 @@ class Joinable:
         return cls(promises, promises.astype("<f8", copy=False).tobytes())
 
 
-def joined_spans(
-    expected: Joinable, reported: Joinable, spans: Sequence[Sequence[Any]]
-) -> list[list[Any]] | None:
-    """Return what `apply_joined` reads for each span: what is expected, and what the report makes of it.
+def join(expected: Joinable, reported: Joinable, runs: Runs) -> list[Any] | None:
+    """Return what `report.lua` reads: what is expected, and what the report makes of each run of ranges.
 
-    None: a range would be behind, or the ranges of a span do not follow on each other.
+    None: a range would be behind, or the ranges are in too many places.
     """
-    if any(len(span) == 3 for span in spans):
-        return None
     raised = reported.promises > expected.promises
+    if len(runs) > 2 * _MAX_RUNS:
+        return None
     if not (raised.all() or (reported.promises >= expected.promises).all()):
         return None
     found: list[list[Any]] = []
     start = 0
-    for _, _, low, high in spans:
-        end = start + high - low + 1
+    for first, count in zip(runs[::2], runs[1::2], strict=True):
+        part = slice(start, start + count)
         found.append(
             [
-                blob(expected.packed[8 * start : 8 * end]),
-                _runs(raised[start:end], low),
-                _minima(reported.promises[start:end], low),
-                _newly_final(expected.promises[start:end], reported.promises[start:end]),
+                first,
+                count,
+                _raised_runs(raised[part], first),
+                _minima(reported.promises[part], first),
+                _newly_final(expected.promises[part], reported.promises[part]),
             ]
         )
-        start = end
-    return found
+        start += count
+    return [blob(expected.packed), found]
 
 
-def _runs(raised: Bools, low: int) -> list[int]:
-    """Return where promises move: position, count, position, count …"""
+def _raised_runs(raised: Bools, first: int) -> list[int]:
+    """Return where promises move, given the index of the first range."""
     edges = (np.flatnonzero(raised[1:] != raised[:-1]) + 1).tolist()
     bounds = [0, *edges, len(raised)]
     starts = range(0 if raised[0] else 1, len(bounds) - 1, 2)
-    return [n for k in starts for n in (low + bounds[k], bounds[k + 1] - bounds[k])]
+    return [n for k in starts for n in (first + bounds[k], bounds[k + 1] - bounds[k])]
 
 
-def _minima(promises: Floats, low: int) -> list[float]:
-    """Return the least promise in each block. Positions count from 1 on, and a block begins at 1."""
-    starts = np.arange(-((low - 1) % BLOCK), len(promises), BLOCK)
+def _minima(promises: Floats, first: int) -> list[float]:
+    """Return the least promise in each block, given the index of the first range."""
+    starts = np.arange(-(first % BLOCK), len(promises), BLOCK)
     starts[0] = 0
     return np.minimum.reduceat(promises, starts).tolist()
 

@@ -356,13 +356,14 @@ async def _views(
     views: list[RangeView] = []
     for start in range(0, len(indices), _VIEWS_AT_ONCE):
         part = indices[start : start + _VIEWS_AT_ONCE]
-        _, results, packed, raw_kept = await steps.step(
+        answer, *columns = await steps.step_with_columns(
             job_layout, "ranges", (stage,), [part, waiting]
         )
+        _, results, packed, raw_kept = answer
         kept = _kept(raw_kept)
         holds = {
-            int(fence): _PackedHolds(schema.indices_of(runs), schema.read_holds(text))
-            for fence, runs, text in schema.read_list(packed)
+            int(fence): _PackedHolds(schema.indices_of(runs), schema.read_holds(column))
+            for (fence, runs), column in zip(schema.read_list(packed), columns, strict=True)
         }
         for index, result in zip(part, schema.read_list(results), strict=True):
             view = _range_view(job_layout.name(stage, index), result)

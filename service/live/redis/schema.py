@@ -95,9 +95,9 @@ _STAGE_KEYS = (
 )  # fmt: skip
 """In the order in which the scripts get them. The first of each has no suffix.
 
-`moments` has the columns `MOMENTS`, one after the other. `packed` has the holds of packed reports by the
-fence of their lease, as one text, and which ranges that lease had. They outlast the lease: what a range
-has said last is shown until it says something else.
+`moments` has the columns `MOMENTS`, one after the other. `packed` has the holds of packed reports (see
+`pack_holds`) by the fence of their lease, and which ranges that lease had. They outlast the lease: what a
+range has said last is shown until it says something else.
 """
 
 
@@ -196,16 +196,19 @@ def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
 
 
 def pack_holds(columns: HoldColumns) -> msgspec.Raw:
-    """Pack the holds of a packed report, as one text for all its ranges."""
-    # As bytes in Base64: to write each number takes three times as long.
-    packed = {name: column.astype("<i8").tobytes() for name, column in columns.items()}
-    return blob(msgspec.json.encode(packed))
+    """Pack the holds of a packed report, for all its ranges."""
+    packed = {name: column.astype("<i8", copy=False).tobytes() for name, column in columns.items()}
+    return blob(msgspec.msgpack.encode(packed))
 
 
-def read_holds(packed: str | bytes) -> HoldColumns:
+_holds = msgspec.msgpack.Decoder(dict[str, bytes])
+
+
+def read_holds(packed: bytes) -> HoldColumns:
     """Read the holds of a packed report."""
-    found = msgspec.json.decode(packed, type=dict[str, bytes])
-    return {name: np.frombuffer(column, dtype="<i8") for name, column in found.items()}
+    return {
+        name: np.frombuffer(column, dtype="<i8") for name, column in _holds.decode(packed).items()
+    }
 
 
 def read_facts(packed: bytes) -> Facts:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from service.frontier.facts import ReportedFacts
 from service.live import refusals
 from service.live.redis import schema
-from service.live.redis.joined import Joinable, joined_spans, left_by
+from service.live.redis.joined import Joinable, join, left_by
 from service.live.redis.packing import blob
 from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
@@ -39,6 +39,7 @@ class RangeLookup:
     count: int
     """How many of them the layout has."""
     spans: Sequence[Sequence[Any]]
+    runs: Runs
     unknown: Sequence[str]
     """Names that the layout does not have."""
 
@@ -102,7 +103,7 @@ def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) ->
     """Keep which ranges a lease was granted, for its next packed report."""
     indices = schema.indices_of(runs)
     names = job_layout.names(stage, runs)
-    lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), ())
+    lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
     _keep(job_layout, (stage, token, "members"), lookup)
     return lookup
 
@@ -117,7 +118,7 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     places = [index.get(name, -1) for name in names]
     at = np.array(places, dtype=np.int64)
     if len(at) == 1 and places[0] >= 0:
-        return RangeLookup(names, None, 1, schema.spans_of(at), ())
+        return RangeLookup(names, None, 1, schema.spans_of(at), (places[0], 1), ())
     unknown = [name for name, i in zip(names, places, strict=True) if i < 0]
     order: npt.NDArray[np.int64] | None = None
     if unknown or bool((np.diff(at) <= 0).any()):
@@ -125,7 +126,7 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
         order = order[at[order] >= 0]
         at = at[order]
     spans = schema.spans_of(at) if len(at) else []
-    return RangeLookup(names, order, len(at), spans, unknown)
+    return RangeLookup(names, order, len(at), spans, schema.runs_of(at), unknown)
 
 
 def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> list[Any]:
@@ -138,7 +139,7 @@ def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> 
         False if report.observed_input is None else float(report.observed_input),
         report.capped_at_commit,
         spans,
-        _by_span(spans, resolved.said.packed),
+        blob(resolved.said.packed),
         False if report.idle is None else _picked(report.idle, order),
         False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
         False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
@@ -147,7 +148,7 @@ def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> 
     ]
 
 
-def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[list[Any]] | None:
+def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[Any] | None:
     """Join a report here, if the promises that are there are known; None: the script has to do it."""
     report = resolved.report
     left: _Left | None = job_layout.lookups.get(_left_key(resolved))
@@ -155,7 +156,7 @@ def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[list[Any]] 
         return None
     if report.idle is not None and any(report.idle):
         return None
-    return joined_spans(left.promises, resolved.said, resolved.lookup.spans)
+    return join(left.promises, resolved.said, resolved.lookup.runs)
 
 
 def note_left(job_layout: JobLayout, resolved: ResolvedReport, reported: Reported) -> None:
@@ -171,16 +172,6 @@ def note_left(job_layout: JobLayout, resolved: ResolvedReport, reported: Reporte
 
 def _left_key(resolved: ResolvedReport) -> tuple[str, ...]:
     return resolved.stage, resolved.report.token, "left"
-
-
-def _by_span(spans: Sequence[Sequence[Any]], promises: bytes) -> list[msgspec.Raw]:
-    parts: list[msgspec.Raw] = []
-    start = 0
-    for span in spans:
-        end = start + 8 * (len(span[2]) if len(span) == 3 else span[3] - span[2] + 1)
-        parts.append(blob(promises[start:end]))
-        start = end
-    return parts
 
 
 def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:

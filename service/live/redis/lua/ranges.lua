@@ -1,6 +1,6 @@
 -- Returns single ranges: {indices, whether to read what waits for a commit}, and for each packed report
--- that one of them has its holds from: {fence, its ranges, their holds}; then the holds of the stage's last
--- commit.
+-- that one of them has its holds from: {fence, its ranges}; then the holds of the stage's last commit. After
+-- that, as columns, the holds of each of those packed reports.
 
 local refused = check_state()
 if refused then return refused end
@@ -27,7 +27,7 @@ local function greatest_waiting(index)
 end
 
 local indices, waiting = unpack(cmsgpack.unpack(ARGV[3]))
-local leases, results, packed_holds, used = {}, {}, {}, {}
+local leases, results, used_packed, columns, used = {}, {}, {}, {}, {}
 local packed = {}
 for k, fence in ipairs(packed_fences(st)) do
   packed[k] = {fence, cmsgpack.unpack(call('HGET', st.keys.packed, 'm' .. fence) or cmsgpack.pack({}))}
@@ -41,7 +41,8 @@ local function said_packed(index)
       if index >= runs[r] and index < runs[r] + runs[r + 1] then
         if not used[fence] then
           used[fence] = true
-          packed_holds[#packed_holds + 1] = {fence, runs, call('HGET', st.keys.packed, 'h' .. fence)}
+          used_packed[#used_packed + 1] = {fence, runs}
+          columns[#columns + 1] = call('HGET', st.keys.packed, 'h' .. fence)
         end
         return fence
       end
@@ -80,4 +81,4 @@ for n, index in ipairs(indices) do
     note or said_packed(index),
   }
 end
-return reply('ok', results, packed_holds, call('HGET', st.keys.marks, KEPT))
+return {reply('ok', results, used_packed, call('HGET', st.keys.marks, KEPT)), unpack(columns)}

@@ -1,9 +1,9 @@
 -- A batch of reports:
 -- {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds, joined}, …}.
 -- `holds`: those of a packed report, for all ranges of its lease, as one text.
--- `joined`: for each span, what `apply_joined` takes; false: the report has not been joined by its sender.
+-- `joined`: {what is expected, as one text, the runs that `apply_joined` takes}; false: its sender has not joined it.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
--- {first block, blocks, positions}; `promises` has the promises of each span.
+-- {first block, blocks, positions}; `promises` has the promises of all spans, as one text.
 
 -- The positions of a span as `apply` takes them, and their number.
 local function positions(span)
@@ -37,14 +37,22 @@ local function kept(st, span, mine)
   return keep, total
 end
 
--- Whether the promises of all spans are those that the sender of a report has expected. If a range of the
+-- The part of a column of eight bytes for each entry, after `offset` of them.
+local function part(column, offset, count)
+  return string.sub(column, 8 * offset + 1, 8 * (offset + count))
+end
+
+-- Whether the promises of all ranges are those that the sender of a report has expected. If a range of the
 -- stage is idle, its promise is kept elsewhere.
-local function as_expected(st, spans, keeps, joined)
+local function as_expected(st, joined)
   if not joined or st.idle_before + st.idle > 0 then return false end
-  for n, span in ipairs(spans) do
-    local first, last = BLOCK * span[1] + span[3] - 1, BLOCK * span[1] + span[4] - 1
-    if keeps[n] then return false end
-    if call('GETRANGE', st.keys.weights, 8 * first, 8 * last + 7) ~= joined[n][1] then return false end
+  local expected, runs = unpack(joined)
+  local offset = 0
+  for _, run in ipairs(runs) do
+    local first, count = run[1], run[2]
+    local raw = call('GETRANGE', st.keys.weights, 8 * first, 8 * (first + count) - 1)
+    if raw ~= part(expected, offset, count) then return false end
+    offset = offset + count
   end
   return true
 end
@@ -244,16 +252,13 @@ local function apply_report(st, report)
     waiting[#waiting + 1] = epoch
     call('HSET', st.keys.state, 'waiting', cmsgpack.pack(waiting))
   end
-  local foreseen = not epoch and as_expected(st, spans, keeps, joined)
+  local foreseen = not epoch and #rejected == 0 and as_expected(st, joined)
   for n, span in ipairs(spans) do
     local keep, count = keeps[n], counts[n]
     note(st, span, count, keep, notes, offset, masked)
     if not epoch then note_applied(st, span, count, keep, facts, offset) end
-    if foreseen then
-      local start = BLOCK * span[1]
-      apply_joined(st, start, start + span[3] - 1, start + span[4] - 1, packed_promises[n], joined[n])
-    else
-      local promises, idle = doubles(packed_promises[n]), idle_flags and {} or nil
+    if not foreseen then
+      local promises, idle = doubles(part(packed_promises, offset, count)), idle_flags and {} or nil
       for k = 1, count do
         if keep and not keep[k] then promises[k] = false end
         if idle then idle[k] = idle_flags[offset + k] end
@@ -266,6 +271,11 @@ local function apply_report(st, report)
       end
     end
     offset = offset + count
+  end
+  offset = 0
+  for _, run in ipairs(foreseen and joined[2] or {}) do
+    apply_joined(st, run, part(packed_promises, offset, run[2]))
+    offset = offset + run[2]
   end
   st.published = published
   return {'ok', accepted, behind, rejected, lease.ttl, published.all, not epoch}

@@ -140,17 +140,17 @@ local function least_of(st, first, last)
 end
 
 -- Applies a report that its sender has joined with the promises that are there (see `joined.py`): they become
--- `promises`, those of the ranges first … last. `joined` is {what is there, which move (position, count, …),
--- the least of each block's part, how many more are final}. All have promised something before.
-local function apply_joined(st, start, first, last, promises, joined)
-  local _, raised, minima, final = unpack(joined)
+-- `promises`. A run of ranges is {first, count, which of them move (first, count, …), the least of each block's
+-- part, how many more are final}. All have promised something before.
+local function apply_joined(st, run, promises)
+  local first, count, raised, minima, final = unpack(run)
   if #raised == 0 then return end
   for r = 1, #raised, 2 do
-    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, start + raised[r] - 1), moment(raised[r + 1]))
+    call('SETRANGE', st.keys.moments, offset_of(st, RAISED_AT, raised[r]), moment(raised[r + 1]))
   end
-  local highest = raised[#raised - 1] + raised[#raised] - 1
-  mark_dirty(st, start + raised[1] - 1, start + highest - 1)
+  mark_dirty(st, raised[1], raised[#raised - 1] + raised[#raised] - 1)
   call('SETRANGE', st.keys.weights, 8 * first, promises)
+  local last = first + count - 1
   local block, end_block = math.floor(first / BLOCK), math.floor(last / BLOCK)
   for b = 1, #minima do st.minima[block + b - 1] = minima[b] end
   -- The first and the last block may have other ranges, too.
