@@ -96,8 +96,8 @@ _STAGE_KEYS = (
 """In the order in which the scripts get them. The first of each has no suffix.
 
 `moments` has the columns `MOMENTS`, one after the other. `packed` has the holds of packed reports (see
-`pack_holds`) by the fence of their lease, and which ranges that lease had. They outlast the lease: what a
-range has said last is shown until it says something else.
+`pack_holds`) by the fence of their lease, and which ranges that lease had. They outlast the lease: what
+a range has said last is shown until it says something else.
 """
 
 
