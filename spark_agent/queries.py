@@ -343,6 +343,8 @@ class Queries:
     ) -> SourceThrottle | None:
         if not query_stages.sources or not self._job.is_throttled:
             return None
+        # A run of what is there now ends soon, and whom it would wait for may run only later.
+        goes_on = not start.available_now
         config = ThrottleConfig(
             job=self._job.name,
             query=query,
@@ -350,9 +352,9 @@ class Queries:
             poll_ms=self._timing.poll_ms,
             keep_ms=self._timing.ttl_ms,
             patience_ms=_THROTTLE_PATIENCE_MS if start.ends else None,
-            # A run of what is there now ends soon, and whom it would wait for may run only later.
-            looks_ahead=not start.available_now
+            looks_ahead=goes_on
             and not any(self._job.stages[stage].has_idle_policy for stage in query_stages.sources),
+            shards_look_ahead=goes_on,
             by_shard=frozenset(each.stage for each in start.readers),
         )
         return SourceThrottle(config, client=self._client, clock=self._clock)

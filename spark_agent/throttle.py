@@ -11,8 +11,9 @@ a shard waits by itself, and the others go on: `SourceThrottle.admit`.
 A shard that the next batch would take past its group's limit, if it brings as much as the last one,
 waits as if it were asked to: else the query would be ahead by the drift and one batch. The query that
 reads the slowest shard of a group never waits for that group's sake, so somebody always goes on. The
-service knows nothing of such a wait, and could take a waiting shard for a quiet one. So where a source
-has an idle policy, its query waits only when it is asked to.
+service knows nothing of such a wait, and could take the shards of a waiting query for quiet ones. So
+where a source has an idle policy, its query waits only when it is asked to. Of a source of ours the
+service knows which shards have something unread, and takes none of those for quiet.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class ThrottleConfig:
     patience_ms: int | None = None
     """After this long without progress of those it waits for, it goes on anyway. None: never."""
     looks_ahead: bool = False
-    """Whether it waits before a batch that would take it past its limit. Never with an idle policy."""
+    """Whether it waits as a whole before a batch that would take it past its limit."""
+    shards_look_ahead: bool = False
+    """Likewise, for each shard of a source of ours."""
     by_shard: Collection[str] = ()
     """The source stages whose shards wait by themselves."""
 
@@ -153,7 +156,9 @@ class SourceThrottle:
             waited_for = self._promises(stage, now_ms)
             if waited_for is None:
                 return None
-            held = {**self._past_limit(others, stage, waited_for), **paused[stage]}
+            held = dict(paused[stage])
+            if self._config.looks_ahead:
+                held = {**past_limit(others, stage, waited_for, self._advances[stage]), **held}
             if not waited_for.keys() <= held.keys():
                 return None
             reasons += held.values()
@@ -170,8 +175,10 @@ class SourceThrottle:
         ]
         if not groups:
             return {}
-        promises = self._promises(stage, now_ms) if self._config.looks_ahead else None
-        held = {**self._past_limit(groups, stage, promises or {}), **pauses(throttle, stage)}
+        held = dict(pauses(throttle, stage))
+        if self._config.shards_look_ahead:
+            promises = self._promises(stage, now_ms) or {}
+            held = {**past_limit(groups, stage, promises, self._advances[stage]), **held}
         held = {shard: held[shard] for shard in sorted(wanted.unread) if shard in held}
         if not held:
             return {}
@@ -205,13 +212,6 @@ class SourceThrottle:
             elif wanted.most is not None:
                 found[shard] = ShardLimit(files_at(rate, wanted.most), because)
         return found
-
-    def _past_limit(
-        self, groups: Sequence[GroupAnswer], stage: str, promises: Promises
-    ) -> dict[str, str]:
-        if not self._config.looks_ahead:
-            return {}
-        return past_limit(groups, stage, promises, self._advances[stage])
 
     def _promises(self, stage: str, now_ms: int) -> Promises | None:
         """Return the promises of the shards that the group may wait for; None: they are not known."""

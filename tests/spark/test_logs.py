@@ -199,10 +199,12 @@ def test_every_file_is_read_once_and_the_windows_are_the_batch_answer(
     assert flow.watermark(COUNTS).final
 
 
+@pytest.mark.parametrize("idle", [None, {"after_ms": 600_000, "then": "exclude"}])
 def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
-    flow: Flow, folders: Folders
+    flow: Flow, folders: Folders, idle: dict[str, Any] | None
 ) -> None:
     """The left one's files bring four times as much as the right one's."""
+    spec = SPEC if idle is None else SPEC | {SOURCE: {**SPEC[SOURCE], "idle": idle}}
     folders.write_each("left", range(200), file_s=20)
     folders.write_each("right", range(50), file_s=5)
     ahead: list[int] = []
@@ -218,7 +220,7 @@ def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
 
         return is_there
 
-    with pipeline_of(flow, together(SOURCE)) as pipeline:
+    with pipeline_of(flow, together(SOURCE), spec) as pipeline:
         query = flow.start(pipeline, counts(pipeline, read(pipeline, folders)))
         until(has_read(49 - 5), "the slower one has read what there is")
         stood = 49 - 5 + DRIFT_S

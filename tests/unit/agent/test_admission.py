@@ -73,7 +73,7 @@ def test_a_shard_waits_before_its_limit_unless_the_group_waits_for_it(
         group = held_by("other", "o")
     latest = promises(a=40, b=35) if slowest != "a" else promises(a=35)
     with Answers(asks({}, group), promises(a=10, b=10), latest) as server:
-        throttled = throttle(server, FakeClock(), looks_ahead=True)
+        throttled = throttle(server, FakeClock(), shards_look_ahead=True)
         assert files(throttled.admit("s", wanted("a", "b"), after(0))) == {}
         admission = throttled.admit("s", wanted("a", "b"), after(1))
     assert set(files(admission)) == waits

@@ -39,8 +39,11 @@ def throttle(
     patience_ms: int | None = None,
     sources: tuple[str, ...] = ("s",),
     looks_ahead: bool = False,
+    shards_look_ahead: bool = False,
 ) -> SourceThrottle:
-    config = ThrottleConfig("j", "q", sources, POLL_MS, KEEP_MS, patience_ms, looks_ahead)
+    config = ThrottleConfig(
+        "j", "q", sources, POLL_MS, KEEP_MS, patience_ms, looks_ahead, shards_look_ahead
+    )
     client = Client(server.url, patience_ms=3_000, clock=clock, jitter=lambda: 1.0)
     return SourceThrottle(config, client=client, clock=clock)
 
