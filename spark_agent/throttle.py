@@ -26,16 +26,17 @@ from typing import Final
 from spark_agent.advances import Advances, Promises
 from spark_agent.alignment import past_limit, pauses, slowest_rate
 from spark_agent.answers import GroupAnswer
+from spark_agent.asked import Asked
 from spark_agent.client import Client, Throttle
 from spark_agent.clock import Clock
 from spark_agent.errors import AggregatorError
 from spark_agent.link import HeldBack
+from spark_agent.patience import Patience
 from spark_agent.running import CommittedBatch
 from spark_agent.sources.admission import Admission, Rests, ShardLimit, Wanted, files_at
 
 _log: Final = logging.getLogger("spark_agent")
 
-_LONGEST_PAUSE_MS: Final = 5_000
 _LONGEST_REST_MS: Final = 60_000
 """The longest wait between two batches that a rate can lead to."""
 _STATUSES_HOLD_MS: Final = 1_000
@@ -72,26 +73,32 @@ class SourceThrottle:
         self._config = config
         self._client = client
         self._clock = clock
-        self._answer = _Answer(config, client, clock)
+        self._asked = Asked(
+            config.job,
+            poll_ms=config.poll_ms,
+            keep_ms=config.keep_ms,
+            client=client,
+            clock=clock,
+        )
         self._waited_for: dict[str, tuple[int, int, Promises | None]] = {}
         """By stage: when they were read, after which epoch, and the promises of what is waited for."""
         self._advances = {stage: Advances() for stage in config.sources}
         self._epoch = -1
         self._batch_ended_ms = clock.steady_ms()
         self._wait: tuple[int, str] | None = None
-        self._stuck = _Stuck(config.query, config.patience_ms)
+        self._patience = Patience(config.query, config.patience_ms)
         self._rests = Rests()
         self._exhausted: dict[str, Wanted] = {}
         """What sources wanted that read only what was there at the start."""
 
     def refresh_soon(self) -> None:
         """Ask the service on the next call: an epoch was committed, which may change its answer."""
-        self._answer.refresh_soon()
+        self._asked.refresh_soon()
 
     def reason_to_wait(self, latest: CommittedBatch | None) -> str | None:
         """Return why the next batch has to wait; None: it may run."""
         now_ms = self._note(latest)
-        throttle = self._answer.latest()
+        throttle = self._asked.latest()
         if throttle is None:
             return None
         because = self._ahead(throttle, now_ms) or self._resting(throttle, latest, now_ms)
@@ -114,7 +121,7 @@ class SourceThrottle:
         now_ms = self._note(latest)
         if wanted.ends:
             self._exhausted[stage] = wanted
-        throttle = self._answer.latest()
+        throttle = self._asked.latest()
         limits: dict[str, ShardLimit] = {}
         if throttle is not None:
             slow = self._slow(throttle, stage, wanted, now_ms)
@@ -162,7 +169,7 @@ class SourceThrottle:
             if not waited_for.keys() <= held.keys():
                 return None
             reasons += held.values()
-        if not reasons or self._stuck.may_run(_limits(groups), reasons[0], now_ms):
+        if not reasons or self._patience.may_run(_limits(groups), reasons[0], now_ms):
             return None
         return reasons[0]
 
@@ -184,7 +191,7 @@ class SourceThrottle:
             return {}
         [because, *_] = held.values()
         limits = _limits(self._own_groups(throttle))
-        return {} if self._stuck.may_run(limits, because, now_ms) else held
+        return {} if self._patience.may_run(limits, because, now_ms) else held
 
     def _waits_in_vain(self, group: GroupAnswer) -> bool:
         """Return whether a group waits for a shard of this query that will not move in this run."""
@@ -264,74 +271,3 @@ class SourceThrottle:
 
 def _limits(groups: Sequence[GroupAnswer]) -> list[int | None]:
     return [group["limit"] for group in groups]
-
-
-class _Answer:
-    """What the service asks for, polled no more often than necessary."""
-
-    def __init__(self, config: ThrottleConfig, client: Client, clock: Clock) -> None:
-        self._config = config
-        self._client = client
-        self._clock = clock
-        self._latest: Throttle | None = None
-        self._heard_ms = 0
-        self._pause_ms = config.poll_ms
-        self._next_ms: int | None = None
-
-    def refresh_soon(self) -> None:
-        if self._pause_ms <= self._config.poll_ms:
-            self._next_ms = None
-
-    def latest(self) -> Throttle | None:
-        """Return what it asks for; None if it has not answered for too long to go by that."""
-        now_ms = self._clock.steady_ms()
-        if self._next_ms is None or now_ms >= self._next_ms:
-            self._refresh()
-            now_ms = self._clock.steady_ms()
-            self._next_ms = now_ms + self._pause_ms
-        return self._latest if now_ms - self._heard_ms < self._config.keep_ms else None
-
-    def _refresh(self) -> None:
-        etag = None if self._latest is None else self._latest.etag
-        try:
-            found = self._client.throttle_since(self._config.job, etag)
-        except AggregatorError:
-            self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._config.poll_ms))
-            return
-        self._pause_ms = self._config.poll_ms
-        self._heard_ms = self._clock.steady_ms()
-        self._latest = found or self._latest
-
-
-class _Stuck:
-    """Lets a query go on while those that it waits for make no progress.
-
-    A query that ends by itself may wait for one that runs only tomorrow, and that nobody has told to be
-    final. Ahead of its group it costs memory; waiting for ever, it would never end.
-    """
-
-    def __init__(self, query: str, patience_ms: int | None) -> None:
-        self._query = query
-        self._patience_ms = patience_ms
-        self._limits: Sequence[int | None] | None = None
-        self._since_ms = 0
-        self._logged = False
-
-    def may_run(self, limits: Sequence[int | None], because: str, now_ms: int) -> bool:
-        """Return whether the next batch may run, with the groups' limits as they are."""
-        if self._patience_ms is None:
-            return False
-        if limits != self._limits:
-            self._limits, self._since_ms = limits, now_ms
-        if now_ms - self._since_ms < self._patience_ms:
-            return False
-        if not self._logged:
-            self._logged = True
-            _log.warning(
-                "query %s goes on, although %s. That shard has made no progress for %d s, and this "
-                "query has an end: it cannot wait for ever",
-                self._query,
-                because,
-                self._patience_ms // 1_000,
-            )
-        return True
