@@ -92,6 +92,7 @@ class Client:
     """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
 
     The key is `key`, or in the file `key_file`, or where the environment says (`spark_agent.keys`).
+    Raises `ValueError` if the URL is not one of HTTP.
     """
 
     def __init__(

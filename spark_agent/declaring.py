@@ -114,6 +114,10 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         raise ValueError(
             f"the file {file} has a value that JSON does not have ({error}): write it in quotes"
         ) from None
+    except ValueError:
+        raise ValueError(
+            f"in the file {file}, an alias (*name) stands within what it names"
+        ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
     named = spec.pop("job", None)

@@ -70,6 +70,8 @@ class Transport:
         clock: Clock,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL {url!r} is not that of a service: write http://HOST:PORT")
         self._key = key
         self._url = url.rstrip("/")
         self._timeout_ms = timeout_ms

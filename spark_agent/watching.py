@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -158,7 +158,8 @@ def watch(
 ) -> None:
     """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
 
-    A service that goes away is waited for. With --json, each look is a line.
+    A service that goes away is waited for. With --json, each look is a line; in a file, they follow each
+    other.
 
     Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`
     """
@@ -170,15 +171,19 @@ def watch(
             for look in looks:
                 typer.echo(json.dumps({"error": look.lost} if look.lost else look.found))
             return
-        # Not on the screen of its own where the output is no terminal: then the last look remains.
-        with (
-            suppress(KeyboardInterrupt),
-            Live(
-                console=console, screen=console.is_terminal and not count, auto_refresh=False
-            ) as live,
-        ):
-            for look in looks:
-                live.update(_screen(job, look, console.height), refresh=True)
+        with suppress(KeyboardInterrupt):
+            if console.is_terminal:
+                _watch_live(console, job, looks, full_screen=not count)
+            else:
+                for look in looks:
+                    console.print(_screen(job, look), Text())
+
+
+def _watch_live(console: Console, job: str, looks: Iterable[Look], *, full_screen: bool) -> None:
+    """Show each look in place of the last one."""
+    with Live(console=console, screen=full_screen, auto_refresh=False) as live:
+        for look in looks:
+            live.update(_screen(job, look, console.height), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,8 @@ def _because(client: Client, job: str, found: SnapshotAnswer) -> str:
         return ""
 
 
-def _screen(job: str, look: Look, height: int) -> Group:
+def _screen(job: str, look: Look, height: int | None = None) -> Group:
+    """Return a look as text of at most so many lines. None: of as many as it takes."""
     found = look.found
     assert found is not None  # noqa: S101  (narrows the type: the first look raises instead)
     table = Table(box=None, pad_edge=False)
@@ -228,7 +234,7 @@ def _screen(job: str, look: Look, height: int) -> Group:
     slowest = slowest_stage(found)
     rows = list(found["watermarks"].items())
     # The title, the heading, what holds it back, and what is not shown.
-    shown = max(1, height - 5)
+    shown = len(rows) if height is None else max(1, height - 5)
     for name, stage in rows[:shown]:
         table.add_row(*_row(name, stage), style="yellow" if name == slowest else None)
     title = Text(f"{job}, generation {found['generation']}", style="bold")

@@ -110,6 +110,7 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
         ("job: x", "has no stages: write 'stages:'"),
         ("- 5", "has no stages"),
         ("job: [", "is neither YAML nor JSON: "),
+        ("job: j\nstages: &a {s: *a}", "an alias (*name) stands within what it names"),
         ("job: JOB\nstages: {s: {shrads: [a]}}", "shrads"),
         ("job: JOB\nstages: {s: {inputs: [nosuch], ranges: 1}}", "nosuch"),
     ],
@@ -156,6 +157,8 @@ def test_watch_shows_the_job_and_what_holds_it(water: Water, tmp_path: Path) -> 
     assert lines[0] == f"{water.job}, generation 1"
     assert any(line.startswith("taps active none yet 2026-01-01T00:00:00.000Z") for line in lines)
     assert any("which has never reported" in line for line in lines)
+    shown = run("watch", water.job, "--count", "2", "--interval", "0.1", *water.url).stdout
+    assert shown.count("generation 1") == 2, "in a file, no look replaces another"
     looks = run("watch", water.job, "--json", "--count", "2", "--interval", "0.1", *water.url)
     [first, second] = [json.loads(line) for line in looks.stdout.splitlines()]
     assert first["watermarks"]["taps"]["output_watermark"] == NEW_YEAR

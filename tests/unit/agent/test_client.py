@@ -59,6 +59,12 @@ def test_an_answer_that_lacks_what_it_must_have_is_none() -> None:
             asking.watermark("j", "s")
 
 
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "", "ftp://127.0.0.1"])
+def test_a_url_that_is_no_service_s_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="write http://HOST:PORT"):
+        Client(url)
+
+
 def test_its_patience_ends() -> None:
     clock = FakeClock()
     with Answers(Answer(503)) as server, pytest.raises(Unavailable, match="status 503"):
