@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from spark_agent.checkpoint import Beginning
 from spark_agent.client import StageWatermark
 
 _log: Final = logging.getLogger("spark_agent")
@@ -76,6 +77,16 @@ def old_checkpoint_message(query: str, does: str, latest: object) -> str:
         f"are late, windows that were closed come out again, and a file sink skips what it takes for a "
         f"batch that it has. Either restore the old checkpoint, or call Pipeline.reset() and start over "
         f"with an empty output and a new checkpoint"
+    )
+
+
+def skips_message(query: str, beginning: Beginning) -> str:
+    """Return what is wrong with a query whose file sink has batches that its checkpoint has not."""
+    return (
+        f"tidegauge: query {query} begins with batch {beginning.next_batch}, but its output "
+        f"{beginning.output} already has batches up to {beginning.written}, which its checkpoint has "
+        f"not planned: Spark's file sink would skip them, and their rows would be lost. Either restore "
+        f"the checkpoint that belongs to this output, or start over with an empty output"
     )
 
 

@@ -456,6 +456,11 @@ def is_async(writer: DataStreamWriter) -> bool:
     return "asyncprogresstrackingenabled -> true" in options
 
 
+def format_of(writer: DataStreamWriter) -> str:
+    """Return the name of the writer's format, in lower case."""
+    return str(_setting(writer, "source")).lower()
+
+
 def option_of(writer: DataStreamWriter, name: str) -> str | None:
     """Return one of the writer's options; None: it is not set."""
     found = _setting(writer, "extraOptions").get(name)

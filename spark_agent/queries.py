@@ -196,13 +196,14 @@ class Queries:
             assignment = self._assignment(name, start, query_stages)
             resumption = Resumption(
                 name,
-                partial(checkpoint.next_batch, self._spark, start.writer),
+                partial(checkpoint.beginning, self._spark, start.writer),
                 may_reread=not start.stops_when_rereading,
             )
             run = self._job.try_open_run(assignment.stages, resumption.check)
             if run is None:
-                # The supervisor opens one later. By then the checkpoint has what the query has done.
-                _log.info("query %s begins with batch %d", name, resumption.next_batch)
+                # The supervisor opens one later, and compares then. It must know what there is now: by
+                # then, checkpoint and output have what the query has done.
+                resumption.check(None)
             supervisor = self._supervisor(assignment, run, resumption)
             return self._start_supervised(start, supervisor, query_stages, watermarks, run)
 

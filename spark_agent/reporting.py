@@ -62,7 +62,7 @@ class EarlyRowsError(Exception):
 
 
 class OldCheckpointError(ValueError):
-    """A query begins with a batch that the job has, or runs one: nothing of it may be written."""
+    """A query begins with a batch that the job or its output has, or runs one: it writes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

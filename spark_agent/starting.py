@@ -11,9 +11,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pyspark.sql import SparkSession
 
 from spark_agent import plan
+from spark_agent.checkpoint import Beginning
 from spark_agent.checks import QueryStages
 from spark_agent.client import StageWatermark
-from spark_agent.diagnostics import CONTINUES, old_checkpoint_message
+from spark_agent.diagnostics import CONTINUES, old_checkpoint_message, skips_message
 from spark_agent.operators import UnsoundPlanError
 from spark_agent.reporting import OldCheckpointError
 from spark_agent.spec import StageSpec, upstream
@@ -25,7 +26,7 @@ _DAY_MS: Final = 86_400_000
 
 
 class Resumption:
-    """With which batch a query begins, and whether the job has that already.
+    """With which batch a query begins, and whether the job, or its output, has that already.
 
     The job's last epoch is that of a batch which Spark had committed before. So from the checkpoint
     that the job has gone by, Spark begins with a later one, wherever the driver was killed. A batch that
@@ -33,28 +34,34 @@ class Resumption:
     those that the job had in it, which a file sink would skip.
     """
 
-    def __init__(self, query: str, read: Callable[[], int], *, may_reread: bool) -> None:
-        """`read` returns the batch that its checkpoint says; with `may_reread` nothing is refused."""
+    def __init__(self, query: str, read: Callable[[], Beginning], *, may_reread: bool) -> None:
+        """`read` reads the checkpoint and the output; with `may_reread` nothing is refused."""
         self._query = query
         self._read = read
         self._may_reread = may_reread
-        self._next_batch: int | None = None
+        self._beginning: Beginning | None = None
 
     @property
-    def next_batch(self) -> int:
-        """The batch that it begins with. It is read once: the query itself goes on from there."""
-        if self._next_batch is None:
-            self._next_batch = self._read()
-        return self._next_batch
+    def beginning(self) -> Beginning:
+        """What it begins with. It is read once: the query itself goes on from there."""
+        if self._beginning is None:
+            self._beginning = self._read()
+        return self._beginning
 
     def check(self, last_epoch: int | None) -> None:
         """Compare it with the job's last epoch, which must have been read before the checkpoint is:
-        while another driver goes on, both rise. Raises `OldCheckpointError`.
+        while another driver goes on, both rise. None: there is none, or it is not known.
+
+        Raises `OldCheckpointError`.
         """
-        if last_epoch is None or self.next_batch > last_epoch:
-            return
-        does = f"begins with batch {self.next_batch}"
-        message = old_checkpoint_message(self._query, does, last_epoch)
+        found = self.beginning
+        if last_epoch is not None and found.next_batch <= last_epoch:
+            does = f"begins with batch {found.next_batch}"
+            self._refuse(old_checkpoint_message(self._query, does, last_epoch))
+        elif found.skips:
+            self._refuse(skips_message(self._query, found))
+
+    def _refuse(self, message: str) -> None:
         if not self._may_reread:
             raise OldCheckpointError(f"{message}. {CONTINUES}")
         _log.warning("%s", message)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import OldCheckpointError, Pipeline
-from spark_agent.checkpoint import next_batch
+from spark_agent.checkpoint import Beginning, beginning
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
@@ -55,8 +55,8 @@ def run(flow: Flow, batch: int) -> None:
         ended(pipeline.start(writer(flow, pipeline, flow.checkpoint)))
 
 
-def refused(flow: Flow, checkpoint: Path) -> None:
-    with flow.pipeline() as pipeline, pytest.raises(OldCheckpointError, match=WORDS):
+def refused(flow: Flow, checkpoint: Path, words: str = WORDS) -> None:
+    with flow.pipeline() as pipeline, pytest.raises(OldCheckpointError, match=words):
         pipeline.start(writer(flow, pipeline, checkpoint))
 
 
@@ -113,13 +113,14 @@ def test_a_restart_is_not_refused_wherever_the_driver_was_killed(
     """Before Spark has committed the batch, or between that and the service's commit."""
     run(flow, 0)
     with flow.pipeline(patience="300 ms") as pipeline:
-        query = pipeline.start(
+        pipeline.start(
             writer(flow, pipeline, flow.checkpoint).trigger(processingTime="0 seconds")
         )
         until(lambda: committed(flow)[0] == 2, "the query has its run")
         service.kill()
         write(flow, 1)
-        until(lambda: batches(query) == 1, "a batch without the service")
+        commit = flow.checkpoint / "commits" / "1"
+        until(commit.exists, "a batch without the service")
     service.start()
     if not committed_by_spark:
         (flow.checkpoint / "commits" / "1").unlink()
@@ -166,6 +167,55 @@ def test_who_is_refused_fences_nobody(flow: Flow, tmp_path: Path) -> None:
         assert query.isActive
 
 
+def test_an_output_that_is_ahead_is_refused_whatever_the_job_knows(
+    flow: Flow, service: Service, tmp_path: Path
+) -> None:
+    """Spark's file sink would skip what it has, and nobody would miss it."""
+    run(flow, 0)
+    shutil.copytree(flow.checkpoint, tmp_path / "old")
+    run(flow, 1)
+    write(flow, 2)
+    before = files(flow.output)
+    with flow.pipeline() as pipeline:
+        pipeline.reset()
+    refused(flow, tmp_path / "new", "begins with batch 0, but its output .* up to 1")
+    refused(flow, tmp_path / "old", "begins with batch 1, but its output .* up to 1")
+    service.kill()
+    with flow.pipeline(patience="300 ms") as pipeline:
+        rows = writer(flow, pipeline, tmp_path / "old")
+        with pytest.raises(OldCheckpointError, match="start over with an empty output"):
+            pipeline.start(rows)
+    service.start()
+    assert files(flow.output) == before
+    shutil.rmtree(flow.output)
+    shutil.rmtree(flow.checkpoint)
+    run(flow, 3)
+    assert written(flow) == 4 * ROWS
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_output_of_many_batches_is_not_ahead_of_its_own_checkpoint(
+    flow: Flow, is_done: bool
+) -> None:
+    """The sink's log is compacted; and a driver may be killed after a batch was written."""
+    flow.files_per_batch = 1
+    for batch in range(11):
+        write(flow, batch)
+    with flow.pipeline() as pipeline:
+        ended(pipeline.start(writer(flow, pipeline, flow.checkpoint)))
+        rows = writer(flow, pipeline, flow.checkpoint)
+        assert beginning(flow.spark, rows) == Beginning(11, 10, 10, str(flow.output))
+        if not is_done:
+            (flow.checkpoint / "commits" / "10").unlink()
+            (flow.checkpoint / "commits" / ".10.crc").unlink()
+            pipeline.reset()
+            assert beginning(flow.spark, rows) == Beginning(10, 10, 10, str(flow.output))
+    write(flow, 11)
+    with flow.pipeline() as pipeline:
+        ended(pipeline.start(writer(flow, pipeline, flow.checkpoint)))
+    assert written(flow) == 12 * ROWS
+
+
 def test_while_the_service_is_away_it_is_noticed_when_it_is_back(
     flow: Flow, service: Service, tmp_path: Path
 ) -> None:
@@ -176,9 +226,9 @@ def test_while_the_service_is_away_it_is_noticed_when_it_is_back(
     with flow.pipeline(patience="300 ms") as pipeline:
         service.kill()
         write(flow, 2)
-        rows = writer(flow, pipeline, tmp_path / "old").trigger(processingTime="0 seconds")
-        query = pipeline.start(rows)
-        until(lambda: batches(query) == 1, "the file sink has skipped a batch")
+        rows = writer(flow, pipeline, tmp_path / "old").format("noop")
+        query = pipeline.start(rows.trigger(processingTime="0 seconds"))
+        until(lambda: batches(query) == 1, "a batch has run")
         service.start()
         with pytest.raises(StreamingQueryException, match=f"begins with batch 1, .* {WORDS}"):
             query.awaitTermination(DEADLINE_S)
@@ -278,19 +328,19 @@ def test_the_next_batch_is_that_which_spark_runs(flow: Flow, tmp_path: Path, whe
         spark.conf.set("spark.sql.streaming.checkpointLocation", str(root))
     try:
         for batch in range(12):
-            assert next_batch(spark, rows()) == batch
+            assert beginning(spark, rows()).next_batch == batch
             flow.write(steady(range(1)))
             query = rows().start()
             ended(query)
             assert [each["batchId"] for each in query.recentProgress] == [batch]
         (folder / "offsets" / ".12.0123.tmp").touch()
         (folder / "commits" / "11").unlink()
-        assert next_batch(spark, rows()) == 11
+        assert beginning(spark, rows()).next_batch == 11
         shutil.rmtree(folder / "commits")
-        assert next_batch(spark, rows()) == 11
+        assert beginning(spark, rows()).next_batch == 11
         shutil.rmtree(folder / "offsets")
         (folder / "offsets").mkdir()
-        assert next_batch(spark, rows()) == 0
+        assert beginning(spark, rows()).next_batch == 0
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-    assert next_batch(spark, flow.readings().writeStream.format("console")) == 0
+    assert beginning(spark, flow.readings().writeStream.format("console")) == Beginning(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_agent.checkpoint import Beginning
 from spark_agent.client import Client
 from spark_agent.errors import UnknownStage
 from spark_agent.job import DeclaredJob
@@ -17,7 +18,7 @@ OPENED = Answer(201, {"run": 7})
 
 
 def resumption(next_batch: int, *, may_reread: bool = False) -> Resumption:
-    return Resumption("q", lambda: next_batch, may_reread=may_reread)
+    return Resumption("q", lambda: Beginning(next_batch), may_reread=may_reread)
 
 
 def commits(epoch: int | None) -> Answer:
@@ -73,11 +74,42 @@ def test_a_checkpoint_that_is_behind_is_told_where_that_is_wanted(
 def test_a_checkpoint_is_read_once_and_after_the_epoch_only() -> None:
     """Another driver may go on from the same one meanwhile; later, the query itself has."""
     numbers = iter([5])
-    found = Resumption("q", lambda: next(numbers), may_reread=False)
+    found = Resumption("q", lambda: Beginning(next(numbers)), may_reread=False)
     found.check(None)
     found.check(4)
     with pytest.raises(OldCheckpointError):
         found.check(5)
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "planned", "written"),
+    [
+        (0, None, None),
+        (5, 4, None),  # no file sink, or an output that was emptied
+        (5, 4, 4),  # as after each end
+        (5, 4, 2),  # batches without rows leave nothing
+        (4, 4, 4),  # killed after the output was written, before the batch was committed
+        (4, 4, 3),  # or while it was written
+    ],
+)
+def test_an_output_that_is_not_ahead_is_taken(
+    next_batch: int, planned: int | None, written: int | None
+) -> None:
+    found = Beginning(next_batch, planned, written, "/out")
+    Resumption("q", lambda: found, may_reread=False).check(None)
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "planned", "written"), [(0, None, 0), (0, None, 9), (4, 3, 4), (4, 4, 5)]
+)
+def test_an_output_that_is_ahead_of_its_checkpoint_is_refused(
+    next_batch: int, planned: int | None, written: int
+) -> None:
+    """Whatever the job knows: it may have been reset, or be away."""
+    found = Beginning(next_batch, planned, written, "/out")
+    words = rf"begins with batch {next_batch}, but its output /out already has .* up to {written}"
+    with pytest.raises(OldCheckpointError, match=words):
+        Resumption("q", lambda: found, may_reread=False).check(None)
 
 
 def test_the_furthest_of_its_stages_counts() -> None:
