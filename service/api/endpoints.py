@@ -6,8 +6,8 @@ else: no endpoint can forget it, and the short way in (`service.api.fast_lane`) 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
@@ -30,6 +30,7 @@ from service.api.exchange import (
     read_small,
     state,
 )
+from service.api.leaving import unless_gone
 from service.api.problems import MEDIA_TYPE
 from service.api.responses.common import ProblemBody
 from service.api.routing import HOT, DirectRoute
@@ -53,6 +54,7 @@ from service.spec import NAME_PATTERN
 from service.tracing import SWITCH
 
 B = TypeVar("B")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,11 @@ class Call(Generic[B]):
     def waiting(self) -> ExitStack:
         """Return what ends this client's wait. Raises `OverloadedError`. See `Readers.enter`."""
         return state(self.request).readers.enter(self.request)
+
+    async def wait_for(self, change: Coroutine[Any, Any, T]) -> T:
+        """Wait for a change while the client is there. Raises `OverloadedError`, `ClientGoneError`."""
+        with closing(change), self.waiting():
+            return await unless_gone(self.request.receive, change)
 
     @property
     def aggregator(self) -> Aggregator:

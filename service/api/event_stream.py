@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing, suppress
 from typing import cast
@@ -10,12 +9,12 @@ from typing import cast
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from service.api.leaving import unless_gone
+from service.errors import ClientGoneError
+
 
 class EventStream(Response):
-    """Sends each piece at once, until the pieces end or the client is gone.
-
-    Starlette's own streams cost a task group for each reader, and there may be thousands of readers.
-    """
+    """Sends each piece at once, until the pieces end or the client is gone."""
 
     media_type = "text/event-stream"
 
@@ -28,17 +27,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """See `Response`."""
-        with self._until:
-            sending = asyncio.ensure_future(self._send(send))
-            gone = asyncio.ensure_future(_gone(receive))
-            try:
-                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                gone.cancel()
-                if not sending.done():
-                    sending.cancel()
-                with suppress(asyncio.CancelledError):
-                    await sending
+        with self._until, suppress(ClientGoneError):
+            await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         await send(
@@ -52,8 +42,3 @@ class EventStream(Response):
             async for piece in pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -70,8 +70,7 @@ async def get_throttle(call: Call[None]) -> Response:
     if wait_s is None or known is None:
         view = await throttling.read(call.job)
     else:
-        with call.waiting():
-            view = await throttling.wait(call.job, is_new, wait_s)
+        view = await call.wait_for(throttling.wait(call.job, is_new, wait_s))
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     body = throttle_body(view)

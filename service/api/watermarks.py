@@ -80,8 +80,8 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
     else:
         poll_s = None if percentile is None else _SOFT_POLL_S
-        with call.waiting():
-            state = await aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
+        waited = aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
+        state = await call.wait_for(waited)
         call.confirm_key()
         headers["Preference-Applied"] = f"wait={wait_s}"
     etag = _etag(state, percentile)

@@ -11,6 +11,7 @@ import pytest
 from service.errors import (
     EpochsWaitingError,
     InputAheadError,
+    InvalidReportError,
     InvalidRequestError,
     LeaseConflictError,
     LeaseLostError,
@@ -474,6 +475,57 @@ def test_what_a_range_has_said_last_is_shown_however_it_said_it(worker: Worker) 
     assert held(worker) == [{"own": 9}, {"state": 41}]
     packed(worker, worker.claim(None).token, state=[43, MAX])
     assert held(worker) == [{"state": 43}, {}]
+
+
+def test_a_range_shows_no_holds_of_a_report_that_was_rejected_for_it(worker: Worker) -> None:
+    """Else an explanation would name a hold that whoever has the range now has never said."""
+    old = worker.claim(None).token
+    packed(worker, old, state=[40, 41])
+    new = worker.claim(["a"], holder="y", rank=Rank(0, 1, 1)).token
+    packed(worker, old, state=[7, 42])
+    assert held(worker) == [{"state": 40}, {"state": 42}], "as the first one said last"
+    packed(worker, new, timer=[50])
+    packed(worker, old, state=[8, MAX])
+    assert held(worker) == [{"timer": 50}, {}]
+    packed(worker, old, **{'state "of" it': [9, 43], "output": [9, MAX]})
+    assert held(worker) == [{"timer": 50}, {'state "of" it': 43}]
+    packed(worker, new, timer=[MAX])
+    packed(worker, worker.claim(["b"], holder="z", rank=Rank(0, 1, 2)).token, state=[44])
+    assert held(worker) == [{}, {"state": 44}]
+
+
+def test_of_two_reports_that_come_together_the_second_is_shown(worker: Worker) -> None:
+    token = worker.claim(None).token
+
+    async def both() -> None:
+        first = Report(token, ["a"], [5], notes=[RangeNote({"state": 5})])
+        second = Report(token, ["a"], [6])
+        await asyncio.gather(*(worker.live.report("j", "s", each) for each in (first, second)))
+
+    worker.run(both())
+    shown = worker.run(worker.live.ranges("j", "s", limit=1, order="range"))
+    assert (shown[0].promise, shown[0].note.holds) == (6, {})
+
+
+@pytest.mark.parametrize("over", ["takeover", "release", "run"])
+def test_who_has_lost_its_lease_hears_of_that_and_not_of_its_columns(
+    worker: Worker, over: str
+) -> None:
+    """A change of the layout has taken one of its ranges, so that they do not fit, either."""
+    token = worker.claim(None).token
+    packed(worker, token, state=[40, 41])
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("bc")), layout_version=2)))
+    with pytest.raises(InvalidReportError, match="claim again"):
+        packed(worker, token, state=[42, 43])
+    match over:
+        case "takeover":
+            worker.claim(None, holder="y", rank=Rank(0, 1, 1))
+        case "release":
+            worker.run(worker.live.release("j", [token]))
+        case _:
+            worker.run(worker.live.open_run("j", ["s"], 1))
+    with pytest.raises(StaleRunError if over == "run" else LeaseLostError):
+        packed(worker, token, state=[42, 43])
 
 
 def test_holds_of_a_packed_report_move_with_their_ranges(worker: Worker) -> None:

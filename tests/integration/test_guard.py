@@ -338,6 +338,20 @@ def test_a_flood_of_connections_is_logged_once_a_second(tmp_path: Path) -> None:
         assert refused(service, "overloaded") >= len(lines)
 
 
+@pytest.mark.parametrize("path", ["stages/s/watermark", "throttle", "events"])
+def test_a_reader_that_goes_away_gives_its_place_back(strict: Service, path: str) -> None:
+    """As behind a load balancer, where all readers have one address. It would wait for a minute."""
+    spec = b'{"stages": {"s": {"shards": ["0"]}}}'
+    assert ask(strict.url, request("PUT", "/v1/jobs/j", body=spec)).status in {200, 201}
+    headers = "If-None-Match: *", "Prefer: wait=60"
+    for _ in range(CONNECTIONS // 2):
+        with Wire(strict.url) as wire:
+            wire.send(request("GET", f"/v1/jobs/j/{path}", *headers))
+            time.sleep(0.01)
+    live = request("GET", "/v1/jobs/j/stages/s/watermark", "If-None-Match: *", "Prefer: wait=1")
+    wait_for(lambda: ask(strict.url, live).status == 304, "there is room again", deadline_s=20)
+
+
 def test_a_bound_for_each_address(tmp_path: Path) -> None:
     settings = {"TIDEGAUGE_MAX_CONNECTIONS_PER_CLIENT": "3"}
     with Service(tmp_path, environment=settings) as service:

@@ -113,9 +113,7 @@ def test_a_restart_is_not_refused_wherever_the_driver_was_killed(
     """Before Spark has committed the batch, or between that and the service's commit."""
     run(flow, 0)
     with flow.pipeline(patience="300 ms") as pipeline:
-        pipeline.start(
-            writer(flow, pipeline, flow.checkpoint).trigger(processingTime="0 seconds")
-        )
+        pipeline.start(writer(flow, pipeline, flow.checkpoint).trigger(processingTime="0 seconds"))
         until(lambda: committed(flow)[0] == 2, "the query has its run")
         service.kill()
         write(flow, 1)

@@ -133,9 +133,8 @@ async def _relayout(steps: Steps, job: InstalledJob, meta: Meta) -> bool:
     that installs the layout takes over.
     """
     frozen = f"!{schema.layout_id(*meta.version)}"
-    job_layout = JobLayout(
-        job.name, frozen, *meta.version, schema.read_pipeline(await _packed(steps, job.name))
-    )
+    pipeline = schema.read_pipeline(await _packed(steps, job.name))
+    job_layout = JobLayout(job.name, frozen, *meta.version, pipeline, steps.lookups)
     if meta.layout_id != frozen:
         with contextlib.suppress(FrozenError):
             await steps.step(job_layout, "freeze", (), [], layout_id=meta.layout_id)

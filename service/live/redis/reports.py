@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 
+from service.errors import InvalidReportError
 from service.live import refusals
 from service.live.batching import Batcher
 from service.live.redis import schema
@@ -35,8 +37,7 @@ async def report(steps: Steps, job: str, stage: str, report: Report) -> Reported
     async def submit(job_layout: JobLayout) -> Reported:
         stage_layout(job_layout, stage)
         if report.ranges is None:
-            lookup = await _members(steps, job_layout, stage, report.token)
-            resolved = resolve_all(stage, report, lookup)
+            resolved = await _resolve_all(steps, job_layout, stage, report)
         else:
             resolved = resolve(job_layout, stage, report)
         return await _batcher(steps, job).submit((job_layout, resolved))
@@ -44,10 +45,18 @@ async def report(steps: Steps, job: str, stage: str, report: Report) -> Reported
     return await steps.with_layout(job, submit)
 
 
-async def _members(steps: Steps, job_layout: JobLayout, stage: str, token: str) -> RangeLookup:
-    known = known_members(job_layout, stage, token)
+async def _resolve_all(
+    steps: Steps, job_layout: JobLayout, stage: str, report: Report
+) -> ResolvedReport:
+    known = known_members(job_layout, stage, report.token)
     if known is not None:
-        return known
+        # If it does not fit, the lease may be over by now, and then that is what its worker must hear.
+        with suppress(InvalidReportError):
+            return resolve_all(stage, report, known)
+    return resolve_all(stage, report, await _members(steps, job_layout, stage, report.token))
+
+
+async def _members(steps: Steps, job_layout: JobLayout, stage: str, token: str) -> RangeLookup:
     code, *values = await steps.step(job_layout, "members", (stage,), [token])
     if code == "stale-run":
         raise refusals.stale_run(stage, int(values[0]), int(values[1]))

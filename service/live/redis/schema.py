@@ -20,6 +20,7 @@ from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, Throt
 from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import REMEMBERED
+from service.live.redis.lookups import Lookups
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
@@ -196,19 +197,20 @@ def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
 
 
 def pack_holds(columns: HoldColumns) -> msgspec.Raw:
-    """Pack the holds of a packed report, for all its ranges."""
-    packed = {name: column.astype("<i8", copy=False).tobytes() for name, column in columns.items()}
-    return blob(msgspec.msgpack.encode(packed))
-
-
-_holds = msgspec.msgpack.Decoder(dict[str, bytes])
+    """Pack the holds of a packed report: their names as JSON, a line feed, a column for each of them."""
+    names = msgspec.json.encode(list(columns))
+    packed = [column.astype("<i8", copy=False).tobytes() for column in columns.values()]
+    return blob(b"".join([names, b"\n", *packed]))
 
 
 def read_holds(packed: bytes) -> HoldColumns:
     """Read the holds of a packed report."""
-    return {
-        name: np.frombuffer(column, dtype="<i8") for name, column in _holds.decode(packed).items()
-    }
+    head, _, columns = packed.partition(b"\n")
+    names = msgspec.json.decode(head, type=list[str])
+    if not names:
+        return {}
+    table = np.frombuffer(columns, dtype="<i8").reshape(len(names), -1)
+    return dict(zip(names, table, strict=True))
 
 
 def read_facts(packed: bytes) -> Facts:
@@ -389,8 +391,9 @@ class JobLayout:
     generation: int
     layout_version: int
     pipeline: Pipeline
-    lookups: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """The ranges of the last report under each lease, and the promises that it has left. See `spans`."""
+    lookups: Lookups = field(repr=False, compare=False)
+    """The ranges of the last report under each lease, and the promises that it has left: see `spans`.
+    All jobs share them."""
 
     @cached_property
     def job_keys(self) -> list[Key]:

@@ -25,8 +25,9 @@ T = TypeVar("T")
 _BULK = 64
 """From this many ranges on, a lookup is worth keeping for the next report."""
 
-_MAX_LOOKUPS = 512
-"""Lookups that are kept, and columns of promises: up to two for each lease."""
+_NAME_BYTES = 100
+_NUMBER_BYTES = 16
+"""What a range takes about, of what is kept of it: a name, or numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
         raise AssertionError("a packed report is resolved by `resolve_all`")
     if len(names) < _BULK:
         return _resolved(stage, report, _look_up(job_layout, stage, names))
-    last: RangeLookup | None = job_layout.lookups.get((stage, report.token))
+    key = _key(job_layout, stage, report.token, "named")
+    last: RangeLookup | None = job_layout.lookups.get(key)
     if last is None or last.names != names:
         last = _look_up(job_layout, stage, names)
-        _keep(job_layout, (stage, report.token), last)
+        job_layout.lookups.put(key, last, _NAME_BYTES * len(names))
     return _resolved(stage, report, last)
 
 
@@ -92,11 +94,8 @@ def _resolved(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport
     return ResolvedReport(stage, report, lookup, Joinable.of(schema.as_column(in_order)))
 
 
-def _keep(job_layout: JobLayout, key: tuple[str, ...], value: object) -> None:
-    lookups = job_layout.lookups
-    lookups[key] = value
-    if len(lookups) > _MAX_LOOKUPS:
-        del lookups[next(iter(lookups))]
+def _key(job_layout: JobLayout, stage: str, token: str, what: str) -> tuple[str, ...]:
+    return job_layout.job, job_layout.id, stage, token, what
 
 
 def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
@@ -104,13 +103,14 @@ def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) ->
     indices = schema.indices_of(runs)
     names = job_layout.names(stage, runs)
     lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
-    _keep(job_layout, (stage, token, "members"), lookup)
+    key = _key(job_layout, stage, token, "members")
+    job_layout.lookups.put(key, lookup, _NUMBER_BYTES * len(indices))
     return lookup
 
 
 def known_members(job_layout: JobLayout, stage: str, token: str) -> RangeLookup | None:
     """Return which ranges a lease was granted, if that is kept. They do not change within a layout."""
-    return job_layout.lookups.get((stage, token, "members"))
+    return job_layout.lookups.get(_key(job_layout, stage, token, "members"))
 
 
 def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLookup:
@@ -151,7 +151,7 @@ def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> 
 def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[Any] | None:
     """Join a report here, if the promises that are there are known; None: the script has to do it."""
     report = resolved.report
-    left: _Left | None = job_layout.lookups.get(_left_key(resolved))
+    left: _Left | None = job_layout.lookups.get(_left_key(job_layout, resolved))
     if left is None or left.lookup is not resolved.lookup or report.epoch is not None:
         return None
     if report.idle is not None and any(report.idle):
@@ -163,15 +163,17 @@ def note_left(job_layout: JobLayout, resolved: ResolvedReport, reported: Reporte
     """Keep what a report has left, if it is known, for the next one under its lease."""
     if resolved.lookup.count < _BULK:
         return
+    key = _left_key(job_layout, resolved)
     promises = left_by(resolved.report, reported, resolved.said)
     if promises is None:
-        job_layout.lookups.pop(_left_key(resolved), None)
+        job_layout.lookups.drop(key)
     else:
-        _keep(job_layout, _left_key(resolved), _Left(resolved.lookup, promises))
+        left = _Left(resolved.lookup, promises)
+        job_layout.lookups.put(key, left, _NUMBER_BYTES * resolved.lookup.count)
 
 
-def _left_key(resolved: ResolvedReport) -> tuple[str, ...]:
-    return resolved.stage, resolved.report.token, "left"
+def _left_key(job_layout: JobLayout, resolved: ResolvedReport) -> tuple[str, ...]:
+    return _key(job_layout, resolved.stage, resolved.report.token, "left")
 
 
 def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:

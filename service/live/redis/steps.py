@@ -25,6 +25,7 @@ from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.client import RedisClient, WrongTypeError
+from service.live.redis.lookups import Lookups
 from service.live.redis.packing import pack
 from service.live.redis.schema import JobLayout
 from service.live.redis.spans import ResolvedReport
@@ -95,6 +96,7 @@ class Steps:
         self.client = client
         self.clock = clock
         self.caches: dict[str, JobCache] = {}
+        self.lookups = Lookups()
 
     def cache(self, job: str) -> JobCache:
         """Return what is remembered of a job."""
@@ -243,7 +245,12 @@ class Steps:
         if layout_id.startswith(b"!"):
             raise FrozenError
         return JobLayout(
-            job, layout_id.decode(), int(generation), int(version), schema.read_pipeline(packed)
+            job,
+            layout_id.decode(),
+            int(generation),
+            int(version),
+            schema.read_pipeline(packed),
+            self.lookups,
         )
 
     def forget(self, job: str) -> None:

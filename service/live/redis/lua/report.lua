@@ -102,11 +102,26 @@ local function keep_packed(st, lease, holds)
   local runs = call('HGET', LEASES, 'm' .. fence)
   call('HSET', st.keys.packed, 'm' .. fence, runs)
   local all = runs == cmsgpack.pack({0, st.n})
-  local older = packed_fences(st)
-  for i, other in ipairs(older) do
-    local same = other ~= fence and (all or call('HGET', st.keys.packed, 'm' .. other) == runs)
+  for i, other in ipairs(packed_fences(st)) do
+    local older = tonumber(other) < lease.fence
+    local same = older and (all or call('HGET', st.keys.packed, 'm' .. other) == runs)
     if same or i > MAX_PACKED then call('HDEL', st.keys.packed, 'h' .. other, 'm' .. other) end
   end
+end
+
+-- Returns the holds of a packed report (see `pack_holds`) as notes, one for each range of the lease.
+local function unpacked_notes(holds, count)
+  local kept = {}
+  for n = 1, count do kept[n] = {} end
+  local head = string.find(holds, '\n', 1, true)
+  for c, component in ipairs(cjson.decode(string.sub(holds, 1, head - 1))) do
+    for n = 1, count do
+      local time = struct.unpack('<i8', holds, head + 8 * ((c - 1) * count + n) - 7)
+      if time < MAX then kept[n][#kept[n] + 1] = cjson.encode(component) .. ':' .. text(time) end
+    end
+  end
+  for n = 1, count do kept[n] = '{"holds":{' .. table.concat(kept[n], ',') .. '}}' end
+  return kept
 end
 
 -- `masked`: there are holds of packed reports, which an empty note hides.
@@ -132,6 +147,7 @@ local function note(st, span, count, keep, notes, offset, masked)
     end
   end
   for i = 1, #set, 1000 do call('HSET', st.keys.notes, unpack(set, i, math.min(i + 999, #set))) end
+  st.noted = any or #set > 0
   if any then
     for i = 1, #gone, 1000 do call('HDEL', st.keys.notes, unpack(gone, i, math.min(i + 999, #gone))) end
   end
@@ -241,6 +257,10 @@ local function apply_report(st, report)
   set_deadline(text(lease.fence), lease.ttl)
   local behind, offset = {}, 0
   local masked = false
+  if holds and #rejected > 0 then
+    -- Of the others, it must not be shown what it says: they belong to somebody else.
+    notes, holds = unpacked_notes(holds, accepted + #rejected), false
+  end
   if holds then
     keep_packed(st, lease, holds)
   else

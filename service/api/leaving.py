@@ -1,0 +1,39 @@
+"""Ending what is done for a client that has gone away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from service.errors import ClientGoneError
+
+T = TypeVar("T")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await some work, and cancel it if the client goes away. Raises `ClientGoneError`, or as it does.
+
+    The request's body must have been read: what still comes is dropped.
+    """
+    # Starlette's own way is a task group for each client, and there may be thousands of them.
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError("the client went away before it was answered")
+    finally:
+        leaving.cancel()
+        working.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await working
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
