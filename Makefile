@@ -36,8 +36,13 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
+# What takes too long for `make test`, and CI runs besides: about eight minutes.
+test-slow: setup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not matrix" $(ARGS)
+
 # Every operator of Spark under every trigger, in two stages, against the batch answer; then executors
-# and drivers killed on a cluster: about an hour and a half. `make test` has a short version of each.
+# and drivers killed on a cluster: about an hour and a half. `make test` and `make test-slow`
+# have a short version of each.
 matrix: setup
 	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster tests/spark/test_flights.py $(ARGS)
 

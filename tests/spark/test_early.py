@@ -158,6 +158,7 @@ def test_a_query_of_sources_alone_has_percentiles(
     assert early.checkpoint.exists() is False
 
 
+@pytest.mark.slow
 def test_what_is_in_flight_outlives_a_query_and_the_live_store(
     flow: Flow, pipeline: Pipeline, service: Service
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_job_that_was_replaced_is_declared_again_at_the_start(flow: Flow) -> N
     assert flow.client.watermarks(JOB).keys() == SPEC.keys()
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_for_a_whole_run_is_counted_and_told(
     flow: Flow, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -199,7 +199,9 @@ def test_every_file_is_read_once_and_the_windows_are_the_batch_answer(
     assert flow.watermark(COUNTS).final
 
 
-@pytest.mark.parametrize("idle", [None, {"after_ms": 600_000, "then": "exclude"}])
+@pytest.mark.parametrize(
+    "idle", [pytest.param(None, marks=pytest.mark.slow), {"after_ms": 600_000, "then": "exclude"}]
+)
 def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
     flow: Flow, folders: Folders, idle: dict[str, Any] | None
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_rate_lowers_how_many_files_a_shard_gets(flow: Flow, folders: Folders)
     assert "is to read at a rate of 0.1" in found[-1]["waits"]["left"]
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders, service: Service) -> None:
     """The driver was killed before Spark had committed the last batch, whose files are read again.
 
@@ -369,6 +372,7 @@ def test_a_bounded_query_is_not_final_while_a_shard_that_waits_has_more(
         assert flow.counted() == windows(folders.readings)
 
 
+@pytest.mark.slow
 def test_a_query_that_also_reads_the_source_it_waits_for_is_not_stuck(
     flow: Flow, folders: Folders
 ) -> None:

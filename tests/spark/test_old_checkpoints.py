@@ -107,6 +107,7 @@ def test_a_batch_that_a_copy_has_planned_anew_is_refused(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("committed_by_spark", [False, True])
+@pytest.mark.slow
 def test_a_restart_is_not_refused_wherever_the_driver_was_killed(
     flow: Flow, service: Service, committed_by_spark: bool
 ) -> None:
@@ -192,6 +193,7 @@ def test_an_output_that_is_ahead_is_refused_whatever_the_job_knows(
 
 
 @pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.slow
 def test_an_output_of_many_batches_is_not_ahead_of_its_own_checkpoint(
     flow: Flow, is_done: bool
 ) -> None:
@@ -271,6 +273,7 @@ def test_who_has_lost_its_checkpoint_is_not_started(without_checkpoint: Flow) ->
     assert flow.counted() == {}
 
 
+@pytest.mark.slow
 def test_nor_is_who_only_reads_what_another_query_reports(flow: Flow, tmp_path: Path) -> None:
     flow.files_per_batch = None
     flow.write(steady(range(40)))
@@ -307,6 +310,7 @@ def test_a_lost_checkpoint_is_told_as_such(
 
 
 @pytest.mark.parametrize("where", ["option", "URI", "session"])
+@pytest.mark.slow
 def test_the_next_batch_is_that_which_spark_runs(flow: Flow, tmp_path: Path, where: str) -> None:
     """Wherever its checkpoint is, and whatever else is in it."""
     spark, root = flow.spark, tmp_path / "check, points"

@@ -238,6 +238,7 @@ class TestQuietShards:
             gate.touch()
             until(lambda: idle(flow) == set(SHARDS), "nothing is left to read")
 
+    @pytest.mark.slow
     def test_a_shard_that_is_left_for_a_later_batch_is_not_quiet(self, flow: Flow) -> None:
         """One file at a time, those of the left sensor first: the right one is not idle meanwhile."""
         each_task(flow, lambda _: time.sleep(0.4))

@@ -29,6 +29,7 @@ from tests.spark.flow import (
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_every_day_a_run_closes_what_it_can_and_the_next_goes_on(flow: Flow) -> None:
     everything: list[Reading] = []
     for day in range(4):

@@ -14,7 +14,11 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize(
-    "trigger", [pytest.param("processingTime", marks=pytest.mark.matrix), "availableNow"]
+    "trigger",
+    [
+        pytest.param("processingTime", marks=pytest.mark.matrix),
+        pytest.param("availableNow", marks=pytest.mark.slow),
+    ],
 )
 def test_closing_lag(spark: SparkSession, service: Service, tmp_path: Path, trigger: str) -> None:
     plain, ours = Chain(spark, tmp_path / "plain"), Chain(spark, tmp_path / "ours", service.url)

@@ -20,9 +20,9 @@ MOMENTS = ("planned", "written", "committed")
 
 
 def _runs(short: tuple[Shape, int], *long: tuple[Shape, int]) -> list[object]:
-    """One run for `make test`, and the long ones for `make matrix`."""
+    """One run for `make test-slow`, and the long ones for `make matrix`."""
     return [
-        pytest.param(*short, id=f"{short[0]}, {short[1]}"),
+        pytest.param(*short, id=f"{short[0]}, {short[1]}", marks=pytest.mark.slow),
         *(pytest.param(*run, id=f"{run[0]}, {run[1]}", marks=pytest.mark.matrix) for run in long),
     ]
 

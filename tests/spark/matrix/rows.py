@@ -68,6 +68,8 @@ class Operator:
     """It does not work, and this is what its user is told to write instead: a pattern."""
     short: Literal["availableNow", "processingTime", "bounded", "cron"] = "bounded"
     """The trigger of its cell in the short version."""
+    is_variation: bool = False
+    """Its cell in the short version is left to `make test-slow`: another row has the same state."""
     issue: tuple[int, ...] = ()
     """The faults of issue 7 that it would have shown."""
 
@@ -258,6 +260,7 @@ OPERATORS: Final = (
         "last_instant",
         event_time="last_instant",
         comes="before the watermark",
+        is_variation=True,
     ),
     Operator(
         "tumbling, stamped with its start",
@@ -269,7 +272,7 @@ OPERATORS: Final = (
         refused="delay=",
         issue=(1,),
     ),
-    Operator("sliding", _sliding, "window.end", event_time="window"),
+    Operator("sliding", _sliding, "window.end", event_time="window", is_variation=True),
     # To Spark a row at the very end of a session is of that session: it closes a millisecond later.
     Operator(
         "session",
@@ -281,7 +284,13 @@ OPERATORS: Final = (
         issue=(5,),
     ),
     Operator("window then window by window_time", _by_window_time, "closed_at"),
-    Operator("window then window by window", _by_window, "closed_at", event_time="closed_at"),
+    Operator(
+        "window then window by window",
+        _by_window,
+        "closed_at",
+        event_time="closed_at",
+        is_variation=True,
+    ),
     Operator(
         "join then window",
         _join_then_window,
@@ -291,6 +300,7 @@ OPERATORS: Final = (
         lag_ms=_INTERVAL_MS,
         comes="before the watermark",
         issue=(1, 2),
+        is_variation=True,
     ),
     Operator(
         "inner join",
@@ -312,6 +322,7 @@ OPERATORS: Final = (
         lag_ms=_INTERVAL_MS,
         comes="before the watermark",
         issue=(1, 2, 5),
+        is_variation=True,
     ),
     Operator(
         "left outer join, stamped by the right",
@@ -322,6 +333,7 @@ OPERATORS: Final = (
         lag_ms=_INTERVAL_MS,
         comes="before the watermark",
         issue=(1, 2, 5),
+        is_variation=True,
     ),
     Operator(
         "join without bounds",
@@ -332,11 +344,18 @@ OPERATORS: Final = (
         refused="BETWEEN|bound",
         issue=(1,),
     ),
-    Operator("static join", _static_join, "closed_at", event_time="closed_at", issue=(2,)),
-    Operator("union", _union, "closed_at", sources=_PAIRS),
-    Operator("filter before", _filter_before, "closed_at", issue=(2,)),
-    Operator("filter behind", _filter_behind, "closed_at", issue=(2,)),
-    Operator("having", _having, "closed_at", issue=(2,)),
+    Operator(
+        "static join",
+        _static_join,
+        "closed_at",
+        event_time="closed_at",
+        issue=(2,),
+        is_variation=True,
+    ),
+    Operator("union", _union, "closed_at", sources=_PAIRS, is_variation=True),
+    Operator("filter before", _filter_before, "closed_at", issue=(2,), is_variation=True),
+    Operator("filter behind", _filter_behind, "closed_at", issue=(2,), is_variation=True),
+    Operator("having", _having, "closed_at", issue=(2,), is_variation=True),
     Operator(
         "dropDuplicates",
         _deduplicated,
@@ -353,6 +372,7 @@ OPERATORS: Final = (
         event_time="at",
         comes="at once",
         issue=(5,),
+        is_variation=True,
     ),
     Operator(
         "dropDuplicatesWithinWatermark",
@@ -389,6 +409,7 @@ OPERATORS: Final = (
         lag_ms=BLOCK_MS + 10,
         comes="before the watermark",
         issue=(1,),
+        is_variation=True,
     ),
     Operator(
         "transformWithState",
@@ -410,6 +431,7 @@ OPERATORS: Final = (
         lag_ms=BLOCK_MS + 10,
         comes="before the watermark",
         issue=(1,),
+        is_variation=True,
     ),
     Operator(
         "transformWithState, with an event time of its own",
@@ -423,9 +445,23 @@ OPERATORS: Final = (
         issue=(1,),
     ),
     Operator("stateless", _stateless, "at", comes="at once", ascending=True, issue=(2, 7)),
-    Operator("limit", _limited, "closed_at", batch=_tumbling, event_time="closed_at", equal="some"),
-    Operator("repartition", _repartitioned, "closed_at", event_time="closed_at"),
-    Operator("mapInPandas before source", _tumbling, "closed_at", before_source=_in_pandas),
+    Operator(
+        "limit",
+        _limited,
+        "closed_at",
+        batch=_tumbling,
+        event_time="closed_at",
+        equal="some",
+        is_variation=True,
+    ),
+    Operator("repartition", _repartitioned, "closed_at", event_time="closed_at", is_variation=True),
+    Operator(
+        "mapInPandas before source",
+        _tumbling,
+        "closed_at",
+        before_source=_in_pandas,
+        is_variation=True,
+    ),
     Operator(
         "mapInPandas before watermarked",
         _tumbling,
@@ -438,6 +474,7 @@ OPERATORS: Final = (
         lambda frames: _stamped(_counted(_in_pandas(_only(frames)))),
         "closed_at",
         event_time="closed_at",
+        is_variation=True,
     ),
     Operator(
         "mapInPandas behind watermarked, without the mark",
@@ -459,8 +496,9 @@ OPERATORS: Final = (
         "closed_at",
         event_time="closed_at",
         delay="0 s",
+        is_variation=True,
     ),
-    Operator("foreachBatch", _tumbling, "closed_at", sink="foreachBatch"),
+    Operator("foreachBatch", _tumbling, "closed_at", sink="foreachBatch", is_variation=True),
     Operator(
         "update",
         _tumbling,
@@ -468,6 +506,7 @@ OPERATORS: Final = (
         sink="foreachBatch",
         mode="update",
         equal="newest",
+        is_variation=True,
     ),
     Operator(
         "complete",

@@ -1,6 +1,6 @@
 """Operators by triggers: each cell is equal to the batch answer in both stages, or is refused.
 
-`make matrix` runs every cell, `make test` one of each row.
+`make matrix` runs every cell, `make test` and `make test-slow` one of each row between them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ FAULTS = {1, 2, 5, 7, 8}
 """Those on the list of issue 7 that are about operators."""
 
 
+def marks(operator: Operator, trigger: Trigger) -> list[pytest.MarkDecorator]:
+    if trigger != operator.short:
+        return [pytest.mark.matrix]
+    return [pytest.mark.slow] if operator.is_variation else []
+
+
 def cells() -> list[object]:
     return [
         pytest.param(
             operator,
             trigger,
             id=f"{operator.name}, {trigger}",
-            marks=[] if trigger == operator.short else [pytest.mark.matrix],
+            marks=marks(operator, trigger),
         )
         for operator in OPERATORS
         for trigger in Trigger
