@@ -51,11 +51,10 @@ def service(
     live_url: str = "memory://",
     ledger_url: str | None = None,
     environment: Mapping[str, str] | None = None,
-    workers: int = 1,
 ) -> Generator[Service]:
     """The service; without a ledger named, on a new one."""
     folder.mkdir()
-    options = ("--log-level", "warning", "--live-url", live_url, "--workers", str(workers))
+    options = ("--log-level", "warning", "--live-url", live_url)
     made = Service(folder, options=options, environment=environment)
     made.ledger_url = ledger_url or made.ledger_url
     with made as running:

@@ -19,7 +19,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import plan
 
-_FILE_FORMATS = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+_NO_FOLDERS = frozenset({"console", "foreach", "foreachbatch", "kafka", "memory", "noop"})
+"""Sinks that ignore a path. Any other may be a file sink: formats go by many names, and by classes."""
+
 _WRITTEN = "_spark_metadata"
 _COMPACT = ".compact"
 
@@ -51,7 +53,7 @@ def beginning(spark: SparkSession, writer: DataStreamWriter) -> Beginning:
     Checkpoint and output may be anywhere where Spark can have one.
     """
     output = plan.option_of(writer, "path") or ""
-    is_folder = bool(output) and plan.format_of(writer) in _FILE_FORMATS
+    is_folder = bool(output) and plan.format_of(writer) not in _NO_FOLDERS
     # In this order: a driver that still runs plans a batch, and then writes it.
     written = _newest(spark, output, _WRITTEN) if is_folder else None
     location = _location(spark, writer)

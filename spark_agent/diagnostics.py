@@ -74,9 +74,8 @@ def old_checkpoint_message(query: str, does: str, latest: object) -> str:
     return (
         f"tidegauge: query {query} {does}, but the job already has batches of its stages up to "
         f"{latest}: the query's checkpoint is new, was lost, or is an older copy. Rows that it rereads "
-        f"are late, windows that were closed come out again, and a file sink skips what it takes for a "
-        f"batch that it has. Either restore the old checkpoint, or call Pipeline.reset() and start over "
-        f"with an empty output and a new checkpoint"
+        f"are late, and windows that were closed come out again. Either restore the old checkpoint, or "
+        f"call Pipeline.reset() and start over with an empty output and a new checkpoint"
     )
 
 
@@ -86,7 +85,7 @@ def skips_message(query: str, beginning: Beginning) -> str:
         f"tidegauge: query {query} begins with batch {beginning.next_batch}, but its output "
         f"{beginning.output} already has batches up to {beginning.written}, which its checkpoint has "
         f"not planned: Spark's file sink would skip them, and their rows would be lost. Either restore "
-        f"the checkpoint that belongs to this output, or start over with an empty output"
+        f"the checkpoint that belongs to this output, or start over with an empty output and a new one"
     )
 
 

@@ -432,7 +432,8 @@ class Pipeline:
 
         If its checkpoint is new or an old copy, while the job is further, it is not started: it would
         write again what readers have taken for complete, or lose rows. With
-        `on_lost_checkpoint="continue"` it goes on, and what it rereads is late.
+        `on_lost_checkpoint="continue"` it goes on, and what it rereads is late. Nor is it started, in
+        either case, if its output folder has batches that its checkpoint has not planned.
 
         Raises `ValueError` if the query does not meet its stages' requirements, in some cases as
         `UnsoundPlanError`, `FinalSourceError`, `StageTakenError` or `OldCheckpointError`; `NotAllowed`

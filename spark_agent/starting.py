@@ -35,7 +35,7 @@ class Resumption:
     """
 
     def __init__(self, query: str, read: Callable[[], Beginning], *, may_reread: bool) -> None:
-        """`read` reads the checkpoint and the output; with `may_reread` nothing is refused."""
+        """`read` reads the checkpoint and the output; with `may_reread` the job may have the batch."""
         self._query = query
         self._read = read
         self._may_reread = may_reread
@@ -57,14 +57,13 @@ class Resumption:
         found = self.beginning
         if last_epoch is not None and found.next_batch <= last_epoch:
             does = f"begins with batch {found.next_batch}"
-            self._refuse(old_checkpoint_message(self._query, does, last_epoch))
-        elif found.skips:
-            self._refuse(skips_message(self._query, found))
-
-    def _refuse(self, message: str) -> None:
-        if not self._may_reread:
-            raise OldCheckpointError(f"{message}. {CONTINUES}")
-        _log.warning("%s", message)
+            message = old_checkpoint_message(self._query, does, last_epoch)
+            if not self._may_reread:
+                raise OldCheckpointError(f"{message}. {CONTINUES}")
+            _log.warning("%s", message)
+        if found.skips:
+            # Who wants to reread does not want to lose what is read.
+            raise OldCheckpointError(skips_message(self._query, found))
 
 
 class FinalSourceError(ValueError):

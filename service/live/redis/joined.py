@@ -25,27 +25,28 @@ _MAX_RUNS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Joinable:
+class Promises:
     """The promises of some ranges, in the order of their layout."""
 
-    promises: Floats
+    column: Floats
     packed: bytes
+    """As Redis has them."""
 
     @classmethod
-    def of(cls, promises: Floats) -> Joinable:
-        """Pack promises as Redis has them."""
-        return cls(promises, promises.astype("<f8", copy=False).tobytes())
+    def of(cls, column: Floats) -> Promises:
+        """Pack a column."""
+        return cls(column, column.astype("<f8", copy=False).tobytes())
 
 
-def join(expected: Joinable, reported: Joinable, runs: Runs) -> list[Any] | None:
+def join(expected: Promises, reported: Promises, runs: Runs) -> list[Any] | None:
     """Return what `report.lua` reads: what is expected, and what the report makes of each run of ranges.
 
     None: a range would be behind, or the ranges are in too many places.
     """
-    raised = reported.promises > expected.promises
     if len(runs) > 2 * _MAX_RUNS:
         return None
-    if not (raised.all() or (reported.promises >= expected.promises).all()):
+    raised = reported.column > expected.column
+    if not (raised.all() or (reported.column >= expected.column).all()):
         return None
     found: list[list[Any]] = []
     start = 0
@@ -56,8 +57,8 @@ def join(expected: Joinable, reported: Joinable, runs: Runs) -> list[Any] | None
                 first,
                 count,
                 _raised_runs(raised[part], first),
-                _minima(reported.promises[part], first),
-                _newly_final(expected.promises[part], reported.promises[part]),
+                _minima(reported.column[part], first),
+                _newly_final(expected.column[part], reported.column[part]),
             ]
         )
         start += count
@@ -85,11 +86,11 @@ def _newly_final(expected: Floats, reported: Floats) -> int:
     return int(np.count_nonzero(reported == MAX) - np.count_nonzero(expected == MAX))
 
 
-def left_by(report: Report, reported: Reported, said: Joinable) -> Joinable | None:
+def left_by(report: Report, reported: Reported, said: Promises) -> Promises | None:
     """Return the promises of a report's ranges after it was applied, as far as they are known here.
 
     `said` is what it says. None: they are not known, or were not applied yet. All of them promise
     something: a range that promises nothing keeps its earlier promise.
     """
     applied = report.epoch is None and not reported.behind and not reported.rejected
-    return said if applied and bool(said.promises.min() > NOTHING) else None
+    return said if applied and bool(said.column.min() > NOTHING) else None

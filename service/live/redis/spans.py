@@ -13,7 +13,7 @@ import numpy.typing as npt
 from service.frontier.facts import ReportedFacts
 from service.live import refusals
 from service.live.redis import schema
-from service.live.redis.joined import Joinable, join, left_by
+from service.live.redis.joined import Promises, join, left_by
 from service.live.redis.packing import blob
 from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
@@ -52,7 +52,7 @@ class ResolvedReport:
     stage: str
     report: Report
     lookup: RangeLookup
-    said: Joinable
+    said: Promises
     """The promises that it reports."""
 
 
@@ -61,7 +61,7 @@ class _Left:
     """The promises that the last report under a lease has left."""
 
     lookup: RangeLookup
-    promises: Joinable
+    promises: Promises
 
 
 def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport:
@@ -91,7 +91,7 @@ def resolve_all(stage: str, report: Report, lookup: RangeLookup) -> ResolvedRepo
 def _resolved(stage: str, report: Report, lookup: RangeLookup) -> ResolvedReport:
     promises = np.asarray(column(report), dtype=np.int64)
     in_order = promises if lookup.order is None else promises[lookup.order]
-    return ResolvedReport(stage, report, lookup, Joinable.of(schema.as_column(in_order)))
+    return ResolvedReport(stage, report, lookup, Promises.of(schema.as_column(in_order)))
 
 
 def _key(job_layout: JobLayout, stage: str, token: str, what: str) -> tuple[str, ...]:

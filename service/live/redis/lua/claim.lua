@@ -40,7 +40,7 @@ local function decide(owner, start, count)
 end
 each_owner(st, runs, function(start, raw, count)
   local first = string.sub(raw, 1, 8)
-  if raw == string.rep(first, count) then return decide(first, start, count) end
+  if consists_of(raw, first) then return decide(first, start, count) end
   for i = 0, count - 1 do decide(string.sub(raw, 8 * i + 1, 8 * i + 8), start + i, 1) end
 end)
 if total == 0 then return reply('conflict', order) end
