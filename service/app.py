@@ -37,6 +37,7 @@ from service.api import (
 from service.api.bodies import BodyBudget
 from service.api.counting import Responses
 from service.api.endpoints import BEARER
+from service.api.exchange import ServiceState
 from service.api.fast_lane import Application
 from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
@@ -146,15 +147,17 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         except ProblemError as error:
             app.state.refusal = error
             raise
-        app.state.aggregator = aggregator
-        app.state.metrics = metrics
-        app.state.hosts = AllowedHosts.of(settings.allowed_hosts, settings.host)
-        app.state.bodies = BodyBudget(settings.max_bodies_bytes)
-        app.state.responses = BodyBudget(settings.max_bodies_bytes, "responses on their way")
-        app.state.turns = Turns(_LARGE_ANSWERS, _WAITING_ANSWERS)
-        app.state.pace = Pace()
         app.state.guard = guard = Guard(settings, metrics, clock)
-        app.state.readers = Readers(settings.max_readers_per_client or guard.max_connections // 2)
+        app.state.service = ServiceState(
+            aggregator,
+            metrics,
+            AllowedHosts.of(settings.allowed_hosts, settings.host),
+            bodies=BodyBudget(settings.max_bodies_bytes),
+            responses=BodyBudget(settings.max_bodies_bytes, "responses on their way"),
+            readers=Readers(settings.max_readers_per_client or guard.max_connections // 2),
+            turns=Turns(_LARGE_ANSWERS, _WAITING_ANSWERS),
+            pace=Pace(),
+        )
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         watching = asyncio.create_task(guard.watch(), name="watch connections")
         try:

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from service.api.problems import problem_response
+from service.api.web import with_browser_headers
 from service.errors import (
     GuardError,
     HeaderTooLargeError,
@@ -325,7 +326,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         answer = problem_response(self._refusal)
         lines = [STATUS_LINE[answer.status_code]]
-        for name, value in (*self.server_state.default_headers, *answer.raw_headers):
+        headers = with_browser_headers(answer.raw_headers)
+        for name, value in (*self.server_state.default_headers, *headers):
             lines += [name, b": ", value, b"\r\n"]
         self.transport.write(b"".join([*lines, b"connection: close\r\n\r\n", bytes(answer.body)]))
         self._linger()

@@ -14,11 +14,11 @@ from functools import partial
 from typing import TypeVar
 
 from service.errors import UnavailableError
-from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.last_seen import LastSeen
 from service.live.port import LiveStore, StateLostError
 from service.metrics import Metrics
+from service.model.checkpoints import Columns
 from service.model.jobs import Census, InstalledJob, JobView, StageProgress, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
@@ -31,6 +31,8 @@ R = TypeVar("R")
 
 _FLUSH_TIMEOUT_S = 5.0
 """How long a response waits for its advance to become durable before it is sent without it."""
+
+_NONE_EXPIRED: Mapping[str, Mapping[str, int]] = {}
 
 _VIEWS_AT_ONCE = 50
 """How many ranges are shown singly before other requests get their turn."""
@@ -152,9 +154,9 @@ class LiveJobs:
         """See the port."""
         return await self._run(job, partial(self._live.progress, job, stage))
 
-    async def promises(self, job: str, stage: str) -> Int64s:
+    async def columns(self, job: str, stage: str) -> Columns:
         """See the port."""
-        return await self._run(job, partial(self._live.promises, job, stage))
+        return await self._run(job, partial(self._live.columns, job, stage))
 
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
@@ -177,11 +179,13 @@ class LiveJobs:
     # ---- expired leases and advances
 
     async def _expire_then_run(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
-        expired: Mapping[str, Mapping[str, int]] = {}
-        # If the store does not answer, the step itself will raise the error.
-        with suppress(UnavailableError):
+        try:
             expired = await self._live.expire(job)
-        self.note_expired(expired)
+        except UnavailableError:
+            # If the store does not answer, the step itself will raise the error.
+            expired = _NONE_EXPIRED
+        if expired:
+            self.note_expired(expired)
         if job in expired:
             with suppress(UnavailableError):
                 await self.flush(job)

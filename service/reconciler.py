@@ -69,11 +69,14 @@ class Reconciler:
 
         Raises `UnknownJobError` if there is no such job, `UnavailableError` if it takes too long.
         """
-        deadline_ms = self._clock.steady_ms() + _RESTORE_TIMEOUT_MS
+        deadline_ms: int | None = None
         while True:
             try:
                 return await step()
             except StateLostError:
+                now_ms = self._clock.steady_ms()
+                if deadline_ms is None:
+                    deadline_ms = now_ms + _RESTORE_TIMEOUT_MS
                 # It may be lost again while it is restored, or another replica may begin its next
                 # incarnation meanwhile: then the next attempt finds that.
                 with suppress(StateLostError):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import Pipeline
     from spark_agent.queries import StageTakenError
-    from spark_agent.reporting import OldCheckpointError
-    from spark_agent.starting import FinalSourceError
+    from spark_agent.reporting import FinalSourceError, OldCheckpointError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
 __all__ = [
@@ -52,7 +51,7 @@ _MODULES = {
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client",
-    "FinalSourceError": "spark_agent.starting",
+    "FinalSourceError": "spark_agent.reporting",
     "OldCheckpointError": "spark_agent.reporting",
     "Pipeline": "spark_agent.pipeline",
     "StageTakenError": "spark_agent.queries",

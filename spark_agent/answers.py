@@ -63,8 +63,8 @@ class WatermarkAnswer(TypedDict):
     processing_watermark: NotRequired[int | None]
     system_lag_ms: NotRequired[int | None]
     data_lag_ms: NotRequired[int | None]
-    records: NotRequired[int]
-    late: NotRequired[int]
+    records: NotRequired[int | None]
+    late: NotRequired[int | None]
     percentiles: NotRequired[Mapping[str, int | None]]
 
 

@@ -49,6 +49,7 @@ class SourceRows:
     by_shard: dict[str, ShardRows]
     late_rows: int = 0
     rows_before_1970: int = 0
+    undated_rows: int = 0
     far_future_rows: int = 0
     unknown_shard_rows: int = 0
 
@@ -64,8 +65,8 @@ def rows_by_shard(
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
     `names` are the rows' shards, `times` their event times; `is_known` says of a shard whether the
-    source has it. Rows without an event time are ignored.
-    Those before `late_before_ms` are late.
+    source has it. Rows without an event time are only
+    counted. Those before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
     table = pa.table({"shard": names, "time": times_us})
@@ -84,7 +85,9 @@ def rows_by_shard(
         if is_known(each["shard"])
     }
     unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
-    return SourceRows(known, late, count_older_than(times_us, 0)[0], beyond, unknown)
+    return SourceRows(
+        known, late, count_older_than(times_us, 0)[0], times.null_count, beyond, unknown
+    )
 
 
 def times_by_shard(names: Array, times: Array) -> dict[str, Any]:

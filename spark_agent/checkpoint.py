@@ -8,6 +8,11 @@ anybody is told of it, so before the epoch is committed to the service. Spark be
 planned batch if that is not done, and else with the one after it. See also `spark_agent.plan`.
 
 Spark's file sink keeps a log of the same kind in its folder, and skips a batch that it has there.
+
+Notes of our own are beside Spark's logs, in the checkpoint's folder `tidegauge`, so that a copy has
+them, too: `generation` says of which generation of the job the checkpoint is, `run` which run its stages
+have had, and `rereads` up to which epoch of the job it knowingly repeats batches. They are logs of empty
+files named by a number: such a file is there or not, on every file system, wherever a driver is killed.
 """
 
 from __future__ import annotations
@@ -25,6 +30,11 @@ _NO_FOLDERS = frozenset({"console", "foreach", "foreachbatch", "kafka", "memory"
 _WRITTEN = "_spark_metadata"
 _COMPACT = ".compact"
 
+_NOTES = "tidegauge"
+_GENERATION = f"{_NOTES}/generation"
+_REREADS = f"{_NOTES}/rereads"
+_RUN = f"{_NOTES}/run"
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
@@ -37,6 +47,12 @@ class Beginning:
     written: int | None = None
     """The newest batch that the query's output has, if that is a folder of Spark's file sink."""
     output: str = ""
+    generation: int | None = None
+    """Of the job, when the checkpoint's first batch was planned; None: it is new, or does not say so."""
+    rereads_to: int | None = None
+    """The epoch up to which the query knowingly repeats what the job has already."""
+    run: int | None = None
+    """The newest run of the query's stages, as it was when the query was started last."""
 
     @property
     def skips(self) -> bool:
@@ -47,21 +63,48 @@ class Beginning:
         return self.written is not None and (self.planned is None or self.written > self.planned)
 
 
-def beginning(spark: SparkSession, writer: DataStreamWriter) -> Beginning:
-    """Read what a query will begin with. Nothing is written.
+class Checkpoint:
+    """A query's checkpoint and output. They may be anywhere where Spark can have them."""
 
-    Checkpoint and output may be anywhere where Spark can have one.
-    """
-    output = plan.option_of(writer, "path") or ""
-    is_folder = bool(output) and plan.format_of(writer) not in _NO_FOLDERS
-    # In this order: a driver that still runs plans a batch, and then writes it.
-    written = _newest(spark, output, _WRITTEN) if is_folder else None
-    location = _location(spark, writer)
-    planned = None if location is None else _newest(spark, location, "offsets")
-    if planned is None:
-        return Beginning(0, None, written, output)
-    is_done = _exists(spark, f"{location}/commits/{planned}")
-    return Beginning(planned + 1 if is_done else planned, planned, written, output)
+    def __init__(self, spark: SparkSession, writer: DataStreamWriter) -> None:
+        self._spark = spark
+        self._location = _location(spark, writer)
+        output = plan.option_of(writer, "path") or ""
+        is_folder = bool(output) and plan.format_of(writer) not in _NO_FOLDERS
+        self._output = output if is_folder else ""
+
+    def read(self) -> Beginning:
+        """Return what the query will begin with. Nothing is written."""
+        spark, location, output = self._spark, self._location, self._output
+        # In this order: a driver that still runs plans a batch, and then writes it.
+        written = _newest(spark, output, _WRITTEN) if output else None
+        planned = None if location is None else _newest(spark, location, "offsets")
+        if location is None or planned is None:
+            return Beginning(0, None, written, output)
+        is_done = _exists(spark, f"{location}/commits/{planned}")
+        return Beginning(
+            planned + 1 if is_done else planned,
+            planned,
+            written,
+            output,
+            _newest(spark, location, _GENERATION),
+            _newest(spark, location, _REREADS),
+            _newest(spark, location, _RUN),
+        )
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        """Note of which generation and run it is, and up to which epoch it repeats batches."""
+        if self._location is None:
+            return
+        jvm: plan.JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(_configuration(self._spark))
+        # If the driver is killed in between, the checkpoint says nothing, as one of an older agent does.
+        files.delete(path(self._location, _NOTES), True)
+        files.create(path(self._location, f"{_GENERATION}/{generation}"), True).close()
+        files.create(path(self._location, f"{_RUN}/{run}"), True).close()
+        if rereads_to is not None:
+            files.create(path(self._location, f"{_REREADS}/{rereads_to}"), True).close()
 
 
 def _newest(spark: SparkSession, location: str, log: str) -> int | None:

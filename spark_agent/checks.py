@@ -246,9 +246,27 @@ def _promises_below(
         for each in above:
             if each.operator not in _ALLOWED_AFTER_REPORT and not _is_reported(each):
                 raise UnsoundPlanError(_error_after_report(stage, each.operator))
+        _check_reported_time(node, above, reports[node.mark])
         yield stage, _promise(node, reports[node.mark])
     for child in node.children:
         yield from _promises_below(child, [*above, node], reports)
+
+
+def _check_reported_time(node: Node, above: Sequence[Node], report: ReportCall) -> None:
+    """Raise if the event time is computed anew after the report: the stage below goes by that."""
+    if report.event_time is None:
+        return
+    copies = {each.id for each in node.output if each.name == report.event_time}
+    for project in (each for each in reversed(above) if each.operator == "Project"):
+        origins = {each.id: project.copies.get(each.id, (each.id, "")) for each in project.output}
+        copies = {id_ for id_, (origin, part) in origins.items() if origin in copies and not part}
+        for each in project.output:
+            if each.name.lower() == report.event_time.lower() and each.id not in copies:
+                raise UnsoundPlanError(
+                    f"stage {report.stage!r}: {each.name!r} is computed after report(), which has "
+                    f"promised by what it was before, so rows could be older than the stage says: "
+                    f"compute it before report(), or under another name"
+                )
 
 
 def _is_reported(node: Node) -> bool:

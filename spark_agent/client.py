@@ -57,7 +57,6 @@ class StageWatermark:
     input_ms: int | None
     output_ms: int | None
     status: str
-    etag: str | None = None
     generation: int = 0
     """Of the job: it rises with each reset."""
 
@@ -67,13 +66,12 @@ class StageWatermark:
         return self.output_ms == MAX_MS
 
     @classmethod
-    def read(cls, body: Mapping[str, Any], etag: str | None = None) -> StageWatermark:
+    def read(cls, body: Mapping[str, Any]) -> StageWatermark:
         """Read it from its JSON form."""
         return cls(
             body["input_watermark"],
             body["output_watermark"],
             body["status"],
-            etag,
             body.get("generation", 0),
         )
 
@@ -262,11 +260,12 @@ class Client:
         """Return which run a stage belongs to, and its last committed epoch."""
         return cast("CommitsAnswer", self._http.call("GET", f"{_stage(job, stage)}/commits")[0])
 
-    def watermark(self, job: str, stage: str, etag: str | None = None) -> StageWatermark | None:
-        """Return a stage's watermarks; None if they have not changed since `etag`."""
-        headers = {"If-None-Match": etag} if etag else {}
-        body, new_etag = self._http.call("GET", f"{_stage(job, stage)}/watermark", headers=headers)
-        return StageWatermark.read(body, new_etag) if body else None
+    def watermark(self, job: str, stage: str) -> StageWatermark:
+        """Return a stage's watermarks.
+
+        It is read whole: a service that has lost its ledger comes to the same ETag with other ones.
+        """
+        return StageWatermark.read(self._http.call("GET", f"{_stage(job, stage)}/watermark")[0])
 
     def percentile_ms(self, job: str, stage: str, percentage: int) -> int | None:
         """Return a percentile watermark of a stage (ms); None: it has none yet."""

@@ -27,6 +27,19 @@ def log_missing_inputs(
     )
 
 
+def log_silence(query: str, stages: Collection[str], epoch: int, rows: int) -> None:
+    """Log that a batch has read rows, but none of its tasks has said anything."""
+    _log.warning(
+        "query %s, batch %d: it has read %d rows, but no task has reported, so it advances no "
+        "watermark. Stages: %s. In foreachBatch, read the rows, and from the thread that it is called "
+        "in: of a thread of your own, Spark does not say to which query and batch its tasks belong",
+        query,
+        epoch,
+        rows,
+        ", ".join(stages),
+    )
+
+
 def log_unfinished(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
@@ -63,6 +76,46 @@ def reset_message(job: str) -> str:
         f"tidegauge: job {job!r} was reset, or declared anew, while this query ran: its watermarks "
         f"begin again, and what the query has read and written is of the time before. Start it with a "
         f"new checkpoint and an empty output"
+    )
+
+
+def older_ledger_message(query: str, run: int, current: int) -> str:
+    """Return why a query fails whose run is later than any that the service knows of its stages."""
+    return (
+        f"tidegauge: query {query} has run {run}, but the newest run of its stages that the service "
+        f"knows is {current}: its ledger was restored from an older backup while this query ran. Start "
+        f"the query again from its checkpoint, which is then compared with what the job has"
+    )
+
+
+def generation_message(job: str, query: str, its: int, now: int) -> str:
+    """Return what is wrong with a query that is of another generation than its job is in now."""
+    found = (
+        f"tidegauge: query {query} is of generation {its} of job {job!r}, by its checkpoint, but the "
+        f"job is in generation {now}: "
+    )
+    if its < now:
+        return (
+            f"{found}it was reset, or declared anew, so what the query has read and written is of the "
+            f"time before. Start it with a new checkpoint and an empty output"
+        )
+    return (
+        f"{found}the service's ledger was lost, or restored from a backup from before a reset. What it "
+        f"knows is of other batches, so windows would close too early. Stop the job's queries and begin "
+        f"the generation again, with `tidegauge reset {job} --generation {its}`. Then start them from "
+        f"their checkpoints: the watermarks begin anew, and catch up with them"
+    )
+
+
+def forgotten_shards_message(query: str, sources: Collection[str], its: int, now: int) -> str:
+    """Return why a query with dynamic sources cannot go on after the ledger was lost or restored."""
+    return (
+        f"tidegauge: query {query} has had run {its}, but the newest run of its stages that the "
+        f"service knows is {now}: its ledger was lost, or restored from an older backup. So it does "
+        f"not know which shards have joined {', '.join(sorted(sources))}, and the watermark would pass "
+        f"those that are quiet now. Add them to the specification's shards, with Pipeline(…, "
+        f"replace=True), and start the query once with on_lost_checkpoint='continue'; or call "
+        f"Pipeline.reset() and start over with an empty output and a new checkpoint"
     )
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS, to_spark_ms
-from spark_agent.diagnostics import log_missing_inputs, reset_message
+from spark_agent.diagnostics import log_missing_inputs
 from spark_agent.errors import AggregatorError
 from spark_agent.link import Hold, Offset, QueryFailedError
 from spark_agent.operators import Promise
@@ -98,10 +98,13 @@ class Feed:
         client: Client,
         progress: Callable[[], CommittedBatch | None],
         clock: Clock,
+        other_generation: Callable[[int], str | None],
         throttle: SourceThrottle | None = None,
         is_active: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`throttle` holds the query back while `is_active`, that is until somebody stops it."""
+        """`other_generation` tells why the query must fail if the job is in this generation; None: it
+        need not. `throttle` holds the query back while `is_active`, that is until somebody stops it.
+        """
         self._config = config
         self._throttle = throttle
         self._is_active = is_active
@@ -110,7 +113,8 @@ class Feed:
         self._clock = clock
         self._lock = threading.Lock()
         self._inputs = {
-            stage: _InputWatermark(config, stage, client, clock) for stage in config.promises
+            stage: _InputWatermark(config, stage, client, clock, other_generation)
+            for stage in config.promises
         }
         self._committed_epoch = -1
         self._drained = False
@@ -118,6 +122,8 @@ class Feed:
         self._logged_missing: set[str] = set()
         self._client = client
         self._stalled: _StalledWatermark | None = None
+        self._checked: set[str] = set()
+        """Readers whose checkpoint has been compared with the job."""
         # By reader: the offset last returned, and the latest epoch at that time.
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
@@ -128,7 +134,7 @@ class Feed:
         """Return a control source's next offset, or `at` itself if nothing is new; a `Hold` while the
         next batch has to wait.
 
-        Offsets never go back, even if the service's watermark does: the job may have been reset, or
+        Offsets never go back, even if the service's watermark does: its ledger may have been lost, or
         the query may run from an old checkpoint. On a source's first call the offset always
         advances, so every start of a query runs a batch in which all ranges report, even if the last
         epoch before a crash was never committed and no data arrives.
@@ -189,15 +195,15 @@ class Feed:
         self, reader: str, stage: str, at: Offset, latest: CommittedBatch | None
     ) -> Offset:
         first = reader not in self._last_answers
-        if first:
-            self._check_checkpoint(stage, at)
+        if reader not in self._checked:
+            self._check_checkpoint(reader, stage, at)
         if self._config.bounded and not self._drained and self._has_drained(reader, at, latest):
             self._finalise_sources()
             self._inputs[stage].refresh_soon()
         self._log_missing_inputs(stage, latest)
-        if self._inputs[stage].was_reset:
+        if (other := self._inputs[stage].other_generation) is not None:
             if self.supervisor.failure is None:
-                self.supervisor.fail_query(reset_message(self._config.job))
+                self.supervisor.fail_query(other)
             return at
         target_ms = self._target_ms(stage)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
@@ -235,11 +241,16 @@ class Feed:
             watermarks = self._client.watermarks(self._config.job)
             log_missing_inputs(stage, self._config.inputs[stage], watermarks)
 
-    def _check_checkpoint(self, stage: str, at: Offset) -> None:
-        """Check at the start that the job has not fallen behind the query's checkpoint."""
+    def _check_checkpoint(self, reader: str, stage: str, at: Offset) -> None:
+        """Check that the job has not fallen behind the query's checkpoint, once the service answers.
+        Until then, no offset has another watermark than the checkpoint's.
+        """
         known = self._inputs[stage]
         input_ms = known.latest_ms()
-        if at.watermark_ms is None or not known.answered:
+        if not known.answered:
+            return
+        self._checked.add(reader)
+        if at.watermark_ms is None:
             return
         here_ms = None if input_ms is None else self._to_spark_ms(input_ms)
         if here_ms is not None and here_ms >= at.watermark_ms:
@@ -247,13 +258,14 @@ class Feed:
         if at.watermark_ms >= END_MS - 1:
             self.supervisor.fail_query(
                 f"tidegauge: a bounded run left this query's checkpoint at the end of time, but stage "
-                f"{stage!r} is not there: the job was reset. Spark would drop every row as late. Give "
-                f"the query a new checkpoint and an empty output"
+                f"{stage!r} is not there: the job was reset, or the service's ledger was lost. Spark "
+                f"would drop every row as late. Start over, with Pipeline.reset(), a new checkpoint and "
+                f"an empty output"
             )
         else:
             _log.warning(
-                "stage %s: this query's checkpoint is at %s, but the job is only at %s: the job was "
-                "reset, or its ledger was lost. Spark drops late rows by its checkpoint. To start "
+                "stage %s: this query's checkpoint is at %s, but the job is only at %s: its ledger was "
+                "lost, or is an older copy. Spark drops late rows by its checkpoint. To start "
                 "over, give the query a new checkpoint and an empty output",
                 stage,
                 instant_text(at.watermark_ms),
@@ -348,16 +360,22 @@ def _epoch(latest: CommittedBatch | None) -> int:
 class _InputWatermark:
     """A stage's input watermark, polled no more often than necessary."""
 
-    def __init__(self, config: FeedConfig, stage: str, client: Client, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: FeedConfig,
+        stage: str,
+        client: Client,
+        clock: Clock,
+        other_generation: Callable[[int], str | None],
+    ) -> None:
         self._config = config
         self._stage = stage
         self._client = client
         self._clock = clock
-        self._etag: str | None = None
         self._latest_ms: int | None = None
-        self._generation: int | None = None
-        self.was_reset = False
-        """Whether the job has begun a new generation since the query was started."""
+        self._compare = other_generation
+        self.other_generation: str | None = None
+        """Why the query has to fail: the job is in another generation. None: it is not."""
         self.answered = False
         """Whether the service has answered at least once."""
         self._pause_ms = config.poll_ms
@@ -378,16 +396,12 @@ class _InputWatermark:
 
     def _refresh(self) -> None:
         try:
-            found = self._client.watermark(self._config.job, self._stage, self._etag)
+            found = self._client.watermark(self._config.job, self._stage)
         except AggregatorError:
             # Keeping the old watermark is always safe. Back off until the service answers again.
             self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._config.poll_ms))
             return
         self._pause_ms = self._config.poll_ms
         self.answered = True
-        if found is not None:
-            self._etag, self._latest_ms = found.etag, found.input_ms
-            # A service that has lost its ledger begins with the first one again.
-            if self._generation is not None and found.generation > self._generation:
-                self.was_reset = True
-            self._generation = found.generation
+        self._latest_ms = found.input_ms
+        self.other_generation = self._compare(found.generation)

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,6 +26,25 @@ from spark_agent.errors import (
 from spark_agent.spec import StageSpec, check_name, read_spec
 
 _log: Final = logging.getLogger("spark_agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """What a job has of a query's stages."""
+
+    generation: int
+    """The generation that the job is in."""
+    last_epoch: int | None
+    """The last epoch of any of the stages; None: there is none, or the service does not say."""
+    run: int | None = None
+    """The newest run of the stages; None: the service does not say."""
+
+
+Check = Callable[[Commits], None]
+"""Compares what the job has with a query's checkpoint, and raises if they do not belong together."""
+
+Opened = Callable[[Commits], None]
+"""Is told what the job has once a run is open."""
 
 
 class DeclaredJob:
@@ -47,6 +67,7 @@ class DeclaredJob:
         self._spec = {stage: dict(members) for stage, members in spec.items()}
         self._throttle = None if throttle is None else dict(throttle)
         self._replace = replace
+        self._generation = 0
         self.is_throttled = throttle is not None
         """Whether the service may ask its sources to pause."""
 
@@ -79,34 +100,41 @@ class DeclaredJob:
             self.name, self._spec, throttle=self._throttle, replace=self._replace
         )
         self.is_throttled = bool(stored.get("throttle"))
+        self._generation = int(stored["generation"])
 
-    def try_open_run(
-        self, stages: Sequence[str], check: Callable[[int | None], None]
-    ) -> int | None:
+    def try_open_run(self, stages: Sequence[str], check: Check, opened: Opened) -> int | None:
         """Open a run; None if the service does not answer, in which case the query starts anyway.
 
         Its tasks then report nothing. Its supervisor keeps trying to open a run, and then reports for
         them.
         """
         try:
-            return self.open_run(stages, check)
+            return self.open_run(stages, check, opened)
         except Unavailable as error:
             _log.warning("starting %s without a run: %s", ", ".join(stages), error)
             return None
 
-    def open_run(self, stages: Sequence[str], check: Callable[[int | None], None]) -> int:
+    def open_run(self, stages: Sequence[str], check: Check, opened: Opened) -> int:
         """Declare the job and open a run for stages, unless `check` raises.
 
-        It is called with the last epoch of any of the stages (None: there is none) before the run is
-        opened: a query that is refused must fence nobody. Raises `AggregatorError`.
+        It is called before the run is opened: a query that is refused must fence nobody. And again if
+        the job has been reset since then, because the run would be of the new generation. Raises
+        `AggregatorError`.
         """
         self._declare_now()
-        check(self._last_epoch(stages))
-        return self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
+        found = self._commits(stages)
+        check(found)
+        run = self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
+        # A reset from now on voids the run.
+        generation = self._client.generation(self.name)
+        if generation != found.generation:
+            check(Commits(generation, None))
+        opened(Commits(generation, found.last_epoch, run))
+        return run
 
-    def _last_epoch(self, stages: Sequence[str]) -> int | None:
+    def _commits(self, stages: Sequence[str]) -> Commits:
         try:
-            epochs = [self._client.commits(self.name, stage)["epoch"] for stage in stages]
+            found = [self._client.commits(self.name, stage) for stage in stages]
         except (UnknownJob, UnknownStage):
             raise
         except Refused as error:
@@ -117,8 +145,10 @@ class DeclaredJob:
                 "So an old copy of a checkpoint is noticed only when a batch runs that the job has",
                 self.name,
             )
-            return None
-        return max((epoch for epoch in epochs if epoch is not None), default=None)
+            return Commits(self._generation, None)
+        epochs = [each["epoch"] for each in found if each["epoch"] is not None]
+        newest_run = max(each["run"] or 0 for each in found)
+        return Commits(found[-1]["generation"], max(epochs, default=None), newest_run)
 
     def fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
         """Fetch all watermarks, before the query's sources fix what they will read.

@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent import checkpoint, plan, running
+from spark_agent import plan, running
 from spark_agent.arguments import AVAILABLE_NOW, ONCE
+from spark_agent.checkpoint import Checkpoint
 from spark_agent.checks import EarlyStage, QueryStages
 from spark_agent.client import Client, StageWatermark
 from spark_agent.clock import Clock
@@ -26,7 +27,7 @@ from spark_agent.early import EarlyConfig, EarlyFeed
 from spark_agent.event_router import EventRouter
 from spark_agent.feed import Feed, FeedConfig
 from spark_agent.in_flight import StageInFlight
-from spark_agent.job import DeclaredJob, host
+from spark_agent.job import Check, Commits, DeclaredJob, Opened, host
 from spark_agent.link import Hold, NotStartedError, Offset
 from spark_agent.reporting import QUERY_PROPERTY, REREADS_PROPERTY, RUN_PROPERTY
 from spark_agent.sources.admission import Admission, Wanted
@@ -187,27 +188,39 @@ class Queries:
         with self._lock:
             self._check_not_stopped()
             self._remove_ended()
-            self._check_not_taken([*query_stages.sources, *query_stages.promises])
+            stages = [*query_stages.sources, *query_stages.promises]
+            self._check_not_taken(stages)
             watermarks = self._job.fetch_watermarks()
             check_not_final(self._job.name, query_stages, watermarks, bounded=start.bounded)
             if start.bounded and start.available_now:
                 check_inputs_final(self._job.stages, query_stages, watermarks)
             name = f"{host()}-{os.getpid()}.{self._new_id()}"
-            assignment = self._assignment(name, start, query_stages)
             resumption = Resumption(
+                self._job.name,
                 name,
-                partial(checkpoint.beginning, self._spark, start.writer),
+                Checkpoint(self._spark, start.writer),
                 may_reread=not start.stops_when_rereading,
+                dynamic=[
+                    each for each in query_stages.sources if self._job.stages[each].is_dynamic
+                ],
             )
-            run = self._job.try_open_run(assignment.stages, resumption.check)
+            run = self._job.try_open_run(stages, resumption.check, resumption.opened)
             if run is None:
                 # The supervisor opens one later, and compares then. It must know what there is now: by
                 # then, checkpoint and output have what the query has done.
-                resumption.check(None)
-            supervisor = self._supervisor(assignment, run, resumption)
-            return self._start_supervised(start, supervisor, query_stages, watermarks, run)
+                resumption.check_output()
+            assignment = self._assignment(
+                name, start, query_stages, stops_when_rereading=not resumption.may_reread
+            )
+            later = partial(self._check_later, resumption, query_stages, start, watermarks)
+            supervisor = self._supervisor(assignment, run, later, resumption.opened)
+            return self._start_supervised(
+                start, supervisor, query_stages, watermarks, run, resumption
+            )
 
-    def _assignment(self, name: str, start: Start, query_stages: QueryStages) -> Assignment:
+    def _assignment(
+        self, name: str, start: Start, query_stages: QueryStages, *, stops_when_rereading: bool
+    ) -> Assignment:
         stages = self._job.stages
         inputs = {each: ancestors(stages, each) for each in query_stages.promises}
         return Assignment(
@@ -219,7 +232,7 @@ class Queries:
             bounded=start.bounded,
             ttl_ms=self._timing.ttl_ms,
             stops_when_fenced=start.stops_when_fenced,
-            stops_when_rereading=start.stops_when_rereading,
+            stops_when_rereading=stops_when_rereading,
             reads_all=query_stages.reads_all,
             looks_often=plan.interval_ms_of(start.writer) <= _OFTEN_MS
             and not query_stages.may_wait_for_more,
@@ -232,14 +245,30 @@ class Queries:
             by_shard=frozenset(each.stage for each in start.readers),
         )
 
+    def _check_later(
+        self,
+        resumption: Resumption,
+        query_stages: QueryStages,
+        start: Start,
+        watermarks: Mapping[str, StageWatermark] | None,
+        has: Commits,
+    ) -> None:
+        """Check what could not be checked at the start, while the service was away, before a run is
+        opened. Raises `OldCheckpointError`, `FinalSourceError`, `AggregatorError`.
+        """
+        resumption.check(has)
+        if watermarks is None:
+            found = self._client.watermarks(self._job.name)
+            check_not_final(self._job.name, query_stages, found, bounded=start.bounded)
+
     def _supervisor(
-        self, assignment: Assignment, run: int | None, resumption: Resumption
+        self, assignment: Assignment, run: int | None, check: Check, opened: Opened
     ) -> Supervisor:
         return Supervisor(
             assignment,
             client=self._client,
             run=run,
-            open_run=partial(self._job.open_run, check=resumption.check),
+            open_run=partial(self._job.open_run, check=check, opened=opened),
             tallies=self._tallies,
             in_flight={
                 stage.name: self._in_flight[stage.name]
@@ -256,9 +285,11 @@ class Queries:
         query_stages: QueryStages,
         watermarks: Mapping[str, StageWatermark] | None,
         run: int | None,
+        resumption: Resumption,
     ) -> StreamingQuery:
         name = supervisor.query
         holder: list[StreamingQuery] = []
+        latest = running.LatestBatch()
         feed = Feed(
             FeedConfig(
                 job=self._job.name,
@@ -274,8 +305,9 @@ class Queries:
             ),
             supervisor=supervisor,
             client=self._client,
-            progress=lambda: running.last_progress(holder[0]) if holder else None,
+            progress=lambda: latest.of(holder[0]) if holder else None,
             clock=self._clock,
+            other_generation=resumption.other_generation,
             throttle=self._source_throttle(name, query_stages, start),
             is_active=lambda: not holder or running.is_active(holder[0]),
         )
@@ -285,7 +317,7 @@ class Queries:
         properties = {
             QUERY_PROPERTY: name,
             RUN_PROPERTY: "" if run is None else str(run),
-            REREADS_PROPERTY: "" if start.stops_when_rereading else "true",
+            REREADS_PROPERTY: "true" if resumption.may_reread else "",
         }
         with self._events.starting(), self._local_properties(properties):
             try:
@@ -304,6 +336,7 @@ class Queries:
             stop=lambda: None if start.available_now else _stop_quietly(query),
             fail=lambda message: running.fail(self._spark, query, message),
             has_no_new_data=lambda: running.has_no_new_data(query),
+            recent_batch=lambda: running.recent_batch(query),
             has_just_found_nothing=lambda: running.has_just_found_nothing(query),
             failed=lambda: running.has_failed(query),
             has_control_sources=any(not each.is_gate for each in start.controls),
@@ -454,7 +487,7 @@ def _notify_end(query: StreamingQuery, supervisor: Supervisor, signal: Signal) -
     Spark's listener bus may lag: it may report a batch only after the query has ended.
     """
     try:
-        newest = running.last_progress(query)
+        newest = running.recent_batch(query)
     except Exception:  # noqa: BLE001  (Spark itself may be gone, and the batch with it)
         newest = None
     if newest is not None:

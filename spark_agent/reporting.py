@@ -65,6 +65,10 @@ class OldCheckpointError(ValueError):
     """A query begins with a batch that the job or its output has, or runs one: it writes nothing."""
 
 
+class FinalSourceError(ValueError):
+    """A source is final: it has promised that it emits nothing more."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReportTarget:
     """Where a task's reports go, and how long a call may take. Pickled and sent to the executors."""
@@ -150,11 +154,10 @@ class TaskAttempt:
             return None
         target = self._target
         try:
-            found = self._client().watermark(target.job, target.stage)
+            return self._client().watermark(target.job, target.stage).output_ms
         except AggregatorError as error:
             self._drop(error, "watermark request", 0)
             return None
-        return found and found.output_ms
 
     def claim(self, ranges: Sequence[str]) -> None:
         """Claim ranges, which fences every older attempt at this task.
@@ -344,6 +347,7 @@ class SourceReporter:
         )
         counts[Count.LATE_ROWS] += found.late_rows
         counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
+        counts[Count.UNDATED_ROWS] += found.undated_rows
         counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard

@@ -34,6 +34,8 @@ class CommittedBatch:
     """Spark's own watermark, which the batch ran with; 0: none yet."""
     read_nothing: bool = False
     """Whether it found no new data in any source except control sources."""
+    rows: int = 0
+    """How many rows it read, except from control sources."""
     dropped_rows: int = 0
     """The number of rows that its operators dropped as late."""
     duration_ms: int = 0
@@ -79,14 +81,42 @@ def _execution(query: StreamingQuery) -> JavaObject:
     return wrapped.streamingQuery()
 
 
-def last_progress(query: StreamingQuery) -> CommittedBatch | None:
-    """Return the latest batch that a query has committed since it started; None if there is none.
+class LatestBatch:
+    """The latest batch that a query has committed since it started.
 
-    Spark records it before it plans the next batch, but notifies its listeners some time later.
+    Spark records it before it plans the next batch, but notifies its listeners some time later. After
+    ten seconds without a batch, it records a trigger that has run none, with the number of the next
+    batch. Whoever looks in each trigger misses no batch.
+    """
+
+    def __init__(self) -> None:
+        self._latest: CommittedBatch | None = None
+
+    def of(self, query: StreamingQuery) -> CommittedBatch | None:
+        """Return it; None: there is none. Always of the same query, and not from several threads."""
+        wrapped: JavaObject = query._jsq
+        progress = wrapped.lastProgress()
+        body = None if progress is None else json.loads(progress.json())
+        if body is not None and _has_run(body):
+            self._latest = read_progress(body)
+        return self._latest
+
+
+def recent_batch(query: StreamingQuery) -> CommittedBatch | None:
+    """Return the latest batch that a query has committed since it started; None: there is none, or it
+    was long ago, and Spark has told its listeners.
     """
     wrapped: JavaObject = query._jsq
-    progress = wrapped.lastProgress()
-    return None if progress is None else read_progress(json.loads(progress.json()))
+    for progress in reversed(list(wrapped.recentProgress())):
+        body = json.loads(progress.json())
+        if _has_run(body):
+            return read_progress(body)
+    return None
+
+
+def _has_run(body: Mapping[str, Any]) -> bool:
+    """Return whether a progress is of a batch, and not of a trigger that has run none."""
+    return "addBatch" in body["durationMs"]
 
 
 class Listener:
@@ -143,8 +173,8 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
-    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, dropped_rows=0, duration_ms=0, \
-keeps_nothing=True)
+    CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, rows=0, dropped_rows=0, \
+duration_ms=0, keeps_nothing=True)
     """
     return CommittedBatch(
         epoch=body["batchId"],
@@ -153,6 +183,11 @@ keeps_nothing=True)
             # Spark reports only its own wrapper's class, so a control source is known by its offsets.
             Offset.is_stored(source["endOffset"]) or source["startOffset"] == source["endOffset"]
             for source in body["sources"]
+        ),
+        rows=sum(
+            int(source.get("numInputRows", 0))
+            for source in body["sources"]
+            if not Offset.is_stored(source["endOffset"])
         ),
         dropped_rows=sum(
             int(operator.get("numRowsDroppedByWatermark", 0))

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from functools import cached_property
+from typing import Final, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_agent import plan
 from spark_agent.checkpoint import Beginning
 from spark_agent.checks import QueryStages
 from spark_agent.client import StageWatermark
-from spark_agent.diagnostics import CONTINUES, old_checkpoint_message, skips_message
+from spark_agent.diagnostics import (
+    CONTINUES,
+    forgotten_shards_message,
+    generation_message,
+    old_checkpoint_message,
+    skips_message,
+)
+from spark_agent.job import Commits
 from spark_agent.operators import UnsoundPlanError
-from spark_agent.reporting import OldCheckpointError
+from spark_agent.reporting import FinalSourceError, OldCheckpointError
 from spark_agent.spec import StageSpec, upstream
 
 _log: Final = logging.getLogger("spark_agent")
@@ -25,49 +35,143 @@ _MOST_PERCENT: Final = 99
 _DAY_MS: Final = 86_400_000
 
 
+class CheckpointNotes(Protocol):
+    """A query's checkpoint: `spark_agent.checkpoint.Checkpoint`."""
+
+    def read(self) -> Beginning:
+        """Return what the query will begin with."""
+        ...
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        """Note of which generation and run it is, and up to which epoch it repeats batches."""
+        ...
+
+
 class Resumption:
-    """With which batch a query begins, and whether the job, or its output, has that already.
+    """With which batch a query begins, and whether that goes with what the job, or its output, has.
 
     The job's last epoch is that of a batch which Spark had committed before. So from the checkpoint
     that the job has gone by, Spark begins with a later one, wherever the driver was killed. A batch that
     is planned but not committed is one to come: a copy may have planned it anew, with other rows than
     those that the job had in it, which a file sink would skip.
+
+    That compares batches of one generation of the job. With a reset, they begin again, so that a
+    checkpoint from before may have more of them than the job has now. Therefore it notes its generation,
+    and the query fails as soon as the job is in another one. Its methods are thread-safe.
+
+    Run numbers only rise, so a ledger that knows only of earlier runs than the query has had was lost,
+    or restored from an older backup. Nor does it know which shards have joined a dynamic source since
+    then: the watermark would pass those that are quiet.
     """
 
-    def __init__(self, query: str, read: Callable[[], Beginning], *, may_reread: bool) -> None:
-        """`read` reads the checkpoint and the output; with `may_reread` the job may have the batch."""
+    def __init__(
+        self,
+        job: str,
+        query: str,
+        checkpoint: CheckpointNotes,
+        *,
+        may_reread: bool,
+        dynamic: Collection[str] = (),
+    ) -> None:
+        """With `may_reread` the query goes on even if its checkpoint does not go with the job. `dynamic`
+        are its sources that shards may join.
+        """
+        self._job = job
         self._query = query
-        self._read = read
+        self._checkpoint = checkpoint
         self._may_reread = may_reread
-        self._beginning: Beginning | None = None
+        self._dynamic = dynamic
+        self._lock = threading.Lock()
+        self._generation: int | None = None
+        self._rereads_to: int | None = None
+        self._run: int | None = None
+        """That was opened last; None: none yet."""
 
-    @property
+    @cached_property
     def beginning(self) -> Beginning:
         """What it begins with. It is read once: the query itself goes on from there."""
-        if self._beginning is None:
-            self._beginning = self._read()
-        return self._beginning
+        return self._checkpoint.read()
 
-    def check(self, last_epoch: int | None) -> None:
-        """Compare it with the job's last epoch, which must have been read before the checkpoint is:
-        while another driver goes on, both rise. None: there is none, or it is not known.
+    @property
+    def may_reread(self) -> bool:
+        """Whether the query may run batches that the job has: it is to go on, or has done so before."""
+        found = self.beginning
+        goes_on = found.rereads_to is not None and found.next_batch <= found.rereads_to
+        return self._may_reread or goes_on
 
-        Raises `OldCheckpointError`.
+    def check_output(self) -> None:
+        """Check what can be checked without the service. Raises `OldCheckpointError`."""
+        if self.beginning.skips:
+            # Who wants to reread does not want to lose what is read.
+            raise OldCheckpointError(skips_message(self._query, self.beginning))
+
+    def check(self, has: Commits) -> None:
+        """Compare it with what the job has, which must have been read before the checkpoint is: while
+        another driver goes on, both rise. Raises `OldCheckpointError`.
         """
         found = self.beginning
-        if last_epoch is not None and found.next_batch <= last_epoch:
-            does = f"begins with batch {found.next_batch}"
-            message = old_checkpoint_message(self._query, does, last_epoch)
-            if not self._may_reread:
-                raise OldCheckpointError(f"{message}. {CONTINUES}")
-            _log.warning("%s", message)
-        if found.skips:
-            # Who wants to reread does not want to lose what is read.
-            raise OldCheckpointError(skips_message(self._query, found))
+        self._rereads_to = None
+        if found.generation is None or found.generation == has.generation:
+            self._rereads_to = self._check_epoch(has.last_epoch)
+            self._check_run(has.run)
+        else:
+            self._refuse(
+                generation_message(self._job, self._query, found.generation, has.generation)
+            )
+        if (other := self.other_generation(has.generation)) is not None:
+            raise OldCheckpointError(other)
+        self.check_output()
 
+    def opened(self, has: Commits) -> None:
+        """Note in the checkpoint what it belongs to, now that a run is open."""
+        self._run = has.run or 0
+        try:
+            self._checkpoint.note(has.generation, self._rereads_to, self._run)
+        except Py4JError as error:
+            _log.warning(
+                "query %s: nothing can be noted in its checkpoint, so its next start will not notice a "
+                "reset of the job or a loss of the ledger: %s",
+                self._query,
+                error,
+            )
 
-class FinalSourceError(ValueError):
-    """A source is final: it has promised that it emits nothing more."""
+    def other_generation(self, generation: int) -> str | None:
+        """Return why the query has to fail if the job is in this generation; None: it is the query's.
+
+        The query's is what its checkpoint says, else the first that the service tells.
+        """
+        with self._lock:
+            if self._generation is None:
+                noted = None if self._may_reread else self.beginning.generation
+                self._generation = generation if noted is None else noted
+            its = self._generation
+        if its == generation:
+            return None
+        return generation_message(self._job, self._query, its, generation)
+
+    def _check_epoch(self, last_epoch: int | None) -> int | None:
+        """Return up to which epoch the query may repeat batches. Raises `OldCheckpointError`."""
+        found = self.beginning
+        if last_epoch is None or found.next_batch > last_epoch:
+            return found.rereads_to
+        does = f"begins with batch {found.next_batch}"
+        message = old_checkpoint_message(self._query, does, last_epoch)
+        if found.rereads_to is not None and last_epoch <= found.rereads_to:
+            _log.warning("%s. It goes on, as it was told to when it was started before", message)
+            return found.rereads_to
+        self._refuse(message)
+        return last_epoch
+
+    def _check_run(self, run: int | None) -> None:
+        found = self.beginning
+        its = self._run if self._run is not None else found.run if found.next_batch else None
+        if self._dynamic and its is not None and run is not None and run < its:
+            self._refuse(forgotten_shards_message(self._query, self._dynamic, its, run))
+
+    def _refuse(self, message: str) -> None:
+        if not self._may_reread:
+            raise OldCheckpointError(f"{message}. {CONTINUES}")
+        _log.warning("%s", message)
 
 
 def check_not_final(

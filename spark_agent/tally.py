@@ -36,6 +36,8 @@ class Count(StrEnum):
     for windows, the rows of one key and window count once."""
     ROWS_BEFORE_1970 = "rows_before_1970"
     """Rows dated before 1970, where Spark's watermark starts: its operators drop them as late."""
+    UNDATED_ROWS = "undated_rows"
+    """Rows without an event time: windows leave them out, and no watermark covers them."""
     FAR_FUTURE_ROWS = "far_future_rows"
     """Rows dated further ahead of the clock than the tolerance allows; they raise no promise."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"

@@ -245,7 +245,7 @@ def _screen(job: str, look: Look, height: int | None = None) -> Group:
 
 
 def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
-    ranges = stage["ranges"]
+    ranges, late = stage["ranges"], stage.get("late", 0)
     cells = (
         name,
         stage["status"],
@@ -255,7 +255,7 @@ def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
         duration_text(stage.get("system_lag_ms")),
         f"{ranges['reported']}/{ranges['total']}",
         f"{ranges['leased']}/{ranges['total']}",
-        str(stage.get("late", 0)),
+        "" if late is None else str(late),
     )
     # As plain text: names may look like markup.
     return [Text(cell) for cell in cells]

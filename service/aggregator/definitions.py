@@ -18,12 +18,12 @@ from service.errors import (
     UnknownJobError,
 )
 from service.frontier.graph import Pipeline
-from service.frontier.ranges import inherit
 from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
 from service.model.audit import Action, Actor, Deed
+from service.model.checkpoints import Columns, inherited_columns
 from service.model.jobs import InstalledJob, JobView, Specification, StoredJob
 from service.publisher import Publisher
 from service.spec import PipelineSpec, decode_spec, encode_spec
@@ -186,21 +186,28 @@ class Definitions:
         await self._change_shards(job, stage, joining)
 
     @run_to_completion
-    async def leave(self, job: str, stage: str) -> None:
-        """Let the shards that are final leave a dynamic source. Raises `UnknownJobError`."""
+    async def leave(self, job: str, stage: str) -> int:
+        """Let the shards that are final leave a dynamic source; return how many final ones stay, as they
+        are declared. Raises `UnknownJobError`.
+        """
+        staying_final = 0
 
         async def staying(stored: StoredJob, joined: set[str]) -> set[str]:
             # Which shards are final is read for the layout and the generation that the change then
             # depends on: with an index of another one, a shard that is not final would be let go, and
             # the watermark would run ahead of it.
+            nonlocal staying_final
             await self._live.install(stored.installed)
-            promises = await self._live.promises(job, stage)
+            promises = (await self._live.columns(job, stage))["promises"]
             layout = stored.installed.pipeline.stages[stage].layout
             if layout is None or len(layout) != len(promises):
                 raise PreconditionFailedError(f"job {job!r} was changed by another request")
-            return joined - {layout.name(k) for k in np.flatnonzero(promises == MAX).tolist()}
+            final = {layout.name(k) for k in np.flatnonzero(promises == MAX).tolist()}
+            staying_final = len(final - joined)
+            return joined - final
 
         await self._change_shards(job, stage, staying)
+        return staying_final
 
     async def _change_shards(
         self,
@@ -259,19 +266,20 @@ class Definitions:
             for name, stage in pipeline.stages.items()
             if name not in before.stages or before.stages[name].layout != stage.layout
         ]
-        promises: dict[str, bytes] = {}
+        inherited: dict[str, Columns] = {}
         for name in changed:
             old_ranges = before.stages[name].layout if name in before.stages else None
             new_ranges = pipeline.stages[name].layout
             if old_ranges is not None and new_ranges is not None:
-                current = await self._live.promises(job, name)
-                if len(current) != len(old_ranges):
+                current = await self._live.columns(job, name)
+                if len(current["promises"]) != len(old_ranges):
                     raise PreconditionFailedError(f"job {job!r} was changed by another request")
                 # In a thread: with a million ranges it takes a while.
-                inherited = await asyncio.to_thread(inherit, old_ranges, current, new_ranges)
-                promises[name] = inherited.astype("<i8").tobytes()
+                inherited[name] = await asyncio.to_thread(
+                    inherited_columns, old_ranges, current, new_ranges
+                )
         stored = await self._ledger.replace(
-            NewLayout(job, spec, changed, promises, joined),
+            NewLayout(job, spec, changed, inherited, joined),
             old.installed.generation,
             old.installed.layout_version,
             self._clock.wall_ms(),

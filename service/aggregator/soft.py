@@ -27,7 +27,7 @@ from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.live_jobs import LiveJobs
 from service.model.jobs import JobView
-from service.model.observations import StageObservation
+from service.model.observations import Marks, StageObservation
 
 _FRESH_MS = 100
 """How long values are shown if nothing was reported here meanwhile: other replicas take reports, too."""
@@ -122,20 +122,26 @@ class SoftStates:
             del self._running[key]
 
     async def _join(self, key: _Key, states: dict[str, SoftState]) -> bool:
-        """Join values with what was shown before, here or by other replicas.
+        """Join values with what was shown before, here or by other replicas. Those that cannot be joined
+        are dropped: they may be behind what was shown, while a store refuses writes but can be read.
 
         Returns whether nothing is missing that was shown before: else it is time to compute them again,
         and what is missing then is so because a range has joined.
         """
-        is_whole = True
+        marks = {name: _marks(state) for name, state in states.items()}
+        joined: Mapping[str, Marks] = {}
         with suppress(UnavailableError, UnknownStageError):
-            marks = {name: _marks(state) for name, state in states.items()}
             job, (_, generation, _), _ = key
             joined = await self._live.raise_marks(job, generation, marks)
-            for name, state in states.items():
-                shown = joined.get(name, {})
-                is_whole = is_whole and not shown.keys() & _missing(state)
-                states[name] = _joined(state, shown)
+        is_whole = True
+        for name, state in list(states.items()):
+            shown = joined.get(name)
+            if shown is None:
+                del states[name]
+                is_whole = False
+                continue
+            is_whole = is_whole and not shown.keys() & _missing(state)
+            states[name] = _joined(state, shown)
         return is_whole
 
     def _still_good(self, key: _Key) -> _Known | None:

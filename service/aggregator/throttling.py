@@ -42,17 +42,13 @@ class Throttling:
         self._clock = clock
         self._shutdown = shutdown
 
-    async def asked(
-        self, job: str, stage: str, shards: Iterable[str] | None
-    ) -> Mapping[str, Advice]:
-        """Return what shards of a source (None: all) are asked to do; nothing, while that is not
-        known.
-        """
+    async def asked(self, job: str, stage: str, shards: Iterable[str]) -> Mapping[str, Advice]:
+        """Return what shards of a source are asked to do; nothing, while that is not known."""
         try:
             found = (await self.read(job)).shards.get(stage, {})
         except UnavailableError:
             return {}
-        return found if shards is None else {s: found[s] for s in shards if s in found}
+        return {shard: found[shard] for shard in shards if shard in found}
 
     async def wait(
         self, job: str, until: Callable[[ThrottleView], bool], timeout_s: float

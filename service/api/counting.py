@@ -6,6 +6,7 @@ from fastapi import Response
 from prometheus_client import Counter
 from starlette.types import Message, Receive, Scope, Send
 
+from service.api.exchange import JsonResponse
 from service.api.web import with_browser_headers
 from service.metrics import Metrics
 
@@ -20,7 +21,7 @@ class Responses:
 
     async def give(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a response."""
-        if type(response) is Response:
+        if isinstance(response, JsonResponse):
             # Most are, and a wrapper around `send` would cost them more than all that it does.
             self._count(scope, response.status_code)
             response.raw_headers = with_browser_headers(response.raw_headers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from dataclasses import dataclass
+from ipaddress import ip_address
 from string import Formatter
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
@@ -16,12 +17,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from service.aggregator import Aggregator
-from service.api.access import actor, admit, confirm
 from service.api.bodies import FREE_BYTES
 from service.api.bulk import Bulk
 from service.api.exchange import (
     MAX_BODY,
     Body,
+    ServiceState,
     answer,
     check_name,
     declared_bytes,
@@ -86,9 +87,11 @@ NO_BODY: Final = Reads[None]((), 0, lambda _: None)
 class Call(Generic[B]):
     """One request to an endpoint, with its key and the names in its path checked, and its body read."""
 
-    __slots__ = ("body", "key", "request")
+    __slots__ = ("_names", "_service", "body", "key", "request")
 
-    def __init__(self, request: Request, body: B, key: Key | None) -> None:
+    def __init__(self, service: ServiceState, request: Request, body: B, key: Key | None) -> None:
+        self._service = service
+        self._names = request.path_params
         self.request = request
         self.body = body
         self.key = key
@@ -97,29 +100,37 @@ class Call(Generic[B]):
     @property
     def job(self) -> str:
         """The job that the path names."""
-        return self.request.path_params["job"]
+        return self._names["job"]
 
     @property
     def stage(self) -> str:
         """The stage that the path names."""
-        return self.request.path_params["stage"]
+        return self._names["stage"]
 
     @property
     def by(self) -> Actor:
         """Who sent it, for the audit."""
-        return actor(self.request, self.key)
+        client = self.request.client
+        host = "" if client is None else client.host
+        try:
+            # A proxy hands on whatever its client says.
+            ip_address(host)
+        except ValueError:
+            host = "unknown"
+        return Actor("" if self.key is None else self.key.name, host)
 
     def confirm_key(self) -> None:
         """Check its key again, for responses that take long. Raises `UnauthenticatedError`."""
-        confirm(self.request, self.key)
+        if self.key is not None:
+            self._service.aggregator.keys.confirm(self.key)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Return the turn to take for making a large answer. See `Turns.take`."""
-        return state(self.request).turns.take(self.request)
+        return self._service.turns.take(self.request)
 
     def waiting(self) -> ExitStack:
         """Return what ends this client's wait. Raises `OverloadedError`. See `Readers.enter`."""
-        return state(self.request).readers.enter(self.request)
+        return self._service.readers.enter(self.request)
 
     async def wait_for(self, change: Coroutine[Any, Any, T]) -> T:
         """Wait for a change while the client is there. Raises `OverloadedError`, `ClientGoneError`."""
@@ -129,12 +140,12 @@ class Call(Generic[B]):
     @property
     def aggregator(self) -> Aggregator:
         """The use cases."""
-        return state(self.request).aggregator
+        return self._service.aggregator
 
     @property
     def metrics(self) -> Metrics:
         """What the service counts."""
-        return state(self.request).metrics
+        return self._service.metrics
 
 
 Handler = Callable[[Call[B]], Awaitable[Response | msgspec.Struct]]
@@ -223,11 +234,13 @@ def _run(
     role: Role | None,
     status: int,
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def respond(request: Request, body: Body, key: Key | None, version: int) -> Response:
-        if reads.types and role is not None:
+    async def respond(
+        service: ServiceState, request: Request, body: Body, key: Key | None, version: int
+    ) -> Response:
+        if reads.types and key is not None and not service.aggregator.keys.stands(version):
             # To read a body may take minutes, in which the key may have been revoked.
-            confirm(request, key, version)
-        answered = await handler(Call(request, reads.parse(body), key))
+            service.aggregator.keys.confirm(key)
+        answered = await handler(Call(service, request, reads.parse(body), key))
         response = answered if isinstance(answered, Response) else answer(answered, status)
         return response if len(response.body) <= FREE_BYTES else Bulk(request, response)
 
@@ -245,10 +258,15 @@ def _run(
         service = state(request)
         headers = asked_headers(request.scope)
         check_browser(request.method, headers, service.hosts)
-        version = 0 if role is None else service.aggregator.keys.version
-        key = admit(request, headers.get(b"authorization"), role)
+        named = request.path_params
+        key, version = None, 0
+        if role is not None:
+            # Before anything else is looked at, so a refusal says nothing about what there is.
+            keys = service.aggregator.keys
+            version = keys.version
+            key = keys.admit(headers.get(b"authorization"), role, named.get("job"))
         for name in names:
-            check_name(name, request.path_params[name])
+            check_name(name, named[name])
         body: Body = b""
         if reads.types:
             declared = declared_bytes(headers.get(b"content-length", b""), reads.limit)
@@ -256,9 +274,9 @@ def _run(
                 # Held until it is answered: what is made of a body may be larger than the body.
                 with service.bodies.hold() as hold:
                     large = await read_large(request, reads.limit, declared, hold)
-                    return await respond(request, large, key, version)
+                    return await respond(service, request, large, key, version)
             body = await read_small(request)
-        return await respond(request, body, key, version)
+        return await respond(service, request, body, key, version)
 
     return run
 

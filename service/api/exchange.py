@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from fastapi import Request, Response
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Hold
 from service.api.turns import Pace, Readers, Turns
-from service.api.web import AllowedHosts
+from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
     ClientGoneError,
     InvalidRequestError,
@@ -39,8 +40,9 @@ NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for what is no JSON. JSON is UTF-8."""
 
 
-class ServiceState(Protocol):
-    """The application's state, which its lifespan sets and the endpoints use."""
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What the endpoints use. The application's lifespan makes it."""
 
     aggregator: Aggregator
     metrics: Metrics
@@ -57,7 +59,7 @@ class ServiceState(Protocol):
 
 def state(request: Request) -> ServiceState:
     """Return the running service."""
-    return cast("ServiceState", request.app.state)
+    return cast("ServiceState", request.app.state.service)
 
 
 def check_name(member: str, value: str) -> None:
@@ -66,9 +68,24 @@ def check_name(member: str, value: str) -> None:
         raise InvalidRequestError(f"{member} {value!r} is not a name: it must match {NAME_PATTERN}")
 
 
+class JsonResponse(Response):
+    """A response with JSON. It knows its headers, where Starlette would take longer to find what is
+    missing among them than the body takes to be written.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, status_code: int = 200, headers: RawHeaders = ()) -> None:
+        self.status_code = status_code
+        self.background = None
+        self.body = body
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), JSON, *headers]
+
+
 def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make a response."""
-    return Response(_encoder.encode(body), status, headers, "application/json")
+    own = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    return JsonResponse(_encoder.encode(body), status, own)
 
 
 def encode(body: object) -> bytes:
@@ -161,6 +178,9 @@ def _explain(body_type: type, members: object, message: str) -> str:
     """Name the entry that does not fit: for a key of a mapping, msgspec only writes `[...]`."""
     if "[...]" not in message or not isinstance(members, dict):
         return message
+    entry = _COLUMN_ENTRY.search(message)
+    if entry is not None:
+        return _explain_entry(cast("dict[str, Any]", members), entry, message)
     for field in msgspec.structs.fields(body_type):
         found: Any = cast("dict[str, Any]", members).get(field.encode_name)
         if not isinstance(found, dict):
@@ -171,6 +191,21 @@ def _explain(body_type: type, members: object, message: str) -> str:
             except msgspec.ValidationError as error:
                 text = msgspec.json.encode(value).decode()[:200]
                 return f"{field.encode_name}.{key} is {text}: {error}"
+    return message
+
+
+_COLUMN_ENTRY = re.compile(r" - at `\$\.columns\.(\w+)\[\.\.\.\]\[(\d+)\]`$")
+"""Where msgspec says that it is, for an entry of one of several columns."""
+
+
+def _explain_entry(members: dict[str, Any], entry: re.Match[str], message: str) -> str:
+    """Name the column and the value of an entry that is no number; there may be several columns."""
+    of, k = entry[1], int(entry[2])
+    for name, column in members["columns"][of].items():
+        value: Any = column[k] if k < len(column) else None
+        if value is not None and type(value) is not int:
+            text = msgspec.json.encode(value).decode()[:200]
+            return f"columns.{of}.{name}, entry {k}, is {text}: {message[: entry.start()]}"
     return message
 
 

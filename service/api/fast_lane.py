@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.counting import Responses
+from service.api.head import as_get
 from service.api.problems import fail, refuse
 from service.api.routing import DirectRoute
 from service.errors import ProblemError
@@ -38,6 +39,8 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve."""
         if scope["type"] == "http":
+            if scope["method"] == "HEAD":
+                scope, receive, send = as_get(scope, receive, send)
             for method, match, route in self._lanes:
                 if scope["method"] == method and (found := match(scope["path"])) is not None:
                     scope["app"] = self

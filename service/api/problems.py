@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from service.api.exchange import state
 from service.api.responses.leases import denied_bodies
 from service.api.web import asked_headers, check_browser
 from service.errors import (
@@ -86,7 +87,7 @@ async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
     try:
         # No endpoint has checked it.
-        check_browser(request.method, asked_headers(request.scope), request.app.state.hosts)
+        check_browser(request.method, asked_headers(request.scope), state(request).hosts)
     except GuardError as refusal:
         return refuse(request, refusal)
     headers = dict(error.headers or {})

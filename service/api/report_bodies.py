@@ -28,26 +28,41 @@ from service.frontier.facts import NO_FACTS, ReportedFacts
 from service.frontier.graph import Stage
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, MIN, from_wire
-from service.model.reports import Column, RangeNote, Report, noted
+from service.model.reports import Column, HoldColumns, RangeNote, Report, noted
 
 _plain = msgspec.json.Decoder(PlainReport)
 _source = msgspec.json.Decoder(SourceReport)
 _plain_keyed = msgspec.json.Decoder(PlainKeyedReport)
 _keyed = msgspec.json.Decoder(KeyedReport)
 
+_HEAD = 512
+"""Bytes of a body that are searched for what tells its form."""
+
 _BULK = 64
 """From this many numbers on, an array is faster than a list."""
 
 
-def read_plain(stage_name: str, stage: Stage, body: Body) -> Report | None:
-    """Read a report of the most common form: for a source watermarks alone, else holds alone.
-
-    None: it has another form, or does not fit. Raises `InvalidReportError`, `PayloadTooLargeError`.
-    """
+async def read_report(stage_name: str, stage: Stage, body: Body) -> Report:
+    """Read a report of any form. Raises `InvalidReportError`, `PayloadTooLargeError`."""
     if stage.is_passthrough:
         raise InvalidReportError(
             f"stage {stage_name!r} is a passthrough: it has no ranges to report for"
         )
+    # Most packed reports show it by then. One that does not is only read twice.
+    is_packed = body.find(b'"columns"', 0, _HEAD) >= 0
+    plain = None if is_packed else _read_plain(stage, body)
+    if plain is not None:
+        return plain
+    if stage.is_source:
+        return await _read_shards(body, _silent(stage))
+    return await _read_keyed(body, _silent(stage))
+
+
+def _read_plain(stage: Stage, body: Body) -> Report | None:
+    """Read a report of the most common form: for a source watermarks alone, else holds alone.
+
+    None: it has another form, or does not fit.
+    """
     try:
         if not stage.is_source:
             return _plain_keyed_report(_plain_keyed.decode(body), _silent(stage))
@@ -61,13 +76,6 @@ def read_plain(stage_name: str, stage: Stage, body: Body) -> Report | None:
     silent = _silent(stage)
     facts = None if silent is None else [silent] * len(plain.ranges)
     return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch, facts=facts)
-
-
-async def read_report(stage: Stage, body: Body) -> Report:
-    """Read a report of any form. Raises `InvalidReportError`, `PayloadTooLargeError`."""
-    if stage.is_source:
-        return await _read_shards(body, _silent(stage))
-    return await _read_keyed(body, _silent(stage))
 
 
 def _silent(stage: Stage) -> ReportedFacts | None:
@@ -142,9 +150,17 @@ async def _read_source_columns(
         promises,
         idle=columns.idle,
         epoch=read.epoch,
-        facts=await column_facts(columns, rows, silent),
+        facts=await column_facts(columns, rows, silent, _keeping_back(holds)),
         hold_columns=holds,
     )
+
+
+def _keeping_back(holds: HoldColumns) -> Sequence[bool] | None:
+    """Return which ranges keep a hold; None: none does."""
+    keeping = (
+        np.minimum.reduce(list(holds.values())) < MAX if holds else np.zeros(0, dtype=np.bool_)
+    )
+    return keeping.tolist() if np.count_nonzero(keeping) else None
 
 
 # ---- keyed stages
@@ -200,7 +216,10 @@ async def _read_keyed_columns(
     holds = {} if rows is None else _hold_columns(columns, rows)
     promises: Column | int = observed
     for column in holds.values():
-        promises = np.minimum(promises, column)
+        # Mostly there is one column, and all of it is behind the input. Then the promises are that very
+        # column, which a store need not be sent twice.
+        is_least = isinstance(promises, int) and column.max() <= promises
+        promises = column if is_least else np.minimum(promises, column)
     if rows is not None and isinstance(promises, int):
         promises = np.full(rows, observed, dtype=np.int64)
     return Report(
@@ -226,7 +245,9 @@ def _check_idle(where: str, holds: Mapping[str, int]) -> None:
 
 
 def _check_idle_columns(columns: WorkColumns) -> None:
-    for k in (k for k, idle in enumerate(columns.idle or ()) if idle):
+    if columns.idle is None:
+        return
+    for k in (k for k, idle in enumerate(columns.idle) if idle):
         for component, times in columns.holds.items():
             time = times[k]
             if time is not None:

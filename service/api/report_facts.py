@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from service.api.requests import Pending, WorkColumns, WorkReport
+from service.api.requests import Pending, ShardReport, WorkColumns, WorkReport
 from service.errors import InvalidReportError
 from service.frontier.errors import InvalidSketchError
 from service.frontier.facts import ReportedFacts
@@ -35,8 +35,11 @@ async def read_facts(
 async def _facts(
     where: str, work: WorkReport, silent: ReportedFacts | None
 ) -> ReportedFacts | None:
+    # Of a shard alone: key ranges that keep a hold have no policy by which they could leave it behind.
+    keeps_back = isinstance(work, ShardReport) and bool(work.holds)
     if (
-        work.oldest_work is None
+        not keeps_back
+        and work.oldest_work is None
         and work.pending is UNSET
         and work.records is UNSET
         and not work.late
@@ -55,16 +58,22 @@ async def _facts(
         None if work.records is UNSET else work.records,
         work.late,
         work.backlog,
+        keeps_back,
     )
 
 
 async def column_facts(
-    columns: WorkColumns, rows: int, silent: ReportedFacts | None
+    columns: WorkColumns,
+    rows: int,
+    silent: ReportedFacts | None,
+    keeping_back: Sequence[bool] | None = None,
 ) -> Sequence[ReportedFacts | None] | None:
-    """Read what the ranges of a lease say in a packed report."""
+    """Read what the ranges of a lease say in a packed report. `keeping_back`: which of them keep a hold;
+    None: none does.
+    """
     oldest, pending, records = columns.oldest_work, columns.pending, columns.records
     late, backlog = columns.late, columns.backlog
-    if oldest is pending is records is late is backlog is None:
+    if oldest is pending is records is late is backlog is keeping_back is None:
         return None if silent is None else [silent] * rows
     if oldest is not None:
         named = {str(k): time for k, time in enumerate(oldest) if time is not None}
@@ -83,6 +92,7 @@ async def column_facts(
                 None if records is None else records[k],
                 0 if late is None else late[k],
                 0 if backlog is None else backlog[k],
+                keeping_back is not None and keeping_back[k],
             )
         )
     return facts

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
 from service.api.endpoints import Call, Endpoints, json_body, raw_body
 from service.api.exchange import Body
-from service.api.report_bodies import read_plain, read_report
+from service.api.report_bodies import read_report
 from service.api.requests import CommitBody, KeyedReport, SourceReport, StageCommitBody
 from service.api.responses.reports import RejectedBody, ReportedBody, stage_watermark_body
 from service.api.responses.throttle import AdviceBody, advice_bodies
@@ -28,7 +28,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.timestamps import MAX, MIN, is_timestamp
 from service.model.keys import Role
-from service.model.reports import Commit, Report, StageCommit
+from service.model.reports import Commit, StageCommit
 
 endpoints = Endpoints("reports")
 
@@ -59,7 +59,7 @@ async def report(call: Call[Body]) -> ReportedBody:
     """
     aggregator, job, stage = call.aggregator, call.job, call.stage
     found = await aggregator.find_stage(job, stage)
-    sent = read_plain(stage, found, call.body) or await read_report(found, call.body)
+    sent = await read_report(stage, found, call.body)
     reported, view = await aggregator.report(job, stage, sent)
     return ReportedBody(
         reported.accepted,
@@ -67,13 +67,13 @@ async def report(call: Call[Body]) -> ReportedBody:
         [RejectedBody(one, reason) for one, reason in reported.rejected],
         reported.expires_in_ms,
         stage_watermark_body(view),
-        await _asked(call, sent) if found.policy.is_throttled else UNSET,
+        await _asked(call, reported.ranges) if found.policy.is_throttled else UNSET,
     )
 
 
-async def _asked(call: Call[Body], sent: Report) -> dict[str, AdviceBody] | UnsetType:
+async def _asked(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBody] | UnsetType:
     """Return what the reported shards are asked to do; unset: nothing."""
-    asked = await call.aggregator.throttling.asked(call.job, call.stage, sent.ranges)
+    asked = await call.aggregator.throttling.asked(call.job, call.stage, shards)
     return advice_bodies(asked) if asked else UNSET
 
 

@@ -11,7 +11,14 @@ from fastapi import Request, Response
 from service.aggregator import Changes, StageState
 from service.api.endpoints import Call, Endpoints, header, query
 from service.api.event_stream import EventStream
-from service.api.exchange import answer, encode, entity_tags, integer, preferred_wait_s
+from service.api.exchange import (
+    JsonResponse,
+    answer,
+    encode,
+    entity_tags,
+    integer,
+    preferred_wait_s,
+)
 from service.api.responses.ranges import RangesBody, is_keyed, range_body
 from service.api.responses.throttle import throttle_body
 from service.api.responses.watermarks import SnapshotBody, WatermarkBody, read_body
@@ -235,7 +242,7 @@ async def get_ranges(call: Call[None]) -> Response:
             ]
             # Without the brackets.
             slices.append(encode(bodies)[1:-1])
-    return Response(b"%b%b]}" % (head[:-2], b",".join(slices)), media_type="application/json")
+    return JsonResponse(b"%b%b]}" % (head[:-2], b",".join(slices)))
 
 
 def _bounds(name: str) -> tuple[int, int]:

@@ -41,7 +41,10 @@ HEADERS: Final = [
 """Of every other response, unless it has such a header of its own."""
 
 _HEADER_NAMES: Final = frozenset(name for name, _ in HEADERS)
-_JSON: Final = (b"content-type", b"application/json")
+JSON: Final = (b"content-type", b"application/json")
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, and values, as ASGI has them."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -107,9 +110,9 @@ def _is_loopback(host: str) -> bool:
     return host.lower() == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
-def with_browser_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def with_browser_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Return a response's headers with those of `HEADERS` that it has not set itself."""
-    if _JSON in headers:
+    if JSON in headers:
         return [*headers, *JSON_HEADERS]
     own = {name for name, _ in headers if name in _HEADER_NAMES}
     return [*headers, *(header for header in HEADERS if header[0] not in own)]

@@ -7,10 +7,10 @@ joined to the smaller promise, which is true whichever attempt Spark lets win.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from service.frontier.facts import ReportedFacts
+from service.frontier.facts import NO_FACTS, ReportedFacts
 from service.frontier.timestamps import MIN
 
 MAX_WAITING_EPOCHS = 64
@@ -75,6 +75,13 @@ class Waiting:
     fence: int
     """Of the lease under which it was reported."""
     facts: ReportedFacts | None = None
+    unfinished: bool = False
+    """Whether any attempt has said so (`ReportedFacts.is_unfinished`)."""
+
+    @property
+    def facts_at_commit(self) -> ReportedFacts | None:
+        """The facts that are applied when the epoch is committed."""
+        return replace(self.facts or NO_FACTS, keeps_back=True) if self.unfinished else self.facts
 
 
 def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
@@ -83,7 +90,8 @@ def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
     It is idle only if both were, and neither attempt has promised anything: beside another attempt's
     promise nobody is idle, since one of the two has seen data. (Under one lease it is the same attempt,
     which repeats itself.) At the commit, that is checked against the later lease. The facts are those of
-    the attempt whose promise counts, so that no record counts twice; of two equal ones, the later.
+    the attempt whose promise counts, so that no record counts twice; of two equal ones, the later. But
+    what either has left unfinished is unfinished, whichever of them Spark takes.
 
     >>> joined = join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
     >>> joined.promise, joined.capped_at_commit, joined.idle, joined.fence
@@ -99,6 +107,7 @@ def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
         earlier.idle and later.idle and (promises_nothing or earlier.fence == later.fence),
         later.fence,
         (later if later.promise <= earlier.promise else earlier).facts,
+        earlier.unfinished or later.unfinished,
     )
 
 

@@ -3,7 +3,8 @@
 A promise speaks of event time alone. Whether work is stuck, late, or simply not there is told by when it
 was done: the *processing watermark*, a lower bound on the wall clock of when the oldest unfinished work
 came in (Akidau, Chernyak and Lax, *Streaming Systems*, chapter 3, "Processing-time watermarks"). These
-facts are soft: they are lost with the live store, and nothing is promised by them.
+facts are soft: they are lost with the live store, and nothing is promised by them. One is not: whether a
+range has something unfinished is saved with its promise, since a quiet shard may leave the minimum.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ class ReportedFacts:
     late: int = 0
     backlog: int = 0
     """Records that it has not read yet."""
+    keeps_back: bool = False
+    """Whether something of it is still to come out that nothing else here tells of: it keeps a hold."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it says that something of it is still to come out.
+
+        >>> ReportedFacts(records=1).is_unfinished, ReportedFacts(backlog=1).is_unfinished
+        (False, True)
+        """
+        return _is_unfinished(self.keeps_back, self.backlog, self.oldest_work_ms, self.pending)
 
     @property
     def is_quiet(self) -> bool:
@@ -39,6 +51,15 @@ class ReportedFacts:
         (True, False)
         """
         return self.records == 0 and not self.backlog
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it says that nothing came, and that nothing is unfinished.
+
+        >>> ReportedFacts(records=0).is_nothing, ReportedFacts(records=0, keeps_back=True).is_nothing
+        (True, False)
+        """
+        return self.is_quiet and not self.is_unfinished
 
 
 NO_FACTS = ReportedFacts()
@@ -58,6 +79,23 @@ class Facts:
     backlog: int
     quiet_since_ms: int
     """Since when no record has come, on the clock that leases run by."""
+    keeps_back: bool = False
+    """As reported last, or by any attempt at the epoch that was committed last."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it has said that something of it is still to come out."""
+        return _is_unfinished(self.keeps_back, self.backlog, self.oldest_work_ms, self.pending)
+
+
+def _is_unfinished(
+    keeps_back: bool, backlog: int, oldest_work_ms: int | None, pending: bytes | None
+) -> bool:
+    return keeps_back or backlog > 0 or oldest_work_ms is not None or bool(pending)
+
+
+UNFINISHED = Facts(0, None, None, None, 0, quiet_since_ms=0, keeps_back=True)
+"""All that is known of a range, after a loss of the live store, that had something unfinished."""
 
 
 def merge_facts(
@@ -85,6 +123,7 @@ def merge_facts(
         pending=earlier.pending if earlier and reported.pending is None else reported.pending,
         backlog=reported.backlog,
         quiet_since_ms=earlier.quiet_since_ms if earlier and reported.is_quiet else now_ms,
+        keeps_back=reported.keeps_back,
     )
 
 

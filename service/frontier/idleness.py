@@ -133,7 +133,7 @@ def is_quiet(
     after_ms: int,
 ) -> bool:
     """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched, all that
-    time, and has nothing in flight: no unfinished work, and nothing pending. `keeps_back` is the rest.
+    time, and has said last that nothing is unfinished (`Facts.is_unfinished`). `keeps_back` is the rest.
 
     Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
@@ -156,7 +156,7 @@ def is_quiet(
     >>> is_quiet(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
     False
     """
-    if facts is not None and (facts.backlog or facts.oldest_work_ms is not None or facts.pending):
+    if facts is not None and facts.is_unfinished:
         return False
     since_ms = MIN if facts is None else facts.quiet_since_ms
     if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
@@ -169,9 +169,9 @@ def is_quiet(
 
 
 def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
-    """Whether a quiet shard has said itself that something of it is still to come out: it keeps a hold,
-    or has reported for an epoch that is not committed yet. If it left the minimum, the watermark would
-    pass that.
+    """Whether something of a quiet shard may still come out that its facts do not tell of: it is shown
+    with a hold, or has reported for an epoch that is not committed yet. If it left the minimum, the
+    watermark would pass that.
 
     >>> keeps_back((), None), keeps_back(("buffer",), None), keeps_back((), 5)
     (False, True, True)
@@ -193,12 +193,13 @@ def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
     return max(instants) if len(instants) > 1 else None
 
 
-def stays_idle(*, was_idle_by_policy: bool, reported_quiet: bool) -> bool:
-    """Whether a shard that is idle by policy remains so after a report: as long as nothing comes.
+def stays_idle(*, was_idle_by_policy: bool, reported_nothing: bool) -> bool:
+    """Whether a shard that is idle by policy remains so after a report: as long as nothing
+    comes, and nothing is unfinished.
 
-    >>> stays_idle(was_idle_by_policy=True, reported_quiet=True)
+    >>> stays_idle(was_idle_by_policy=True, reported_nothing=True)
     True
-    >>> stays_idle(was_idle_by_policy=True, reported_quiet=False)
+    >>> stays_idle(was_idle_by_policy=True, reported_nothing=False)
     False
     """
-    return was_idle_by_policy and reported_quiet
+    return was_idle_by_policy and reported_nothing

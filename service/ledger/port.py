@@ -11,7 +11,7 @@ from typing import Protocol
 
 from service.frontier.graph import StageWatermark
 from service.model.audit import AuditRecord, Deed
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
@@ -26,9 +26,8 @@ class NewLayout:
     spec: bytes
     changed: Sequence[str]
     """Stages that are new or whose own ranges change."""
-    promises: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
-    """For each changed stage that has any, the promises that its new ranges inherit, packed as in
-    `CheckpointChunk`."""
+    inherited: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
+    """For each changed stage that was there before, what its new ranges begin with."""
     joined: str | None = None
     """The source that shards join, if that is the change."""
 

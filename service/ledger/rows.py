@@ -13,12 +13,12 @@ from service.frontier.ranges import Layout
 from service.ledger.port import JobRecord, NewLayout
 from service.ledger.tables import WATERMARK
 from service.model.checkpoints import (
-    CHUNK,
     COLUMNS,
     CheckpointChunk,
     Columns,
     chunk_numbers,
     joined_columns,
+    packed_columns,
 )
 from service.model.history import HistoryPoint
 from service.model.jobs import InstalledStage, StageProgress, StageView
@@ -99,7 +99,7 @@ def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
 def chunks_of(
     layout: NewLayout, incarnation: int, generation: int, layout_version: int
 ) -> list[CheckpointChunk]:
-    """Return the promises that the ranges of a new layout inherit."""
+    """Return what the ranges of a new layout inherit, in chunks."""
     return [
         CheckpointChunk(
             job=layout.job,
@@ -110,10 +110,10 @@ def chunks_of(
             chunk=number,
             # Less than any stamp of the live store, which saves newer ones.
             stamp=0,
-            columns={"promises": packed[8 * CHUNK * number : 8 * CHUNK * (number + 1)]},
+            columns=packed_columns(columns, number),
         )
-        for stage, packed in layout.promises.items()
-        for number in chunk_numbers(len(packed) // 8)
+        for stage, columns in layout.inherited.items()
+        for number in chunk_numbers(len(columns["promises"]))
     ]
 
 

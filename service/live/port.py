@@ -12,9 +12,8 @@ from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 from service.frontier.agreement import Agreement
-from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.jobs import (
     Census,
     InstalledJob,
@@ -140,7 +139,9 @@ class LiveStore(Protocol):
         ...
 
     async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
-        """Return the job's generation, and the run and the epoch of a stage in it."""
+        """Return the job's generation, and a stage's run in it and its last epoch whose commit is in the
+        ledger: one that is not may be lost with this store.
+        """
         ...
 
     # ---- leases
@@ -232,8 +233,8 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def promises(self, job: str, stage: str) -> Int64s:
-        """Return the promise of every range, in the order of the layout: a column of its own."""
+    async def columns(self, job: str, stage: str) -> Columns:
+        """Return what a checkpoint keeps of every range, in the order of the layout: a copy."""
         ...
 
     async def observe(

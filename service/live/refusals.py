@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from service.errors import (
@@ -64,7 +64,7 @@ def spoken_for_all(report: Report, count: int) -> Report:
                 f"the lease is on {count} ranges, and a report carries at most {MAX_REPORTED}: claim"
                 " them under several leases, or send `ranges`"
             )
-        return replace(report, promises=np.full(count, promises, dtype=np.int64))
+        return msgspec.structs.replace(report, promises=np.full(count, promises, dtype=np.int64))
     if len(promises) != count:
         raise InvalidReportError(
             f"the columns have {len(promises)} entries, and the lease is on {count} ranges: send one"

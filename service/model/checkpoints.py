@@ -9,14 +9,17 @@ from typing import Final
 import numpy as np
 
 from service.frontier.columns import Int64s
+from service.frontier.ranges import Layout, inherit, staying
 from service.frontier.timestamps import MIN
 
 CHUNK = 4_096
 """Ranges in one `CheckpointChunk`: one changed promise adds 32 KiB for each column to a checkpoint."""
 
-COLUMNS: Final[Mapping[str, int]] = {"promises": MIN, "raised_at_ms": 0}
+COLUMNS: Final[Mapping[str, int]] = {"promises": MIN, "raised_at_ms": 0, "unfinished": 0}
 """The columns of a checkpoint, each with the value of a range of which nothing is kept. The ledger's
 table and rows follow from this. Each live store saves the columns of these names, and begins with them.
+`unfinished` is 1 for a range that has said so (`Facts.is_unfinished`): a loss of the live store must not
+make it look quiet.
 """
 
 Columns = Mapping[str, Int64s]
@@ -49,6 +52,18 @@ def packed_column(column: Int64s) -> bytes:
     return column.astype("<i8").tobytes()
 
 
+def packed_flags(indices: Iterable[int]) -> bytes:
+    """Pack a column that is 1 at these indices of its chunk, and 0 elsewhere: mostly there are none.
+
+    >>> packed_flags([1]) == packed_column(np.array([0, 1])), packed_flags([])
+    (True, b'')
+    """
+    at = np.fromiter(indices, dtype=np.int64)
+    flags = np.zeros(int(at.max()) + 1 if len(at) else 0, dtype=np.int64)
+    flags[at] = 1
+    return packed_column(flags)
+
+
 def chunk_numbers(size: int) -> range:
     """Return the numbers of the chunks of so many ranges.
 
@@ -56,6 +71,34 @@ def chunk_numbers(size: int) -> range:
     range(0, 2)
     """
     return range(-(-size // CHUNK))
+
+
+def packed_columns(columns: Columns, chunk: int) -> Mapping[str, bytes]:
+    """Pack one chunk of the columns over all of a stage's ranges: the inverse of `joined_columns`.
+
+    >>> columns = joined_columns(2, [(0, {"unfinished": packed_flags([1])})])
+    >>> {name: len(packed) for name, packed in packed_columns(columns, 0).items()}
+    {'promises': 16, 'raised_at_ms': 16, 'unfinished': 16}
+    """
+    part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+    return {name: packed_column(column[part]) for name, column in columns.items()}
+
+
+def inherited_columns(old: Layout, columns: Columns, new: Layout) -> Columns:
+    """Carry what is kept of a stage's ranges over to its next layout: promises as `inherit` says, and
+    the rest with the ranges that stay.
+
+    >>> from service.frontier.ranges import ShardLayout
+    >>> old, new = ShardLayout.of("ab"), ShardLayout.of("bc")
+    >>> before = joined_columns(2, [(0, {"unfinished": packed_flags([1])})])
+    >>> inherited_columns(old, before, new)["unfinished"].tolist()
+    [1, 0]
+    """
+    from_, to = staying(old, new)
+    inherited = {name: np.full(len(new), empty) for name, empty in COLUMNS.items()}
+    for name, column in inherited.items():
+        column[to] = columns[name][from_]
+    return inherited | {"promises": inherit(old, columns["promises"], new)}
 
 
 def joined_columns(size: int, chunks: Iterable[tuple[int, Mapping[str, bytes | None]]]) -> Columns:

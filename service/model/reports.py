@@ -80,8 +80,7 @@ def holds_at(columns: HoldColumns, row: int) -> dict[str, int]:
     return {name: hold for name, hold in found if hold != MAX}
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """A worker's report, turned into promises by the rules of `service.frontier.promises`."""
 
     token: str
@@ -112,8 +111,7 @@ def column(report: Report) -> Column:
     return report.promises
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """The result of a report."""
 
     accepted: int
@@ -123,6 +121,8 @@ class Reported:
     view: StageView
     advances: bool
     """The stage's agreement is ahead of what is published, so it has to be published."""
+    ranges: Sequence[str]
+    """Those that it was for, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
 
 
 def _read_json(path: str, columns: Columns) -> Iterator[Batch]:
-    if not Path(path).stat().st_size:
+    if _is_empty(path):
         return
     explicit = pa.schema([pa.field(each.name, _as_text(each.type)) for each in columns.schema])
     with pa.input_stream(path) as stream:
@@ -96,7 +96,7 @@ def _read_json(path: str, columns: Columns) -> Iterator[Batch]:
 
 
 def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
-    if not Path(path).stat().st_size:
+    if _is_empty(path):
         return
     types = {each.name: _as_text(each.type) for each in columns.schema}
     with pa.input_stream(path) as stream:
@@ -114,6 +114,14 @@ def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
             ),
         )
         yield from reader
+
+
+def _is_empty(path: str) -> bool:
+    """Whether a file has nothing in it, or only what makes it a compressed file of nothing."""
+    if not Path(path).stat().st_size:
+        return True
+    with pa.input_stream(path) as stream:
+        return not stream.read(1)
 
 
 def _csv_header(beginning: bytes) -> list[str]:

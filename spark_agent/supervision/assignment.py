@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from spark_agent.messages import StageProgress
 from spark_agent.operators import Promise
+from spark_agent.running import CommittedBatch
 from spark_agent.spec import StageSpec
 
 
@@ -58,6 +59,8 @@ class QueryHandle:
     """Make it fail with this error."""
     has_no_new_data: Callable[[], bool]
     """Whether its latest trigger found no new data in any source."""
+    recent_batch: Callable[[], CommittedBatch | None]
+    """Its latest batch, which its supervisor may not have been notified of yet; None: there is none."""
     has_just_found_nothing: Callable[[], bool]
     """Whether no trigger runs now, and the latest one found no new data."""
     failed: Callable[[], bool]

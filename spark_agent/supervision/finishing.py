@@ -69,17 +69,24 @@ class Finishing:
         """Add shards of a dynamic source."""
         self.not_final[stage].update(shards)
 
-    def check_drained(self, query: QueryHandle | None) -> None:
-        """Detect whether a query without control sources has read everything."""
+    def check_drained(self, query: QueryHandle | None, committed_epoch: int) -> None:
+        """Detect whether a query without control sources has read everything, and that is committed.
+
+        Spark tells its listeners of a batch some time after the next trigger has found nothing. Until
+        then its shards are not known here, and without them a dynamic source would be final too early.
+        """
         if (
-            self._assignment.bounded
-            and not self.is_drained
-            and query is not None
-            and not query.has_control_sources
+            not self._assignment.bounded
+            or self.is_drained
+            or query is None
+            or query.has_control_sources
         ):
-            # Also if it has run no batch: an earlier start may have read everything.
-            # A trigger may find nothing because shards that have more must wait.
-            self.is_drained = query.has_no_new_data() and not any(self._unread.values())
+            return
+        # Also if it has run no batch: an earlier start may have read everything.
+        # A trigger may find nothing because shards that have more must wait.
+        if query.has_no_new_data() and not any(self._unread.values()):
+            newest = query.recent_batch()
+            self.is_drained = newest is None or newest.epoch <= committed_epoch
 
     def finish(
         self,

@@ -20,6 +20,10 @@ _MESSAGES: Final[Mapping[str, str]] = {
     Count.ROWS_BEFORE_1970: (
         "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),
+    Count.UNDATED_ROWS: (
+        "rows have no event time: windows leave them out, and no watermark covers them. In JSON and CSV "
+        "a time that Spark cannot parse counts as none"
+    ),
     Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
     Count.UNKNOWN_SHARD_ROWS: "rows belong to a shard that is not in the specification",
     Count.SPLIT_SHARDS: (

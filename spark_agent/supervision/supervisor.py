@@ -24,8 +24,10 @@ from spark_agent.control_source import END_MS
 from spark_agent.diagnostics import (
     CONTINUES,
     log_missing_inputs,
+    log_silence,
     log_unfinished,
     old_checkpoint_message,
+    older_ledger_message,
     reset_message,
 )
 from spark_agent.errors import (
@@ -39,7 +41,7 @@ from spark_agent.errors import (
 )
 from spark_agent.in_flight import StageInFlight
 from spark_agent.messages import RangeReport, StageProgress
-from spark_agent.reporting import OldCheckpointError
+from spark_agent.reporting import FinalSourceError, OldCheckpointError
 from spark_agent.running import CommittedBatch
 from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
@@ -108,7 +110,10 @@ class Supervisor:
         self._failing = False
         self._uncommitted: CommittedBatch | None = None
         self._latest_epoch = -1
+        self._silence_told = False
         self._committed = Committed()
+        self._settled_epoch = -1
+        """The last epoch that is committed and of which the driver has sent what tasks could not."""
         self._pending = PendingReports(clock, assignment.watched)
         # Complete from the start: another thread replaces values while this one goes through them.
         self._unread: dict[str, Collection[str]] = dict.fromkeys(assignment.by_shard, ())
@@ -196,12 +201,13 @@ class Supervisor:
         self._inbox.put(event)
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
-        """Commit a batch's epoch and wait for it; return whether it was committed in time.
+        """Commit a batch's epoch, send what its tasks could not report, and wait for both; return
+        whether that was in time. Else a run that ends by itself would end before its last windows.
 
         Returns at once while the service does not answer: the batches must go on.
         """
         self.notify(batch)
-        return self._wait(lambda: self._committed.epoch >= batch.epoch, timeout_ms)
+        return self._wait(lambda: self._settled_epoch >= batch.epoch, timeout_ms)
 
     def finalise_sources(self, timeout_ms: int) -> bool:
         """Make the sources of a drained query final and wait; return whether they became so in time."""
@@ -271,7 +277,7 @@ class Supervisor:
             except UnknownStage as error:
                 self._on_removed(error)
                 return False
-            except OldCheckpointError as error:
+            except (OldCheckpointError, FinalSourceError) as error:
                 # The service was away when the query was started.
                 self.fail_query(str(error))
                 return False
@@ -286,6 +292,7 @@ class Supervisor:
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
                 self._last_error = None
+                self._settled_epoch = self._committed.epoch
                 self._notify_step(failing=False)
                 pause_ms = _TICK_MS
         return True
@@ -368,8 +375,11 @@ class Supervisor:
             )
 
     def _on_fenced(self, error: StaleRun) -> None:
-        if error.problem.get("run") is None:
+        current = error.problem.get("run")
+        if current is None:
             self._stop_if_wanted(reset_message(self._assignment.job))
+        elif self._run is not None and current < self._run:
+            self._stop_if_wanted(older_ledger_message(self._assignment.query, self._run, current))
         else:
             self._stop_if_wanted(self._fenced_by(error))
 
@@ -420,7 +430,7 @@ class Supervisor:
             case Signal.DRAINED:
                 self._finishing.is_drained = True
             case Signal.ENDED | Signal.STOP:
-                self._finishing.check_drained(self._query)
+                self._finishing.check_drained(self._query, self._committed.epoch)
                 self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
 
     def _on_batch(self, batch: CommittedBatch) -> None:
@@ -456,7 +466,7 @@ class Supervisor:
         )
         self._keep_leases(reporter)
         if self._assignment.bounded and self.failure is None:
-            self._finishing.check_drained(self._query)
+            self._finishing.check_drained(self._query, self._committed.epoch)
             self._finishing.finish(reporter, self._pending, self._committed, self._query)
             if self._finishing.obstacle is not None:
                 self.fail_query(self._finishing.obstacle)
@@ -532,8 +542,10 @@ class Supervisor:
         applied: Mapping[str, int],
     ) -> None:
         """Compare what was applied with what the batch had to report; keep the rest as pending."""
+        told = False
         for stage in self._assignment.sources:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            told = told or bool(tallies)
             self._counts.record(stage.name, tallies)
             newest: dict[str, RangeReport] = {}
             for tally in tallies:
@@ -548,9 +560,13 @@ class Supervisor:
                 self._pending.add(stage.name, newest)
         for stage in self._assignment.keyed:
             tallies = pop_tallies(self._tallies, self._assignment.query, stage.name, batch.epoch)
+            told = told or bool(tallies)
             self._counts.record(stage.name, tallies)
             is_applied = applied.get(stage.name, 0) >= len(stage.ranges)
             self._pending.set_progress(stage.name, None if is_applied else promised.get(stage.name))
+        if batch.rows and not told and not self._silence_told:
+            self._silence_told = True
+            log_silence(self._assignment.query, self._assignment.stages, batch.epoch, batch.rows)
 
     def _keep_leases(self, reporter: DriverReporter) -> None:
         """Hold the leases of what this query executes while no task does: nobody is gone.

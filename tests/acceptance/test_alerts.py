@@ -34,7 +34,8 @@ def test_the_committed_alerts_are_what_is_generated() -> None:
 def test_every_alert_has_its_section_of_the_runbook() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
-    assert {alert.section for alert in alerts(Thresholds())} == anchors
+    without_an_alert = {"ledger-lost-or-restored"}
+    assert {alert.section for alert in alerts(Thresholds())} == anchors - without_an_alert
     for alert in alerts(Thresholds()):
         assert f"*{alert.name}.*" in (ROOT / "docs/runbook.md").read_text()
 

@@ -16,7 +16,7 @@ from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
-from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk
+from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk, Columns
 from service.model.history import HistoryPoint
 from service.model.jobs import StageView, StoredJob
 
@@ -30,6 +30,13 @@ T = TypeVar("T")
 
 def packed(*promises: int) -> bytes:
     return np.array(promises, dtype="<i8").tobytes()
+
+
+def inherited(promises: Sequence[int], unfinished: Sequence[int] = ()) -> Mapping[str, Columns]:
+    columns = {name: np.full(len(promises), empty) for name, empty in COLUMNS.items()}
+    columns["promises"] = np.array(promises)
+    columns["unfinished"][list(unfinished)] = 1
+    return {"k": columns}
 
 
 def chunk(
@@ -283,7 +290,7 @@ def test_invariant_1_an_advance_never_goes_back(ledger: Ledger, runner: asyncio.
 def test_invariant_8_an_advance_of_an_older_layout_is_not_taken(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
-    change = NewLayout("j", FINER, ("k",), {"k": packed(1, 1, 2, 2)})
+    change = NewLayout("j", FINER, ("k",), inherited([1, 1, 2, 2], unfinished=[3]))
     assert runner.run(ledger.replace(change, 1, 9, 2)) is None
     stored = runner.run(ledger.replace(change, 1, 1, 2))
     assert stored is not None
@@ -293,7 +300,9 @@ def test_invariant_8_an_advance_of_an_older_layout_is_not_taken(
     assert runner.run(ledger.record([record(output(9))], 3)) == {}
     new = runner.run(ledger.record([record(output(9), layout_version=2)], 3))
     assert new["j"].views["s"].watermark.output == 9
-    assert promises(revive()) == [1, 1, 2, 2]
+    revived = revive()
+    assert promises(revived) == [1, 1, 2, 2]
+    assert column(revived, "unfinished") == [0, 0, 0, 1]
 
 
 def test_no_shard_joins_a_source_whose_end_is_recorded(
@@ -313,7 +322,7 @@ def test_no_shard_joins_a_source_whose_end_is_recorded(
 def test_what_new_ranges_inherit_gives_way_to_what_they_promise(
     ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
 ) -> None:
-    change = NewLayout("j", FINER, ("k",), {"k": packed(1, 1, 2, 2)})
+    change = NewLayout("j", FINER, ("k",), inherited([1, 1, 2, 2]))
     runner.run(ledger.replace(change, 1, 1, 2))
     runner.run(ledger.checkpoint([chunk(3, 3, 3, 3, layout_since=2, stamp=1)]))
     assert promises(revive()) == [3, 3, 3, 3]

@@ -23,7 +23,7 @@ from service.ledger import database
 from service.ledger import statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, joined_columns
 from tests.support.binaries import WAIT_S
 from tests.support.postgres_server import PostgresServer
 from tests.support.proxy import Proxy
@@ -197,7 +197,7 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
         for _ in range(10):
             for job in order:
                 head = await ledger.head(job)
-                new = NewLayout(job, SPEC, ("k",), {"k": bytes(16)})
+                new = NewLayout(job, SPEC, ("k",), {"k": joined_columns(2, ())})
                 await ledger.replace(new, head.generation, head.layout_version, 1)
                 stored = await ledger.begin_incarnations({job: head.incarnation}, 1)
                 begun.extend(each.installed.incarnation for each in stored.values())

@@ -21,7 +21,7 @@ from service.errors import (
 )
 from service.frontier.agreement import FINAL, STAND_STILL, Agreement
 from service.frontier.epochs import MAX_WAITING_EPOCHS
-from service.frontier.facts import ReportedFacts
+from service.frontier.facts import UNFINISHED, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
@@ -287,9 +287,13 @@ def test_the_progress_of_a_stage(worker: Worker) -> None:
     for stage in ("s", "k", "u"):
         assert progress(stage) == (1, StageProgress())
     assert worker.commit(0, s=None) == {"s": 0}
+    # The ledger does not have it yet: it may still be lost, and must not be shown to whoever restarts.
+    assert progress("s") == (1, StageProgress())
+    worker.run(worker.live.publish("j", 1, 1, {}, {"s": 0}))
     assert progress("s") == (1, StageProgress(0, 0))
     worker.run(worker.live.open_run("j", ["s", "u"], 3))
     assert worker.commit(2**53, run=3, s=None) == {"s": 0}
+    worker.run(worker.live.publish("j", 1, 2, {}, {"s": 2**53}))
     assert progress("s") == (1, StageProgress(3, 2**53))
     assert progress("k") == (1, StageProgress())
     assert progress("u") == (1, StageProgress(3))
@@ -331,7 +335,7 @@ def test_a_lease_lost_in_part_applies_the_rest(worker: Worker) -> None:
     reported = worker.report(token, {"a": 9, "b": 9, "zz": 9})
     assert reported.accepted == 1
     assert sorted(reported.rejected) == [("a", "superseded"), ("zz", "unknown")]
-    assert list(worker.run(worker.live.promises("j", "s"))) == [MIN, 9]
+    assert list(worker.run(worker.live.columns("j", "s"))["promises"]) == [MIN, 9]
 
 
 def test_an_expired_lease_holds_its_range_at_its_last_promise(
@@ -427,12 +431,13 @@ def test_holds_are_shown_as_said_last(worker: Worker) -> None:
 
 
 def packed(worker: Worker, token: str, **holds: list[int]) -> None:
-    """Report for all ranges of a lease at once; MAX is no hold."""
-    count = max(len(each) for each in holds.values())
+    """Report for all ranges of a lease at once; MAX is no hold. As where reports are read, the promises
+    are the holds themselves where those are of one component.
+    """
     columns = {name: np.array(each, dtype=np.int64) for name, each in holds.items()}
-    worker.run(
-        worker.live.report("j", "s", Report(token, None, [50] * count, hold_columns=columns))
-    )
+    first, *others = columns.values()
+    promises = [50] * len(first) if others or first.max() == MAX else first
+    worker.run(worker.live.report("j", "s", Report(token, None, promises, hold_columns=columns)))
 
 
 def held(worker: Worker) -> list[Mapping[str, int]]:
@@ -528,6 +533,20 @@ def test_who_has_lost_its_lease_hears_of_that_and_not_of_its_columns(
         packed(worker, token, state=[42, 43])
 
 
+def test_holds_of_packed_reports_are_shown_under_however_many_leases(
+    live: LiveStore, runner: asyncio.Runner
+) -> None:
+    names = [f"{n:03}" for n in range(100)]
+    runner.run(live.begin(installed(pipeline(ShardLayout.of(names)))))
+    worker = Worker(live, runner)
+    # Each is claimed twice, as by the tasks of two batches.
+    for rank in (Rank(0, 1, 1), Rank(0, 2, 1)):
+        for n, name in enumerate(names):
+            packed(worker, worker.claim([name], rank=rank).token, state=[n + 1 + rank.epoch])
+    shown = runner.run(live.ranges("j", "s", limit=100, order="range"))
+    assert [view.note.holds for view in shown] == [{"state": n + 3} for n in range(100)]
+
+
 def test_holds_of_a_packed_report_move_with_their_ranges(worker: Worker) -> None:
     packed(worker, worker.claim(None).token, state=[40, MAX], output=[MAX, 45])
     worker.run(worker.live.install(installed(pipeline(ShardLayout.of("bc")), layout_version=2)))
@@ -586,7 +605,7 @@ def test_the_smallest_promise_of_an_epoch_counts(worker: Worker) -> None:
     second = worker.claim(None, holder="y", rank=Rank(0, 1, 1)).token
     worker.report(second, {"a": 20, "b": 20}, epoch=1)
     worker.commit(1, s=None)
-    assert list(worker.run(worker.live.promises("j", "s"))) == [10, 20]
+    assert list(worker.run(worker.live.columns("j", "s"))["promises"]) == [10, 20]
 
 
 def test_an_epochs_reports_may_come_in_any_order(worker: Worker) -> None:
@@ -594,7 +613,7 @@ def test_an_epochs_reports_may_come_in_any_order(worker: Worker) -> None:
     worker.report(token, {"b": 20}, epoch=1)
     worker.report(token, {"a": 10}, epoch=1)
     assert worker.commit(1, s=None) == {"s": 2}
-    assert list(worker.run(worker.live.promises("j", "s"))) == [10, 20]
+    assert list(worker.run(worker.live.columns("j", "s"))["promises"]) == [10, 20]
 
 
 def test_idle_in_an_epoch_counts_only_under_a_current_lease(worker: Worker) -> None:
@@ -624,7 +643,7 @@ def test_an_idle_word_whose_lease_is_gone_leaves_its_watermark(worker: Worker) -
     worker.claim(["a"], holder="y", rank=Rank(0, 3))
     assert worker.commit(1, s=None) == {"s": 2}
     assert worker.agreement() == Agreement(5)
-    assert list(worker.run(worker.live.promises("j", "s"))) == [7, 5]
+    assert list(worker.run(worker.live.columns("j", "s"))["promises"]) == [7, 5]
 
 
 def test_the_commit_brings_the_input_that_caps_the_promises(worker: Worker) -> None:
@@ -636,7 +655,7 @@ def test_the_commit_brings_the_input_that_caps_the_promises(worker: Worker) -> N
     with pytest.raises(InputAheadError):
         worker.commit(1, k=101)
     assert worker.commit(1, k=90) == {"k": 2}
-    assert list(worker.run(worker.live.promises("j", "k"))) == [90, 70]
+    assert list(worker.run(worker.live.columns("j", "k"))["promises"]) == [90, 70]
 
 
 def test_a_refused_commit_applies_nothing_to_any_stage(worker: Worker) -> None:
@@ -672,8 +691,8 @@ def test_a_layout_change_keeps_what_is_unchanged(worker: Worker) -> None:
     finer = KeyLayout.at((0, 2**30, 2**31, 2**32))
     change = installed(pipeline(ShardLayout.of(["b", "c"]), finer), layout_version=2)
     worker.run(worker.live.install(change))
-    assert list(worker.run(worker.live.promises("j", "s"))) == [20, MIN]
-    assert list(worker.run(worker.live.promises("j", "k"))) == [10, 10, 10]
+    assert list(worker.run(worker.live.columns("j", "s"))["promises"]) == [20, MIN]
+    assert list(worker.run(worker.live.columns("j", "k"))["promises"]) == [10, 10, 10]
     assert worker.agreement() == STAND_STILL
     assert worker.report(token, {"b": 21, "a": 5}).accepted == 1
     reported = worker.report(keyed, {LEFT: 10, RIGHT: 10}, stage="k", observed=10)
@@ -685,7 +704,7 @@ def test_a_layout_change_keeps_what_is_unchanged(worker: Worker) -> None:
 def test_an_older_layout_changes_nothing(worker: Worker) -> None:
     worker.run(worker.live.install(installed(pipeline(ShardLayout.of("abc")), layout_version=3)))
     worker.run(worker.live.install(installed(pipeline(), layout_version=2)))
-    assert len(worker.run(worker.live.promises("j", "s"))) == 3
+    assert len(worker.run(worker.live.columns("j", "s"))["promises"]) == 3
 
 
 def test_a_reset_starts_over(worker: Worker) -> None:
@@ -727,6 +746,36 @@ def test_a_job_comes_back_from_the_ledger(worker: Worker) -> None:
     assert grant.fence > fence
     with pytest.raises(StaleEpochError):
         worker.report(grant.token, {"a": 6}, epoch=12)
+
+
+def test_what_a_range_has_unfinished_comes_back_from_the_ledger(worker: Worker) -> None:
+    """Else a loss would make it look quiet, and a policy would let the watermark pass it."""
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5, "b": 5})
+
+    def saved() -> Columns:
+        chunks = [c for c in worker.run(worker.live.unsaved()) if c.stage == "s"]
+        worker.run(worker.live.mark_saved(chunks))
+        return joined_columns(2, ((chunk.chunk, chunk.columns) for chunk in chunks))
+
+    assert saved()["unfinished"].tolist() == [0, 0]
+    # Its promise stays the same, and it has to be saved all the same.
+    for said in (
+        ReportedFacts(keeps_back=True),
+        ReportedFacts(backlog=1),
+        ReportedFacts(pending=b"x"),
+    ):
+        worker.report(token, {"b": 5}, facts={"b": said})
+        columns = saved()
+        assert columns["unfinished"].tolist() == [0, 1]
+        worker.report(token, {"b": 5}, facts={"b": ReportedFacts(records=0, pending=b"")})
+        assert saved()["unfinished"].tolist() == [0, 0]
+    worker.run(worker.live.remove("j", 1))
+    worker.run(worker.live.begin(installed(pipeline(), incarnation=2, columns={"s": columns})))
+    assert worker.observe().facts == {1: UNFINISHED}
+    token = worker.claim(None).token
+    worker.report(token, {"b": 5}, facts={"b": ReportedFacts(records=0)})
+    assert not worker.observe().facts[1].is_unfinished
 
 
 # ---- publishing, reading, saving
@@ -878,7 +927,9 @@ def test_far_apart_ranges_are_as_near_ones(live: LiveStore, runner: asyncio.Runn
     assert worker.agreement("k") == Agreement(100)
     worker.report(token, {names[0]: 10_000}, stage="k", observed=10_000)
     assert worker.agreement("k") == Agreement(101)
-    assert list(runner.run(live.promises("j", "k")))[1:] == [100 + i for i in range(1, 20_000)]
+    assert list(runner.run(live.columns("j", "k"))["promises"])[1:] == [
+        100 + i for i in range(1, 20_000)
+    ]
 
 
 def test_a_quiet_range_is_settled_only_if_it_is_as_it_was_observed(worker: Worker) -> None:

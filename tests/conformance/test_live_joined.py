@@ -128,7 +128,7 @@ class Side:
             (v.promise, v.idle and v.promise != MAX, v.holder, v.raised_at_ms is None)
             for v in views
         ]
-        promises = (await store.promises("j", stage)).tolist()
+        promises = (await store.columns("j", stage))["promises"].tolist()
         return census, agreements, told, promises
 
     async def save(self) -> object:

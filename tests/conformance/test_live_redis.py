@@ -298,7 +298,7 @@ def test_replicas_that_install_one_layout_at_once(redis_server: RedisServer) -> 
             shards = ShardLayout.of(["a", "b", *(f"{n:03}" for n in range(version * 7 % 90))])
             changed = installed(pipeline(shards), layout_version=version)
             await asyncio.gather(*(store.install(changed) for store in stores))
-        assert sorted((await stores[0].promises("j", "s")).tolist())[-2:] == [5, 6]
+        assert sorted((await stores[0].columns("j", "s"))["promises"].tolist())[-2:] == [5, 6]
         for store in stores:
             await store.close()
 

@@ -60,8 +60,8 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
 }
 """Of modules that also have what no store judges by."""
 
-PART_OF_A_RULE: Final = {"is_quiet"}
-"""In Python, a property."""
+PART_OF_A_RULE: Final = {"is_quiet", "is_unfinished"}
+"""In Python, properties."""
 
 Case = dict[str, Any]
 Advance = Callable[[int], None]
@@ -117,18 +117,19 @@ def test_every_rule_has_its_mirror_and_its_vectors() -> None:
 
 
 def reported_facts(value: list[Any]) -> ReportedFacts:
-    oldest, records, late, backlog, pending = value
+    oldest, records, late, backlog, pending, keeps_back = value
     return ReportedFacts(
         None if oldest == MIN else oldest,
         None if pending is False else pending.encode(),
         None if records < 0 else records,
         late,
         backlog,
+        keeps_back,
     )
 
 
 def facts_of(value: list[Any]) -> Facts:
-    at, interval, oldest, backlog, quiet_since, pending = value
+    at, interval, oldest, backlog, quiet_since, pending, keeps_back = value
     return Facts(
         at,
         None if interval < 0 else interval,
@@ -136,6 +137,7 @@ def facts_of(value: list[Any]) -> Facts:
         None if pending is False else pending.encode(),
         backlog,
         quiet_since,
+        keeps_back,
     )
 
 
@@ -315,7 +317,9 @@ def admission(worker: Worker, case: Case, _advance: Advance) -> str:
 
 def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
     worker.publish(k=StageWatermark(input=MAX))
-    for attempt, (promise, capped, idle, _, text) in enumerate((case["earlier"], case["later"])):
+    attempts = enumerate((case["earlier"], case["later"]))
+    for attempt, (promise, capped, idle, _, text, unfinished) in attempts:
+        pending = text.encode() if text else None
         token = worker.claim([LEFT], stage="k", rank=Rank(0, 1, attempt)).token
         worker.report(
             token,
@@ -324,7 +328,9 @@ def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
             epoch=1,
             capped_at_commit=capped,
             idle=[LEFT] if idle else [],
-            facts={LEFT: ReportedFacts(pending=text.encode())} if text else None,
+            facts={LEFT: ReportedFacts(pending=pending, keeps_back=unfinished)}
+            if text or unfinished
+            else None,
         )
     try:
         worker.commit(1, k=None)
@@ -336,7 +342,8 @@ def join_attempts(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
     # Idleness could be the later lease's alone: the earlier one is over.
     kept = worker.observe("k").facts.get(0)
     text = kept.pending.decode() if kept and kept.pending else False
-    return [promise, capped, idle, case["gives"][3], text]
+    unfinished = kept is not None and kept.keeps_back
+    return [promise, capped, idle, case["gives"][3], text, unfinished]
 
 
 def lacks_cap(worker: Worker, case: Case, _advance: Advance) -> bool:
@@ -442,7 +449,7 @@ def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
     start = worker.run(worker.live.observe("j", ["s"]))[0].wall_ms
     shift = 0
     if case["earlier"]:
-        at, _, oldest, backlog, quiet_since, pending = case["earlier"]
+        at, _, oldest, backlog, quiet_since, pending, keeps_back = case["earlier"]
         shift = start - quiet_since
         first = ReportedFacts(
             None if oldest == MIN else oldest + shift,
@@ -450,6 +457,7 @@ def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
             1,
             0,
             backlog,
+            keeps_back,
         )
         worker.report(token, {"a": 1}, facts={"a": first})
         if at > quiet_since:
@@ -471,6 +479,7 @@ def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
         kept.backlog,
         kept.quiet_since_ms - shift,
         False if kept.pending is None else kept.pending.decode(),
+        kept.keeps_back,
     ]
 
 
@@ -500,11 +509,36 @@ def stays_idle(worker: Worker, case: Case, _advance: Advance) -> bool:
         settled = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
         worker.run(worker.live.settle("j", "s", [settled]))
     for epoch in (None, 1):
-        records = 0 if case["reported_quiet"] else 1
+        records = 0 if case["reported_nothing"] else 1
         worker.report(token, {"a": 6}, epoch=epoch, facts={"a": ReportedFacts(records=records)})
     worker.commit(1, s=None)
     assert (0 in worker.observe("s").idle_by_policy) is case["gives"]
     return said(worker, "s")[1]
+
+
+@pytest.mark.parametrize("epoch", [None, 1])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_who_keeps_something_back_does_not_stay_idle(
+    worker: Worker, epoch: int | None, attempts: int
+) -> None:
+    """Though it says that no record came. Of two attempts, it is enough that one has said so."""
+    with_policy(worker, 1_000)
+    token = worker.claim(["a"]).token
+    nothing = ReportedFacts(records=0)
+    worker.report(token, {"a": 5}, facts={"a": nothing})
+    seen = worker.observe("s")
+    settled = Settled(0, int(seen.owners[0]), seen.facts[0].quiet_since_ms, True, MIN)
+    worker.run(worker.live.settle("j", "s", [settled]))
+    assert worker.observe("s").idle_by_policy == {0}
+    if epoch is None:
+        attempts = 1
+    for said_now in (replace(nothing, keeps_back=True), nothing)[:attempts]:
+        worker.report(token, {"a": 6}, epoch=epoch, facts={"a": said_now})
+    if epoch is not None:
+        worker.commit(epoch, s=None)
+    seen = worker.observe("s")
+    assert (seen.idle_by_policy, bool(seen.idle[0])) == (set(), False)
+    assert seen.facts[0].keeps_back
 
 
 def with_policy(worker: Worker, after_ms: int) -> None:

@@ -53,6 +53,20 @@ async def test_a_shard_leaves_once_it_is_final(api: Api) -> None:
     assert (await api.watermark("d"))["status"] == "final", "who is declared stays"
 
 
+async def test_a_shard_leaves_that_is_final_just_after_another_has_left(api: Api) -> None:
+    """As many are final as at the last look, but not the same: it stayed for good."""
+    await api.define(DYNAMIC)
+    lease = await api.claim("d", ["x", "y", "z"])
+    await api.report("d", lease["token"], {"x": 10, "y": 10, "z": {"final": True}})
+
+    async def total() -> int:
+        return (await counts(api, "d"))["total"]
+
+    await eventually(total, lambda found: found == 2, what="z has left")
+    await api.report("d", lease["token"], {"y": {"final": True}})
+    await eventually(total, lambda found: found == 1, what="y has left")
+
+
 async def test_a_shard_that_has_joined_may_be_declared(api: Api) -> None:
     """Then it stays when it is final; before, the declaration was answered 200 and forgotten."""
     await api.define(DYNAMIC)
@@ -228,6 +242,87 @@ async def test_nobody_passes_what_a_quiet_shard_keeps_back(
     gauge.advance(1_000)
     await api.report("s", token, said(a=300))
     await outputs(api, 300)
+
+
+@pytest.mark.parametrize("kept", [{"holds": {"buffer": 250}}, {"oldest_work": 1}])
+async def test_who_is_idle_and_keeps_something_back_is_waited_for_at_once(
+    quiet: tuple[Api, str], gauge: InProcess, kept: dict[str, Any]
+) -> None:
+    """It stayed idle until the policy looked again, and the watermark passed what it kept."""
+    api, token = quiet
+    gauge.advance(1_000)
+    await api.report("s", token, said(a=200))
+    await outputs(api, 200)
+    await api.report("s", token, {"b": {"watermark": 250, "records": 0} | kept})
+    assert (await counts(api, "s"))["idle"] == 0
+    await api.report("s", token, said(a=300))
+    assert await api.output("s") == 250
+
+
+async def quiet_batches(api: Api, gauge: InProcess, run: int, first: int) -> None:
+    """Commit epochs that have something for `a` alone, for longer than the policy's time."""
+    token = await api.token("s", ["a"], run=run, ttl_ms=LONG)
+    for epoch in range(first, first + 6):
+        await api.report("s", token, said(a=1_000 * epoch), epoch=epoch)
+        await api.commit(epoch, {"s": {}}, run=run)
+        gauge.advance(400)
+    await settled(api, gauge)
+
+
+KEPT = [{"holds": {"buffer": 50}}, {"backlog": 5}, {"pending": pending([70])}, {"oldest_work": 1}]
+
+
+@pytest.mark.parametrize(
+    ("kept", "packed"),
+    [*((kept, False) for kept in KEPT), (KEPT[0], True)],
+    ids=["holds", "backlog", "pending", "oldest_work", "holds, packed"],
+)
+@pytest.mark.parametrize("what", ["uncommitted", "another attempt", "restart", "a join"])
+async def test_what_was_committed_as_unfinished_stays_so(
+    api: Api, gauge: InProcess, kept: dict[str, Any], packed: bool, what: str
+) -> None:
+    """The watermark passed it: after a report that was never committed, after an attempt that kept
+    nothing, and after a loss of the live store.
+    """
+    gauge.skip_on_redis()
+    await api.define({"s": QUIET["s"] | {"dynamic": True}})
+    run = await api.run("s")
+    token = await api.token("s", ["a", "b"], run=run, ttl_ms=LONG, epoch=1, attempt=0)
+    b = {"watermark": 60, "records": 1}
+    if packed:
+        columns = {"watermark": [60, 60], "records": [1, 1], "holds": {"buffer": [None, 50]}}
+        body = {"token": token, "columns": columns, "epoch": 1}
+        ok(await api.client.post(f"{api.root}/stages/s/reports", json=body))
+    else:
+        await api.report("s", token, said(a=60) | {"b": b | kept}, epoch=1)
+    if what == "another attempt":
+        other = await api.token("s", run=run, ttl_ms=LONG, epoch=1, attempt=1)
+        await api.report("s", other, said(a=60) | {"b": b | {"pending": None}}, epoch=1)
+    await api.commit(1, {"s": {}}, run=run)
+    if what == "uncommitted":
+        nothing_more = {"b": {"watermark": 70, "records": 0, "pending": None}}
+        await api.report("s", token, said(a=70) | nothing_more, epoch=2)
+        run = await api.run("s")
+    if what == "restart":
+        await gauge.restart()
+        api = gauge.api()
+    if what == "a join":
+        # With the new layout it is in the ledger at once, and not only from the next checkpoint on.
+        await api.token("s", ["c"], run=run, ttl_ms=LONG)
+        await gauge.crash()
+        api = gauge.api()
+        last = await api.token("s", ["c"], run=run, ttl_ms=LONG)
+        await api.report("s", last, {"c": {"final": True}})
+    await quiet_batches(api, gauge, run, 2)
+    assert (await counts(api, "s"))["idle"] == 0
+    assert (await api.output("s") or 0) <= 60
+    token = await api.token("s", ["b"], run=run, ttl_ms=LONG)
+    done = {"watermark": 60, "records": 0, "pending": None}
+    await api.report("s", token, {"b": done}, epoch=8)
+    await api.commit(8, {"s": {}}, run=run)
+    await api.release(token)
+    await quiet_batches(api, gauge, run, 9)
+    await outputs(api, 14_000)
 
 
 async def test_a_pause_does_not_count_towards_idleness(api: Api, gauge: InProcess) -> None:

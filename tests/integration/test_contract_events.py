@@ -279,14 +279,20 @@ async def test_a_reader_that_goes_away_is_forgotten(remote: Api):
 
 async def test_shutdown_lets_waiting_readers_go(tmp_path: Any):
     with Service(tmp_path) as service:
-        async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+        # The poll goes over the connection that is open already, and the stream over one of its own, so
+        # the service has read the poll when it answers the stream. One that it had not read yet would
+        # find its connection closed.
+        async with (
+            httpx.AsyncClient(base_url=service.url, timeout=60) as client,
+            httpx.AsyncClient(base_url=service.url, timeout=60) as other,
+        ):
             api = Api(client)
             await api.define(SPEC)
             token = await api.token("s", ttl_ms=600_000)
             await api.report("s", token, {"0": 10, "1": 20})
             etag = (await api.get_watermark("s")).headers["etag"]
             poll = asyncio.create_task(api.get_watermark("s", If_None_Match=etag, Prefer="wait=60"))
-            async with listening(api) as stream:
+            async with listening(Api(other)) as stream:
                 await take(stream, len(SPEC))
                 await asyncio.to_thread(service.stop)
                 with pytest.raises((StopAsyncIteration, httpx.RemoteProtocolError)):

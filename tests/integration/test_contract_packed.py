@@ -165,6 +165,14 @@ async def test_what_does_not_fit_applies_nothing(job: Api, case: str) -> None:
     assert set((await job.promises("s")).values()) == {None}
 
 
+async def test_a_hold_that_does_not_fit_is_named(job: Api) -> None:
+    """Of two columns, the whole of the first was quoted."""
+    token = await job.token("s")
+    columns = {"watermark": [1, 2, 3], "holds": {"state": [1, None, 3], "timer": [1, 2, "17"]}}
+    answer = problem(await post(job, "s", token, columns), 422, "invalid-report")
+    assert answer["detail"].startswith('columns.holds.timer, entry 2, is "17": Expected')
+
+
 async def test_a_packed_report_under_a_token_that_is_lost(job: Api) -> None:
     token = await job.token("s")
     assert await job.release(token) == 1

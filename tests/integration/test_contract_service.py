@@ -189,6 +189,28 @@ async def test_another_method(job: Api, method: str, path: str):
     assert response.headers["allow"]
 
 
+def test_head_is_get_without_its_body(tmp_path: Path) -> None:
+    """Each on the same connection, which a body or a stream without an end would spoil."""
+    with Service(tmp_path) as service, httpx.Client(base_url=service.url) as client:
+        ok(client.put("/v1/jobs/job", json={"stages": SPEC}), 201)
+        stage = "/v1/jobs/job/stages/s"
+        for path in ("/healthz", "/", "/docs", "/v1/jobs", f"{stage}/watermark", f"{stage}/ranges"):
+            get, head = client.get(path), client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == get.headers["content-length"]
+            assert head.headers["content-type"] == get.headers["content-type"]
+        assert (
+            client.head("/v1/jobs/job/events")
+            .headers["content-type"]
+            .startswith("text/event-stream")
+        )
+        assert ok(client.get("/v1/jobs/job"))["job"] == "job", "the connection is still good"
+        assert client.head(f"{stage}/watermark", headers={"Prefer": "wait=30"}).status_code == 200
+        assert client.head("/v1/jobs/other").status_code == 404
+        assert client.head("/v1/jobs/job/commits").status_code == 405
+        assert ok(client.get("/v1/jobs/job"))["job"] == "job"
+
+
 @pytest.mark.parametrize(
     "path",
     ["/site", "/site/../app.py", "/v1", "/v2/jobs", "/v1/jobs/job/nothing", "/v1/jobs/a/b/c"],

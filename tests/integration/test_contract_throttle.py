@@ -67,6 +67,20 @@ async def test_no_overflow_at_the_end_of_time(api: Api) -> None:
     assert await limit(api) == 253_402_300_799_999 + 10**12 < MAX
 
 
+async def test_a_packed_report_is_told_of_its_own_shards_alone(api: Api) -> None:
+    """It was told of all shards of the stage: the slowest was asked to wait for itself."""
+    await define(api, THROTTLE)
+    fast, slow = await api.token("a", ["0"]), await api.token("a", ["1"])
+
+    async def packed(token: str, watermark: int) -> Any:
+        body = {"token": token, "columns": {"watermark": [watermark]}}
+        return ok(await api.client.post(f"{api.root}/stages/a/reports", json=body))
+
+    await packed(slow, 42)
+    assert list((await packed(fast, 999_000))["throttle"]) == ["0"]
+    assert "throttle" not in await packed(slow, 43)
+
+
 async def test_groups_are_apart(api: Api) -> None:
     groups = [{"stages": ["a", "b"], "max_drift_ms": 10}, {"stages": ["c"], "max_drift_ms": 10}]
     await define(api, {"groups": groups})

@@ -130,6 +130,8 @@ def test_what_is_too_much_is_refused(
         answer = wire.answer()
         check(answer, status, slug, setting)
         assert answer.headers["connection"] == "close"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
         assert wire.closed()
     assert refused(strict, slug) > before
     assert is_well(strict)

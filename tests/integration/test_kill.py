@@ -299,6 +299,7 @@ def wait_until(condition: Callable[[], bool], oracle: Oracle, what: str) -> None
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_kill_nine_twenty_times_under_load(tmp_path: Path):
     oracle = Oracle(RANGES, INPUTS)
     chance = random.Random(9)

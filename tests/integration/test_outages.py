@@ -20,6 +20,7 @@ from tests.support.binaries import wait_until
 from tests.support.inprocess import InProcess
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.sketches import pending
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
@@ -308,6 +309,31 @@ async def test_no_specification_is_shown_ahead_of_the_watermarks(
     assert spec.json()["generation"] == before + 1
     assert (await job.watermark("s"))["generation"] == before + 1
     assert await outputs(job) == (None, None)
+
+
+async def test_no_percentile_goes_back_while_redis_takes_no_writes(
+    gauge: InProcess, redis: RedisServer
+) -> None:
+    """Then it can be computed, but not compared with what was shown before."""
+    api = gauge.api("soft")
+    await api.define({"s": {"shards": ["0"], "percentiles": [66]}})
+    token = await api.token("s", ttl_ms=600_000)
+
+    async def says(time: int) -> None:
+        waiting = {"watermark": 10, "records": 1, "pending": pending([time])}
+        await api.report("s", token, {"0": waiting})
+
+    async def shown() -> int | None:
+        return (await api.watermark("s"))["percentiles"]["66"]
+
+    await says(90)
+    assert await shown() == 90
+    await says(50)
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
+    seen = await api.watermark("s")
+    assert (seen["percentiles"], seen["records"]) == ({"66": None}, None)
+    redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
+    assert await eventually(shown, lambda found: found is not None) == 90
 
 
 async def test_without_postgres_watermarks_stand_and_reports_are_taken(

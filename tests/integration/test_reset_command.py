@@ -52,6 +52,32 @@ def test_a_final_source_starts_over(tmp_path: Path) -> None:
         assert line.startswith("tidegauge reset: job 'wa ter' is not a valid name: use up to 128")
 
 
+def test_a_generation_that_the_ledger_does_not_know_any_more_is_begun(tmp_path: Path) -> None:
+    with Service(tmp_path) as service:
+        client = Client(service.url)
+        client.declare("water", SPEC)
+        where = ("water", "--url", service.url, "--yes")
+        done = run(*where, "--generation", "4")
+        assert (done.returncode, done.stdout) == (0, "job water starts over, in generation 4\n")
+        assert client.generation("water") == 4
+        for begun in ("4", "2"):
+            refused = run(*where, "--generation", begun)
+            assert refused.returncode == 2
+            [line] = refused.stderr.splitlines()
+            assert line == (
+                f"tidegauge reset: job water is in generation 4, so {begun} has begun before: leave "
+                f"out --generation to begin the next one"
+            )
+        assert client.generation("water") == 4
+        typo = run(*where, "--generation", "40000")
+        assert typo.returncode == 2
+        assert "40000 is more than 1,000 resets away" in typo.stderr
+        assert client.generation("water") == 4
+        never = run(*where, "--generation", "1")
+        assert never.returncode == 2
+        assert "greater than or equal to 2" in never.stderr
+
+
 def test_nobody_there() -> None:
     done = run("water", "--url", "http://127.0.0.1:1", "--yes")
     assert done.returncode == 2

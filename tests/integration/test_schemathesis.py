@@ -104,7 +104,7 @@ def aim(case: Any, seeded: Seeded) -> None:
         return
     if "key" in path:
         path["key"] = seeded.key()
-    if case.operation.method.upper() == "PUT":
+    if case.operation.method.upper() == "PUT" or case.operation.path.endswith("/check"):
         case.body = {"stages": STAGES}
     elif "job" in path:
         aim_at_job(case, path, seeded)

@@ -79,6 +79,7 @@ def test_a_cluster_serves_every_slot(tmp_path: Path) -> None:
         cluster.wait_ok()
 
 
+@pytest.mark.slow
 def test_a_sentinel_promotes_the_replica(tmp_path: Path) -> None:
     with (
         RedisServer(tmp_path / "a") as primary,

@@ -168,9 +168,7 @@ class Flow:
         return found
 
     def watermark(self, stage: str) -> StageWatermark:
-        found = self.client.watermark(JOB, stage)
-        assert found is not None
-        return found
+        return self.client.watermark(JOB, stage)
 
     def leased(self, stage: str) -> int:
         """How many ranges of a stage are held by somebody."""

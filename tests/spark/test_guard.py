@@ -88,6 +88,9 @@ def test_rows_that_spark_drops_are_counted_by_reason(flow: Flow, pipeline: Pipel
     until(lambda: pipeline.counts[Count.DROPPED_ROWS] == 2, "Spark has dropped them")
     until(lambda: pipeline.counts[Count.ROWS_BEFORE_1970] == 1, "one of them is of before 1970")
     assert pipeline.counts[Count.LATE_ROWS] == 2
+    assert pipeline.counts[Count.UNDATED_ROWS] == 0
+    (flow.inbox / "undated.json").write_text('{"sensor": "left", "key": "a", "at": "yesterday"}')
+    until(lambda: pipeline.counts[Count.UNDATED_ROWS] == 1, "a time that Spark cannot parse")
 
 
 def test_rows_that_are_read_several_times_count_once(flow: Flow, pipeline: Pipeline) -> None:

@@ -264,6 +264,7 @@ def test_a_shard_that_is_ahead_of_another_source_waits_alone(flow: Flow, folders
         until(lambda: promises(flow)["left"] == 119 - 5, "it goes on")
 
 
+@pytest.mark.slow
 def test_a_rate_lowers_how_many_files_a_shard_gets(flow: Flow, folders: Folders) -> None:
     """A tenth of four files is less than one, so it also rests."""
     folders.write_each("left", range(240))
@@ -312,7 +313,7 @@ def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders, service: 
     assert flow.counted() == windows(folders.readings)
 
 
-@pytest.mark.parametrize("build", [alone, counts])
+@pytest.mark.parametrize("build", [alone, pytest.param(counts, marks=pytest.mark.slow)])
 def test_a_run_with_an_end_reads_what_was_there_and_does_not_wait_for_ever(
     flow: Flow,
     folders: Folders,

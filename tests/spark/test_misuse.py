@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.spark.flow import (
     SOURCE,
     SPEC,
     Flow,
+    ended,
     steady,
     windows,
 )
@@ -306,6 +308,7 @@ def test_a_job_that_is_declared_with_a_throttle(spark: SparkSession, service: Se
         Pipeline(service.url, JOB, SPEC, spark=spark)
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_hangs_holds_no_batch_for_long(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -318,6 +321,36 @@ def test_an_aggregator_that_hangs_holds_no_batch_for_long(
             query.processAllAvailable()
             state = query.recentProgress[0]["stateOperators"][0]
             assert state["numRowsTotal"] == len(windows(readings))
+
+
+@pytest.mark.parametrize("own_thread", [True, False])
+def test_rows_that_are_written_from_a_thread_of_ones_own_are_missed(
+    spark: SparkSession,
+    service: Service,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    own_thread: bool,
+) -> None:
+    """Spark does not tell their tasks the query that they are of."""
+
+    def write(batch: DataFrame, _: int) -> None:
+        noop = batch.write.format("noop").mode("overwrite").save
+        if own_thread:
+            with ThreadPoolExecutor(1) as threads:
+                threads.submit(noop).result()
+        else:
+            noop()
+
+    flow = Flow(spark, service.url, tmp_path)
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        writer = flow.counts(pipeline).writeStream.foreachBatch(write)
+        writer = writer.option("checkpointLocation", str(flow.checkpoint))
+        ended(pipeline.start(writer.trigger(availableNow=True)))
+    said = [each for each in caplog.messages if "180 rows, but no task has reported" in each]
+    assert len(said) == own_thread
+    assert all("Stages: sensors, counts. In foreachBatch" in each for each in said)
+    assert (flow.watermark(SOURCE).output_ms is None) == own_thread
 
 
 def joined_by_window(flow: Flow, pipeline: Pipeline) -> tuple[DataFrame, DataFrame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import OldCheckpointError, Pipeline
-from spark_agent.checkpoint import Beginning, beginning
+from spark_agent.checkpoint import Beginning, Checkpoint
 from spark_agent.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
@@ -165,7 +166,7 @@ def test_the_output_is_found_however_its_format_is_named(
     """By a class, or not at all: Spark's file sink would skip a batch all the same."""
     run(flow, 0)
     rows = flow.readings().writeStream.option("PATH", str(flow.output))
-    found = beginning(flow.spark, rows if name is None else rows.format(name))
+    found = Checkpoint(flow.spark, rows if name is None else rows.format(name)).read()
     assert (found.written, found.skips) == ((0, True) if keeps else (None, False))
 
 
@@ -199,7 +200,7 @@ def test_an_output_that_is_ahead_is_refused_whatever_the_job_knows(
     with flow.pipeline() as pipeline:
         pipeline.reset()
     refused(flow, tmp_path / "new", "begins with batch 0, but its output .* up to 1")
-    refused(flow, tmp_path / "old", "begins with batch 1, but its output .* up to 1")
+    refused(flow, tmp_path / "old", "is of generation 1 .* but the job is in generation 2")
     service.kill()
     with flow.pipeline(patience="300 ms") as pipeline:
         rows = writer(flow, pipeline, tmp_path / "old")
@@ -216,7 +217,7 @@ def test_an_output_that_is_ahead_is_refused_whatever_the_job_knows(
 @pytest.mark.parametrize("is_done", [True, False])
 @pytest.mark.slow
 def test_an_output_of_many_batches_is_not_ahead_of_its_own_checkpoint(
-    flow: Flow, is_done: bool
+    flow: Flow, service: Service, is_done: bool
 ) -> None:
     """The sink's log is compacted; and a driver may be killed after a batch was written."""
     flow.files_per_batch = 1
@@ -225,12 +226,13 @@ def test_an_output_of_many_batches_is_not_ahead_of_its_own_checkpoint(
     with flow.pipeline() as pipeline:
         ended(pipeline.start(writer(flow, pipeline, flow.checkpoint)))
         rows = writer(flow, pipeline, flow.checkpoint)
-        assert beginning(flow.spark, rows) == Beginning(11, 10, 10, str(flow.output))
-        if not is_done:
-            (flow.checkpoint / "commits" / "10").unlink()
-            (flow.checkpoint / "commits" / ".10.crc").unlink()
-            pipeline.reset()
-            assert beginning(flow.spark, rows) == Beginning(10, 10, 10, str(flow.output))
+        expected = Beginning(11, 10, 10, str(flow.output), generation=1, run=1)
+        assert Checkpoint(flow.spark, rows).read() == expected
+    if not is_done:
+        (flow.checkpoint / "commits" / "10").unlink()
+        (flow.checkpoint / "commits" / ".10.crc").unlink()
+        assert Checkpoint(flow.spark, rows).read() == replace(expected, next_batch=10)
+        service.lose_ledger()
     write(flow, 11)
     with flow.pipeline() as pipeline:
         ended(pipeline.start(writer(flow, pipeline, flow.checkpoint)))
@@ -351,19 +353,19 @@ def test_the_next_batch_is_that_which_spark_runs(flow: Flow, tmp_path: Path, whe
         spark.conf.set("spark.sql.streaming.checkpointLocation", str(root))
     try:
         for batch in range(12):
-            assert beginning(spark, rows()).next_batch == batch
+            assert Checkpoint(spark, rows()).read().next_batch == batch
             flow.write(steady(range(1)))
             query = rows().start()
             ended(query)
             assert [each["batchId"] for each in query.recentProgress] == [batch]
         (folder / "offsets" / ".12.0123.tmp").touch()
         (folder / "commits" / "11").unlink()
-        assert beginning(spark, rows()).next_batch == 11
+        assert Checkpoint(spark, rows()).read().next_batch == 11
         shutil.rmtree(folder / "commits")
-        assert beginning(spark, rows()).next_batch == 11
+        assert Checkpoint(spark, rows()).read().next_batch == 11
         shutil.rmtree(folder / "offsets")
         (folder / "offsets").mkdir()
-        assert beginning(spark, rows()).next_batch == 0
+        assert Checkpoint(spark, rows()).read().next_batch == 0
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-    assert beginning(spark, flow.readings().writeStream.format("console")) == Beginning(0)
+    assert Checkpoint(spark, flow.readings().writeStream.format("console")).read() == Beginning(0)

@@ -71,6 +71,7 @@ def test_each_task_gets_as_many_shards_as_the_others(flow: Flow, tasks: int) -> 
     assert sorted(shares.values()) == sorted(len(names[task::tasks]) for task in range(tasks))
 
 
+@pytest.mark.slow
 def test_two_queries_read_the_same_data_and_one_of_them_reports_it(
     flow: Flow, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -121,6 +122,33 @@ class Service:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def lose_ledger(self) -> None:
+        """Kill it, and start it without what it knew."""
+        self.kill()
+        for each in self._ledger_files():
+            each.unlink()
+        self.start()
+
+    def back_up(self, folder: Path) -> None:
+        """Stop it, copy its ledger into a new folder, and start it again."""
+        folder.mkdir()
+        self.stop()
+        for each in self._ledger_files():
+            shutil.copy(each, folder)
+        self.start()
+
+    def restore(self, folder: Path) -> None:
+        """Kill it, and start it with a copy of its ledger."""
+        self.kill()
+        for each in self._ledger_files():
+            each.unlink()
+        for each in folder.iterdir():
+            shutil.copy(each, self.folder)
+        self.start()
+
+    def _ledger_files(self) -> list[Path]:
+        return list(self.folder.glob("ledger.db*"))
 
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None, "not running"

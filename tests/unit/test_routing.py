@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -95,7 +97,7 @@ async def test_the_short_way_in_answers_and_logs_as_the_usual_way(
     short.open_lanes(hot_routes(endpoints.router))
     answers: list[httpx.Response] = []
     for app in (usual, short):
-        app.state.hosts = AllowedHosts(None)
+        app.state.service = SimpleNamespace(hosts=AllowedHosts(None))
         caplog.clear()
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://things"

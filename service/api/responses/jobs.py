@@ -72,7 +72,7 @@ class CommitsBody(Struct, frozen=True):
     epoch: Annotated[
         Number | None,
         Meta(
-            description="The last committed epoch, of whatever run: reports and commits for it or an"
+            description="The last epoch whose commit is durable, of whatever run: reports for it or an"
             " earlier one are stale; null: there is none"
         ),
     ]

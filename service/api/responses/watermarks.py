@@ -68,16 +68,19 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     ) = UNSET
     records: (
         Annotated[
-            int,
+            Annotated[int, Meta(ge=0)] | None,
             Meta(
-                ge=0,
-                description="That its ranges have reported; from 0 after a loss of the live store",
+                description="That its ranges have reported; from 0 after a loss of the live store; null:"
+                " not known while that is away"
             ),
         ]
         | UnsetType
     ) = UNSET
     late: (
-        Annotated[int, Meta(ge=0, description="Of those, how many were behind the watermark")]
+        Annotated[
+            Annotated[int, Meta(ge=0)] | None,
+            Meta(description="Of those, how many were behind the watermark"),
+        ]
         | UnsetType
     ) = UNSET
     percentiles: (
@@ -85,7 +88,8 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
             dict[str, int | None],
             Meta(
                 description="By percentage, if the stage declares any: the largest time that so many"
-                " percent of what is in flight are not before; null: some range has never said what is"
+                " percent of what is in flight are not before; null: some range has never said what is,"
+                " or the live store is away"
             ),
         ]
         | UnsetType
@@ -131,6 +135,7 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
     body = watermark_body(state)
     soft, output = state.soft, state.view.watermark.output
     processing_ms = None if soft is None else soft.processing_ms
+    declared = state.job.pipeline.stages[state.name].policy.percentiles
     return msgspec.structs.replace(
         body,
         output_watermark=body.output_watermark
@@ -139,9 +144,7 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
         processing_watermark=processing_ms,
         system_lag_ms=None if processing_ms is None else max(0, state.now_ms - processing_ms),
         data_lag_ms=data_lag_ms(output, state.now_ms),
-        records=0 if soft is None else soft.counts.records,
-        late=0 if soft is None else soft.counts.late,
-        percentiles={str(p): to_wire(state.percentile(p)) for p in soft.percentiles}
-        if soft is not None and soft.percentiles
-        else UNSET,
+        records=None if soft is None else soft.counts.records,
+        late=None if soft is None else soft.counts.late,
+        percentiles={str(p): to_wire(state.percentile(p)) for p in declared} or UNSET,
     )

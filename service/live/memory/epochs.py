@@ -19,9 +19,9 @@ from service.frontier.facts import note_activity
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
 from service.live.memory.leases import check_run
-from service.live.memory.range_table import RangeTable, as_list
+from service.live.memory.range_table import RangeTable, Rows, as_list
 from service.live.memory.state import LiveJob, LiveStage
-from service.model.reports import Column, Commit, Report, StageCommit, column
+from service.model.reports import Commit, Report, StageCommit, column
 
 
 def check_arrival(stage: str, state: LiveStage, epoch: int | None) -> None:
@@ -50,7 +50,7 @@ def wait(
     report: Report,
     epoch: int,
     fence: int,
-    indices: Column,
+    rows: Rows,
     now_ms: int,
 ) -> list[int]:
     """Let a report wait for its epoch; return the indices of the ranges that are behind already."""
@@ -58,9 +58,10 @@ def wait(
     behind: list[int] = []
     idle = report.idle or repeat(False)
     facts = report.facts or repeat(None)
-    reported = zip(as_list(indices), as_list(column(report)), idle, facts, strict=False)
+    reported = zip(as_list(rows), as_list(column(report)), idle, facts, strict=False)
     for index, promise, is_idle, work in reported:
-        new = Waiting(promise, report.capped_at_commit, is_idle, fence, work)
+        unfinished = work is not None and work.is_unfinished
+        new = Waiting(promise, report.capped_at_commit, is_idle, fence, work, unfinished)
         earlier = waiting.get(index)
         waiting[index] = new if earlier is None else join_attempts(earlier, new)
         if work is not None and not work.is_quiet:
@@ -113,7 +114,7 @@ def apply_epoch(
         report.idle and _stays_idle(job, report, table.owned_by(index), now_ms)
         for index, report in waiting.items()
     ]
-    facts = [report.facts for report in waiting.values()]
+    facts = [report.facts_at_commit for report in waiting.values()]
     indices = list(waiting)
     table.keep_facts(indices, facts if any(facts) else None, now_ms=now_ms, wall_ms=wall_ms)
     table.apply(indices, promises, table.staying_idle(indices, idle, facts), wall_ms=wall_ms)

@@ -91,10 +91,17 @@ class MinimumTree:
 
     def _update(self, first: int, last: int) -> None:
         """Compute all the nodes above the weights from `first` to `last`."""
-        for children, above in zip(self._children, self._levels[1:], strict=True):
+        for level, children in enumerate(self._children):
             first, last = first // _CHILDREN, last // _CHILDREN
-            nodes = slice(first, last + 1)
-            np.minimum.reduce(children[nodes], axis=1, out=above[nodes])
+            if first == last:
+                above = self._views[level + 1]
+                least = min(self._views[level][first * _CHILDREN : (first + 1) * _CHILDREN])
+                if least == above[first]:
+                    return
+                above[first] = least
+            else:
+                nodes = slice(first, last + 1)
+                np.minimum.reduce(children[nodes], axis=1, out=self._levels[level + 1][nodes])
 
     def _climb(self, indices: Int64s) -> None:
         """Compute the nodes above some weights, as far up as anything changes."""

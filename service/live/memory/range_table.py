@@ -15,13 +15,27 @@ import numpy as np
 
 from service.frontier.agreement import Agreement, agree, agree_keyed, weight
 from service.frontier.columns import Bools, are_behind, join_promises, weights
-from service.frontier.facts import NO_FACTS, Counts, Facts, ReportedFacts, merge_facts
+from service.frontier.facts import (
+    NO_FACTS,
+    UNFINISHED,
+    Counts,
+    Facts,
+    ReportedFacts,
+    merge_facts,
+)
 from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.minimum_tree import Int64s, MinimumTree
-from service.model.checkpoints import CHUNK, COLUMNS, Columns, chunk_numbers, packed_column
+from service.model.checkpoints import (
+    CHUNK,
+    COLUMNS,
+    Columns,
+    chunk_numbers,
+    packed_column,
+    packed_flags,
+)
 from service.model.reports import (
     NOTHING_NOTED,
     Column,
@@ -133,6 +147,7 @@ class RangeTable:
             else saved[name].copy()
             for name, empty in COLUMNS.items()
         }
+        unfinished = np.flatnonzero(columns["unfinished"]).tolist()
         self.layout = layout
         self._is_keyed = not isinstance(layout, ShardLayout)
         """The idleness of a key range takes nothing out of the minimum (see `agree_keyed`)."""
@@ -148,7 +163,7 @@ class RangeTable:
         """Since when each leased range has been leased without a gap."""
         self.idle_by_policy: set[int] = set()
         """Those that the service has decided to be idle, and not their workers."""
-        self.facts: dict[int, Facts] = {}
+        self.facts: dict[int, Facts] = dict.fromkeys(unfinished, UNFINISHED)
         """Of the ranges that have reported any."""
         self.counts = Counts()
         self.notes: dict[int, RangeNote] = {}
@@ -273,7 +288,7 @@ class RangeTable:
         at = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         reported = np.asarray(promises, dtype=np.int64)
         # One that is idle and final is not counted, but no longer idle once it reports without it.
-        if idle is None and not self.idle and not self._idle[at].any():
+        if idle is None and not self.idle and not np.count_nonzero(self._idle[at]):
             return self._raise_many(at, reported, wall_ms)
         is_idle = np.zeros(len(reported), np.bool_) if idle is None else np.array(idle, np.bool_)
         return self._apply_many(at, reported, is_idle, wall_ms)
@@ -285,8 +300,7 @@ class RangeTable:
         if now != earlier:
             self._promise_view[index] = now
             self.raised_at_ms[index] = wall_ms
-            self._stamp += 1
-            self._changed[index // CHUNK] = self._stamp
+            self._note_changed(index)
             self.final += now == MAX
             self.promised += earlier == MIN
         elif is_idle == was_idle:
@@ -298,13 +312,18 @@ class RangeTable:
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
 
+    def _note_changed(self, index: int) -> None:
+        """Note that what a checkpoint keeps of a range has changed."""
+        self._stamp += 1
+        self._changed[index // CHUNK] = self._stamp
+
     def _raise_many(self, at: Int64s | slice, reported: Int64s, wall_ms: int) -> list[int]:
         """Join promises where no range is idle, before or after: nothing else can change."""
         # A slice is a view, which would change with the promises.
         earlier = self._promise[at].copy()
         now = join_promises(earlier, reported)
         raised = now != earlier
-        if raised.any():
+        if np.count_nonzero(raised):
             self._promise[at] = now
             self._note_raised(at, raised, earlier, now, wall_ms)
             self._tree.put_many(at, now)
@@ -314,7 +333,7 @@ class RangeTable:
         self, at: Int64s | slice, raised: Bools, earlier: Int64s, now: Int64s, wall_ms: int
     ) -> None:
         if isinstance(at, slice):
-            self.raised_at_ms[at][raised] = wall_ms
+            np.putmask(self.raised_at_ms[at], raised, wall_ms)
         else:
             self.raised_at_ms[at[raised]] = wall_ms
         self._stamp += 1
@@ -327,7 +346,7 @@ class RangeTable:
 
     def _behind(self, at: Int64s | slice, reported: Int64s, earlier: Int64s) -> list[int]:
         behind = are_behind(earlier, reported)
-        return _among(at, behind).tolist() if behind.any() else []
+        return _among(at, behind).tolist() if np.count_nonzero(behind) else []
 
     def _apply_many(
         self, at: Int64s | slice, reported: Int64s, idle: Bools, wall_ms: int
@@ -336,7 +355,7 @@ class RangeTable:
         was_idle = self._idle[at].copy()
         now = join_promises(earlier, reported)
         raised = now != earlier
-        if raised.any():
+        if np.count_nonzero(raised):
             self._promise[at] = now
             self._note_raised(at, raised, earlier, now, wall_ms)
         self._idle[at] = idle
@@ -346,7 +365,7 @@ class RangeTable:
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
         moved = raised | (idle != was_idle)
-        if moved.any():
+        if np.count_nonzero(moved):
             self._tree.put_many(_among(at, moved), self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
@@ -355,7 +374,7 @@ class RangeTable:
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))
         self.leased += (len(indices) if fence != NOBODY else 0) - before
         self.owner[indices] = fence
-        if self.idle or self._idle[indices].any():
+        if self.idle or np.count_nonzero(self._idle[indices]):
             lapsed = indices[self._idle[indices]]
             if len(lapsed):
                 nothing = np.full(len(lapsed), MIN, dtype=np.int64)
@@ -375,7 +394,7 @@ class RangeTable:
             is_idle
             or stays_idle(
                 was_idle_by_policy=index in self.idle_by_policy,
-                reported_quiet=reported is not None and reported.is_quiet,
+                reported_nothing=reported is not None and reported.is_nothing,
             )
             for index, is_idle, reported in zip(
                 as_list(indices), idle or repeat(False), facts, strict=False
@@ -400,7 +419,10 @@ class RangeTable:
                 continue
             newer = reported or NO_FACTS
             self.counts = self.counts.plus(newer)
-            self.facts[index] = merge_facts(earlier, newer, now_ms=now_ms, wall_ms=wall_ms)
+            merged = merge_facts(earlier, newer, now_ms=now_ms, wall_ms=wall_ms)
+            self.facts[index] = merged
+            if merged.is_unfinished != (earlier is not None and earlier.is_unfinished):
+                self._note_changed(index)
 
     def note(self, indices: Rows, notes: Sequence[RangeNote | None] | None) -> None:
         """Keep the notes of these ranges."""
@@ -418,7 +440,7 @@ class RangeTable:
             else:
                 self.notes.pop(index, None)
 
-    def note_columns(self, indices: Int64s | slice, columns: HoldColumns) -> None:
+    def note_columns(self, indices: Rows, columns: HoldColumns) -> None:
         """Keep the holds of ranges whose report was packed."""
         if len(self.hold_columns.keys() | columns.keys()) > MAX_HOLD_COLUMNS:
             # Each costs eight bytes for each range of the stage: so many names are kept one by one.
@@ -481,7 +503,22 @@ class RangeTable:
     def chunk(self, number: int) -> Mapping[str, bytes]:
         """Return the columns of one chunk for a checkpoint, packed."""
         part = slice(number * CHUNK, (number + 1) * CHUNK)
-        return {name: packed_column(getattr(self, name)[part]) for name in COLUMNS}
+        return {
+            "promises": packed_column(self._promise[part]),
+            "raised_at_ms": packed_column(self.raised_at_ms[part]),
+            "unfinished": packed_flags(
+                index - part.start for index in self._unfinished(part.start, part.stop)
+            ),
+        }
+
+    def _unfinished(self, start: int, stop: int) -> Iterator[int]:
+        """Return which ranges have something unfinished, from one index to another."""
+        # Of few facts each is looked at, of many each range of this part alone.
+        among = self.facts if len(self.facts) < stop - start else range(start, stop)
+        for index in among:
+            facts = self.facts.get(index)
+            if facts is not None and facts.is_unfinished and start <= index < stop:
+                yield index
 
     def unsaved(self) -> Sequence[tuple[int, int]]:
         """Return the unsaved chunks, each with the stamp of its last change."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from service.frontier.graph import is_ahead
@@ -15,7 +15,7 @@ from service.live.memory.leases import current_lease
 from service.live.memory.range_table import RangeTable, Rows, as_list, neighbours
 from service.live.memory.state import Lease, LiveJob
 from service.model.leases import LostReason
-from service.model.reports import Column, Report, Reported, column
+from service.model.reports import Report, Reported, column
 
 
 def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -> Reported:
@@ -24,42 +24,43 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     lease = current_lease(job, stage, state, report.token, now_ms)
     check_arrival(stage, state, report.epoch)
     check_observed(stage, state, report.observed_input)
-    report, indices, rejected = _covered(report, lease, table)
+    report, rows, rejected = _covered(report, lease, table)
     lease.deadline_ms = now_ms + lease.ttl_ms
     if report.hold_columns is None:
-        rows: Rows = indices
         table.note(rows, report.notes)
     else:
-        rows = neighbours(np.asarray(indices, dtype=np.int64))
         table.note_columns(rows, report.hold_columns)
+    promises = column(report)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)
         idle = table.staying_idle(rows, report.idle, report.facts)
-        behind = table.apply(rows, column(report), idle, wall_ms=wall_ms)
+        behind = table.apply(rows, promises, idle, wall_ms=wall_ms)
     else:
-        behind = wait(state, table, report, report.epoch, lease.fence, indices, now_ms)
+        behind = wait(state, table, report, report.epoch, lease.fence, rows, now_ms)
     return Reported(
-        accepted=len(indices),
+        accepted=len(promises),
         behind=[table.name(index) for index in behind],
         rejected=rejected,
         expires_in_ms=lease.ttl_ms,
         view=state.view,
         advances=report.epoch is None and is_ahead(table.agreement, state.view.watermark),
+        ranges=RangeNames(table.layout, lease.members) if report.ranges is None else report.ranges,
     )
 
 
 def _covered(
     report: Report, lease: Lease, table: RangeTable
-) -> tuple[Report, Column, list[tuple[str, LostReason]]]:
+) -> tuple[Report, Rows, list[tuple[str, LostReason]]]:
     """Reduce a report to the ranges that its lease is still on; return it, their indices, and the others
-    with the reason. The indices of a packed report rise.
+    with the reason.
     """
     names = report.ranges
     if names is None:
         members = lease.members
         report = refusals.spoken_for_all(report, len(members))
-        if bool((table.owner[neighbours(members)] == lease.fence).all()):
-            return report, members, []
+        rows = neighbours(members)
+        if np.count_nonzero(table.owner[rows] == lease.fence) == len(members):
+            return report, rows, []
         names = list(RangeNames(table.layout, members))
     else:
         lookup = table.covered(lease.fence, names, lease.last_lookup)
@@ -71,7 +72,7 @@ def _covered(
 
 def _partly(
     report: Report, names: Sequence[str], lease: Lease, table: RangeTable
-) -> tuple[Report, Column, list[tuple[str, LostReason]]]:
+) -> tuple[Report, Rows, list[tuple[str, LostReason]]]:
     kept = [k for k, name in enumerate(names) if table.is_on(lease.fence, name)]
     members = set(lease.members.tolist())
     rejected: list[tuple[str, LostReason]] = [
@@ -82,7 +83,7 @@ def _partly(
     if not kept:
         raise refusals.none_covered(lease.stage, rejected)
     promises = as_list(column(report))
-    part = replace(
+    part = msgspec.structs.replace(
         report,
         ranges=[names[k] for k in kept],
         promises=[promises[k] for k in kept],
@@ -93,4 +94,4 @@ def _partly(
         if report.hold_columns is None
         else {name: each[kept] for name, each in report.hold_columns.items()},
     )
-    return part, [table.index[names[k]] for k in kept], rejected
+    return part, np.array([table.index[names[k]] for k in kept], dtype=np.int64), rejected

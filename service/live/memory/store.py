@@ -14,15 +14,14 @@ from typing import ClassVar
 
 from service.clock import Clock
 from service.frontier.agreement import Agreement
-from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline, is_ahead
 from service.frontier.idleness import next_commit
 from service.live.memory import epochs, layouts, leases, reports, views
-from service.live.memory.leases import NOTHING, Deadlines
+from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
 from service.live.port import StateLostError, Watch, new_token
 from service.live.watches import Watches
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, Columns, chunk_numbers, joined_columns
 from service.model.jobs import (
     Census,
     InstalledJob,
@@ -145,7 +144,7 @@ class MemoryLiveStore:
         """See the port."""
         found = self._job(job)
         state = found.stage(stage)
-        return found.generation, StageProgress(state.run, state.epoch)
+        return found.generation, StageProgress(state.run, state.recorded)
 
     def _job(self, name: str) -> LiveJob:
         job = self._jobs.get(name)
@@ -310,10 +309,13 @@ class MemoryLiveStore:
             if index < len(table)
         ]
 
-    async def promises(self, job: str, stage: str) -> Int64s:
+    async def columns(self, job: str, stage: str) -> Columns:
         """See the port."""
         table = self._job(job).stage(stage).table
-        return NOTHING if table is None else table.promises.copy()
+        if table is None:
+            return joined_columns(0, ())
+        chunks = ((number, table.chunk(number)) for number in chunk_numbers(len(table.layout)))
+        return joined_columns(len(table.layout), chunks)
 
     async def observe(
         self, job: str, stages: Sequence[str]

@@ -1,4 +1,4 @@
-"""Promises on Redis, and checkpoints of ranges."""
+"""Checkpoints of ranges on Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from service.errors import UnavailableError
-from service.frontier.columns import Int64s
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
@@ -17,27 +16,26 @@ from service.live.redis.schema import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import (
     CheckpointChunk,
+    Columns,
     chunk_numbers,
     joined_columns,
     packed_column,
+    packed_flags,
 )
 
 _CHUNKS_AT_ONCE = 64
 
 
-async def promises(steps: Steps, job: str, stage: str) -> Int64s:
+async def columns(steps: Steps, job: str, stage: str) -> Columns:
     """See the port."""
 
-    async def read(job_layout: JobLayout) -> Int64s:
+    async def read(job_layout: JobLayout) -> Columns:
         found = job_layout.pipeline.stages.get(stage)
         if found is None:
             raise refusals.unknown_stage(job, stage)
-        if found.layout is None:
-            return np.zeros(0, dtype=np.int64)
-        chunks = [(stage, number) for number in chunk_numbers(len(found.layout))]
-        saved = await _chunks(steps, job_layout, chunks)
-        columns = joined_columns(len(found.layout), ((c.chunk, c.columns) for c in saved))
-        return columns["promises"]
+        size = 0 if found.layout is None else len(found.layout)
+        saved = await _chunks(steps, job_layout, [(stage, n) for n in chunk_numbers(size)])
+        return joined_columns(size, ((chunk.chunk, chunk.columns) for chunk in saved))
 
     return await steps.with_layout(job, read)
 
@@ -77,7 +75,7 @@ async def _chunks(
         width = 1 + len(schema.SAVED_MOMENTS)
         by_column = (columns[k::width] for k in range(width))
         for (stage, number), head, *raw in zip(part, heads, *by_column, strict=True):
-            stamp, idle, since = head
+            stamp, idle, since, unfinished = head
             weights, *moments = (np.frombuffer(column, dtype="<f8") for column in raw)
             promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})
             saved = dict(zip(schema.SAVED_MOMENTS, map(schema.as_times, moments), strict=True))
@@ -91,7 +89,10 @@ async def _chunks(
                     layout_since=int(since),
                     chunk=number,
                     stamp=int(stamp or 0),
-                    columns={name: packed_column(column) for name, column in saved.items()},
+                    columns={
+                        **{name: packed_column(column) for name, column in saved.items()},
+                        "unfinished": packed_flags(map(int, schema.read_list(unfinished))),
+                    },
                 )
             )
     return found

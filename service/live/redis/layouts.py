@@ -20,6 +20,7 @@ from service.live.redis.states import (
     flat,
     fresh,
     read_leases,
+    restored_facts,
 )
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps, reply, stage_layout
 from service.model.jobs import InstalledJob
@@ -86,7 +87,9 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
     entries: list[Any] = []
     for name in stages:
         fields, *own_columns = fresh(name, job)
-        entries.append([flat(fields), name, schema.pack_view(job.stages[name].view)])
+        installed = job.stages[name]
+        view, facts = schema.pack_view(installed.view), restored_facts(installed)
+        entries.append([flat(fields), name, view, facts])
         columns += own_columns
     gone = [stage for stage in meta.stage_names if stage not in job.stages]
     keys = schema.job_keys(job.name)

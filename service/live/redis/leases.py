@@ -142,6 +142,8 @@ async def expire(steps: Steps, job: str | None = None) -> Mapping[str, Mapping[s
         found = steps.caches.get(job)
         expiry = None if found is None else found.next_expiry
         expired_jobs = [job] if expiry is not None and expiry.is_over(now_ms) else []
+        if not expired_jobs and (found is None or not found.expired):
+            return {}
     else:
         expired_jobs = [
             name

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
-from service.frontier.facts import Counts
+from service.frontier.facts import Counts, Facts
 from service.frontier.graph import Pipeline
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX
@@ -91,6 +91,9 @@ async def jobs(steps: Steps) -> Sequence[JobView]:
 
 async def pipeline(steps: Steps, job: str, stage: str | None = None) -> Pipeline:
     """See the port."""
+    known = steps.cache(job).layout
+    if known is not None and (stage is None or stage in known.pipeline.stages):
+        return known.pipeline
     pipeline = await steps.with_layout(job, _pipeline_of)
     if stage is not None and stage not in pipeline.stages:
         steps.cache(job).layout = None
@@ -398,6 +401,11 @@ async def _pipeline_of(job_layout: JobLayout) -> Pipeline:
 _SHOWN_MOMENTS = tuple(each.name for each in fields(RangeView) if each.name in schema.MOMENTS)
 
 
+def _facts(fields: Sequence[float]) -> Facts:
+    *moments, has_pending, keeps_back = fields
+    return schema.facts_of(moments, b"" if has_pending else None, keeps_back=bool(keeps_back))
+
+
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
     promise, idle, note, moments, lease, facts, waiting, _ = result
     at = {name: int(each) or None for name, each in zip(schema.MOMENTS, moments, strict=True)}
@@ -411,7 +419,7 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
         fence=None if fence is None else int(fence),
         expires_in_ms=None if left_ms is None else int(left_ms),
         **{name: at[name] for name in _SHOWN_MOMENTS},
-        facts=schema.facts_of(facts[:5], b"" if facts[5] else None) if facts else None,
+        facts=_facts(facts) if facts else None,
         waiting_promise=None if waiting is False else schema.as_time(waiting),
     )
 

@@ -73,14 +73,14 @@ async def _report_all(
     # The layout may have changed between two of them: those of another layout are retried.
     same = [resolved for of, resolved in batch if of is job_layout]
     stages = list(dict.fromkeys(resolved.stage for resolved in same))
-    args = [report_args(job_layout, stages.index(each.stage) + 1, each) for each in same]
+    args = [report_args(stages.index(each.stage) + 1, each) for each in same]
     _, raw_results, ahead = await steps.step(job_layout, "report", stages, args)
     results: list[Reported | Exception] = []
     for resolved, result in zip(same, raw_results, strict=True):
         is_ahead = bool(ahead[stages.index(resolved.stage)])
         reported = read_result(job_layout, resolved, result, ahead=is_ahead)
         if isinstance(reported, Reported):
-            note_left(job_layout, resolved, reported)
+            note_left(resolved, reported)
         results.append(reported)
     in_turn = iter(results)
     return [next(in_turn) if of is job_layout else LayoutChangedError() for of, _ in batch]

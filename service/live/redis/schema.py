@@ -24,7 +24,7 @@ from service.live.redis.lookups import Lookups
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
-from service.model.reports import HoldColumns
+from service.model.reports import Column, HoldColumns
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,17 +50,17 @@ CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")
 _VIEW_MEMBERS = ("input", "output", "idle", "version", "revision", "updated_at_ms")
-_FACTS = struct.Struct("<dddddB")
+_FACTS = struct.Struct("<dddddBB")
 """Reported at, interval, oldest work, backlog, quiet since, whether the sketch of what is pending
 follows.
 """
 
-_REPORTED_FACTS = struct.Struct("<ddddB")
+_REPORTED_FACTS = struct.Struct("<ddddBB")
 """Oldest work, records, late, backlog, whether a sketch follows."""
 
 _DOUBLE = struct.Struct("<d")
 _COMMITS = struct.Struct("<ddd")
-_MAX_PACKED = 64
+_MAX_PACKED = 4_096
 """Of how many leases a stage keeps the holds of packed reports. They are for display alone."""
 _EPOCH_DIGITS = 20
 
@@ -192,14 +192,20 @@ def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
         facts.late,
         facts.backlog,
         pending is not None,
+        facts.keeps_back,
     )
     return blob(head + (pending or b""))
 
 
-def pack_holds(columns: HoldColumns) -> msgspec.Raw:
-    """Pack the holds of a packed report: their names as JSON, a line feed, a column for each of them."""
+def pack_holds(columns: HoldColumns, promises: Column | int) -> msgspec.Raw:
+    """Pack the holds of a packed report: their names as JSON, a line feed, a column for each of them.
+
+    If the only column is that of its promises, it is left out: the script puts it in (`whole_holds`).
+    """
     names = msgspec.json.encode(list(columns))
-    packed = [column.astype("<i8", copy=False).tobytes() for column in columns.values()]
+    if len(columns) == 1 and all(column is promises for column in columns.values()):
+        return blob(names + b"\n")
+    packed = [column.astype("<f8").tobytes() for column in columns.values()]
     return blob(b"".join([names, b"\n", *packed]))
 
 
@@ -209,18 +215,32 @@ def read_holds(packed: bytes) -> HoldColumns:
     names = msgspec.json.decode(head, type=list[str])
     if not names:
         return {}
-    table = np.frombuffer(columns, dtype="<i8").reshape(len(names), -1)
+    table = as_times(np.frombuffer(columns, dtype="<f8")).reshape(len(names), -1)
     return dict(zip(names, table, strict=True))
 
 
 def read_facts(packed: bytes) -> Facts:
     """Read what a range has said so far."""
-    has_pending = bool(packed[_FACTS.size - 1])
+    *moments, has_pending, keeps_back = _FACTS.unpack_from(packed)
     pending = packed[_FACTS.size :] if has_pending else None
-    return facts_of(_FACTS.unpack_from(packed)[:5], pending)
+    return facts_of(moments, pending, keeps_back=bool(keeps_back))
 
 
-def facts_of(fields: Sequence[float], pending: bytes | None) -> Facts:
+def pack_facts(facts: Facts) -> bytes:
+    """Pack what a range has said so far, but for a sketch of what is pending."""
+    oldest, interval = facts.oldest_work_ms, facts.interval_ms
+    return _FACTS.pack(
+        facts.reported_at_ms,
+        -1 if interval is None else interval,
+        NOTHING if oldest is None else oldest,
+        facts.backlog,
+        facts.quiet_since_ms,
+        False,
+        facts.keeps_back,
+    )
+
+
+def facts_of(fields: Sequence[float], pending: bytes | None, *, keeps_back: bool) -> Facts:
     """Return what a range has said so far, from the numbers in `_FACTS`."""
     reported_at, interval, oldest, backlog, quiet_since = fields
     return Facts(
@@ -230,6 +250,7 @@ def facts_of(fields: Sequence[float], pending: bytes | None) -> Facts:
         pending,
         int(backlog),
         int(quiet_since),
+        keeps_back,
     )
 
 

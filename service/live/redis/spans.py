@@ -25,12 +25,12 @@ T = TypeVar("T")
 _BULK = 64
 """From this many ranges on, a lookup is worth keeping for the next report."""
 
-_NAME_BYTES = 100
-_NUMBER_BYTES = 16
-"""What a range takes about, of what is kept of it: a name, or numbers."""
+_NAMED_BYTES = 120
+_NUMBERED_BYTES = 32
+"""What a range takes about, of what is kept of it: a promise in two forms, and a name or an index."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RangeLookup:
     """The ranges of a report, looked up by name."""
 
@@ -43,6 +43,8 @@ class RangeLookup:
     runs: Runs
     unknown: Sequence[str]
     """Names that the layout does not have."""
+    left: Promises | None = None
+    """The promises that the last report has left, if they are known. Of few ranges they are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,6 @@ class ResolvedReport:
     lookup: RangeLookup
     said: Promises
     """The promises that it reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """The promises that the last report under a lease has left."""
-
-    lookup: RangeLookup
-    promises: Promises
 
 
 def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport:
@@ -79,7 +73,7 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     last: RangeLookup | None = job_layout.lookups.get(key)
     if last is None or last.names != names:
         last = _look_up(job_layout, stage, names)
-        job_layout.lookups.put(key, last, _NAME_BYTES * len(names))
+        job_layout.lookups.put(key, last, _NAMED_BYTES * len(names))
     return _resolved(stage, report, last)
 
 
@@ -104,7 +98,7 @@ def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) ->
     names = job_layout.names(stage, runs)
     lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
     key = _key(job_layout, stage, token, "members")
-    job_layout.lookups.put(key, lookup, _NUMBER_BYTES * len(indices))
+    job_layout.lookups.put(key, lookup, _NUMBERED_BYTES * len(indices))
     return lookup
 
 
@@ -129,9 +123,10 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     return RangeLookup(names, order, len(at), spans, schema.runs_of(at), unknown)
 
 
-def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> list[Any]:
+def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
     """Return a report as `report.lua` reads it."""
     report, order, spans = resolved.report, resolved.lookup.order, resolved.lookup.spans
+    holds = report.hold_columns
     return [
         stage,
         report.token,
@@ -143,37 +138,26 @@ def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> 
         False if report.idle is None else _picked(report.idle, order),
         False if report.notes is None else [_note(note) for note in _picked(report.notes, order)],
         False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
-        False if report.hold_columns is None else schema.pack_holds(report.hold_columns),
-        _joined(job_layout, resolved) or False,
+        False if holds is None else schema.pack_holds(holds, report.promises),
+        _joined(resolved) or False,
     ]
 
 
-def _joined(job_layout: JobLayout, resolved: ResolvedReport) -> list[Any] | None:
+def _joined(resolved: ResolvedReport) -> list[Any] | None:
     """Join a report here, if the promises that are there are known; None: the script has to do it."""
     report = resolved.report
-    left: _Left | None = job_layout.lookups.get(_left_key(job_layout, resolved))
-    if left is None or left.lookup is not resolved.lookup or report.epoch is not None:
+    left = resolved.lookup.left
+    if left is None or report.epoch is not None:
         return None
     if report.idle is not None and any(report.idle):
         return None
-    return join(left.promises, resolved.said, resolved.lookup.runs)
+    return join(left, resolved.said, resolved.lookup.runs)
 
 
-def note_left(job_layout: JobLayout, resolved: ResolvedReport, reported: Reported) -> None:
-    """Keep what a report has left, if it is known, for the next one under its lease."""
-    if resolved.lookup.count < _BULK:
-        return
-    key = _left_key(job_layout, resolved)
-    promises = left_by(resolved.report, reported, resolved.said)
-    if promises is None:
-        job_layout.lookups.drop(key)
-    else:
-        left = _Left(resolved.lookup, promises)
-        job_layout.lookups.put(key, left, _NUMBER_BYTES * resolved.lookup.count)
-
-
-def _left_key(job_layout: JobLayout, resolved: ResolvedReport) -> tuple[str, ...]:
-    return _key(job_layout, resolved.stage, resolved.report.token, "left")
+def note_left(resolved: ResolvedReport, reported: Reported) -> None:
+    """Keep what a report has left, if it is known, for the next one of the same ranges."""
+    if resolved.lookup.count >= _BULK:
+        resolved.lookup.left = left_by(resolved.report, reported, resolved.said)
 
 
 def _picked(values: Sequence[T], order: npt.NDArray[np.int64] | None) -> list[T]:
@@ -201,6 +185,7 @@ def read_result(
                 expires_in_ms=int(ttl_ms),
                 view=schema.read_view(view),
                 advances=ahead and bool(counts),
+                ranges=resolved.lookup.names,
             )
         case _:
             return _refusal(job_layout, resolved, result)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from service.frontier.facts import UNFINISHED
 from service.frontier.ranges import inherit, staying
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import StateLostError
@@ -92,6 +93,15 @@ def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes, b
     )
 
 
+def restored_facts(installed: InstalledStage) -> list[Any]:
+    """Return the facts of a stage that starts from the ledger: see `UNFINISHED`."""
+    if installed.columns is None:
+        return []
+    packed = schema.pack_facts(UNFINISHED)
+    unfinished = np.flatnonzero(installed.columns["unfinished"]).tolist()
+    return flat({str(index): packed for index in unfinished})
+
+
 def counts_of(
     weights: schema.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
 ) -> dict[str, Any]:
@@ -173,7 +183,8 @@ class LayoutChange:
         for name in self._fresh:
             fields, weights, tree, moments = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
-            entries.append([flat(fields), [], [], [], [], [], name, view])
+            facts = restored_facts(job.stages[name])
+            entries.append([flat(fields), [], [], [], facts, [], name, view])
             columns += [weights, tree, bytes(len(weights)), moments]
         for name in (*self.carried, *self._fresh):
             layout = job.pipeline.stages[name].layout

@@ -215,15 +215,17 @@ class Steps:
 
     async def with_layout(self, job: str, step: Callable[[JobLayout], Awaitable[T]]) -> T:
         """Run a step with the job's layout; retry with the new one if that has changed."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _FROZEN_TIMEOUT_S
+        deadline: float | None = None
         while True:
             try:
                 return await step(await self.layout(job))
             except LayoutChangedError:
                 continue
             except FrozenError:
-                if loop.time() > deadline:
+                now = asyncio.get_running_loop().time()
+                if deadline is None:
+                    deadline = now + _FROZEN_TIMEOUT_S
+                if now > deadline:
                     # The replica that froze it is gone. The ledger has the layout it was installing.
                     raise StateLostError(job) from None
                 await asyncio.sleep(_FROZEN_POLL_S)

@@ -16,7 +16,6 @@ from typing import ClassVar
 from service.clock import Clock
 from service.errors import UnavailableError
 from service.frontier.agreement import Agreement
-from service.frontier.columns import Int64s
 from service.frontier.graph import Pipeline
 from service.live.port import Watch, new_token
 from service.live.redis import (
@@ -31,7 +30,7 @@ from service.live.redis import (
 from service.live.redis.client import Hint, RedisClient
 from service.live.redis.steps import Steps, reply
 from service.live.watches import Watches
-from service.model.checkpoints import CheckpointChunk
+from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.jobs import (
     Census,
     InstalledJob,
@@ -204,9 +203,9 @@ class RedisLiveStore:
         """See the port."""
         return await reads.range_views(self._steps, job, stage, indices)
 
-    async def promises(self, job: str, stage: str) -> Int64s:
+    async def columns(self, job: str, stage: str) -> Columns:
         """See the port."""
-        return await checkpoints.promises(self._steps, job, stage)
+        return await checkpoints.columns(self._steps, job, stage)
 
     async def observe(
         self, job: str, stages: Sequence[str]

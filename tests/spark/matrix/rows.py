@@ -251,7 +251,7 @@ _INTERVAL_MS: Final = HOUR_MS + 10
 """A join's output is behind its input by its interval, and a millisecond or two."""
 
 OPERATORS: Final = (
-    Operator("tumbling", _tumbling, "closed_at", short="cron"),
+    Operator("tumbling", _tumbling, "closed_at"),
     Operator(
         "tumbling, stamped with window_time",
         lambda frames: _counted(_only(frames)).select(
@@ -272,7 +272,9 @@ OPERATORS: Final = (
         refused="delay=",
         issue=(1,),
     ),
-    Operator("sliding", _sliding, "window.end", event_time="window", is_variation=True),
+    Operator(
+        "sliding", _sliding, "window.end", event_time="window", short="cron", is_variation=True
+    ),
     # To Spark a row at the very end of a session is of that session: it closes a millisecond later.
     Operator(
         "session",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
 
 from spark_agent.answers import MAX_MS
+from spark_agent.checkpoint import Beginning
 from spark_agent.client import Client
 from spark_agent.control_source import END_MS
 from spark_agent.feed import Feed, FeedConfig
@@ -15,6 +17,7 @@ from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFai
 from spark_agent.operators import Promise
 from spark_agent.running import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
+from spark_agent.starting import Resumption
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100
@@ -82,6 +85,16 @@ class Query:
         self.latest = CommittedBatch(epoch, watermark_ms, read_nothing)
 
 
+class NewCheckpoint:
+    """Has nothing, and keeps nothing."""
+
+    def read(self) -> Beginning:
+        return Beginning(0)
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        pass
+
+
 class Unthrottled(Feed):
     """One that never says to hold."""
 
@@ -119,6 +132,7 @@ def feed(
         client=client,
         progress=lambda: query.latest,
         clock=query.clock,
+        other_generation=Resumption("j", "q", NewCheckpoint(), may_reread=False).other_generation,
     )
 
 
@@ -195,7 +209,20 @@ def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over
     with Answers(at(5)) as server:
         feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(END_MS, 8))
     [failure] = supervisor.failures
-    assert "Give the query a new checkpoint and an empty output" in failure
+    assert "a new checkpoint and an empty output" in failure
+
+
+def test_a_checkpoint_is_compared_once_the_service_answers() -> None:
+    """It did not at the start, and the query went on for good, with every row dropped as late."""
+    query, supervisor = Query(FakeClock()), Supervisor()
+    with Answers(Answer(404, {"type": "/problems/unknown-job"}), at(5)) as server:
+        following = feed(server, query, supervisor)
+        here = following.next("r", STAGE, Offset(END_MS, 8))
+        assert supervisor.failures == []
+        query.clock.now_ms += 60_000
+        with suppress(QueryFailedError):
+            following.next("r", STAGE, here)
+    assert "a new checkpoint and an empty output" in supervisor.failures[0]
 
 
 def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -418,17 +445,21 @@ class TestLink:
 
 
 @pytest.mark.parametrize(
-    ("generations", "fails"), [((1, 2), True), ((2, 1), False), ((1, 1), False)]
+    ("generations", "words"),
+    [((1, 2), "it was reset"), ((2, 1), "ledger was lost"), ((1, 1), None)],
 )
-def test_a_query_fails_when_its_job_begins_a_new_generation(
-    generations: tuple[int, int], fails: bool
+def test_a_query_fails_when_its_job_is_in_another_generation(
+    generations: tuple[int, int], words: str | None
 ) -> None:
-    """A lower one is of a service that has lost its ledger."""
+    """A lower one is of a ledger that was lost, or restored: what it knows is of other batches."""
     query, supervisor = Query(FakeClock()), Supervisor()
-    with Answers(*(at(60_000, generation=each) for each in generations)) as server:
+    later = at(60_000 if words is None else 90_000, generation=generations[1])
+    with Answers(at(60_000, generation=generations[0]), later) as server:
         following = feed(server, query, supervisor)
         here = following.next("r", STAGE, Offset(None, 0))
         query.clock.now_ms += 10_000
         after = following.next("r", STAGE, here)
-    assert [("was reset" in failure) for failure in supervisor.failures] == [True] * fails
+    assert [words is not None and words in each for each in supervisor.failures] == [True] * (
+        words is not None
+    )
     assert after == here

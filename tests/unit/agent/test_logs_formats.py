@@ -111,6 +111,15 @@ def test_an_empty_file_has_no_rows_and_a_truncated_one_is_an_error(
     assert sum(each.num_rows for each in read_file(str(path), form, columns)) == 0
 
 
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_compressed_file_of_nothing_has_no_rows(tmp_path: Path, form: str) -> None:
+    """As logrotate leaves it after a quiet hour."""
+    path = tmp_path / f"1.{form}.gz"
+    path.write_bytes(gzip.compress(b""))
+    columns = Columns(pa.schema([("at", pa.timestamp("us", "UTC"))]), "UTC", "at")
+    assert list(read_file(str(path), form, columns)) == []
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_file_without_the_event_time_is_refused(tmp_path: Path, form: str) -> None:
     """Its rows would have no time, so no window would have them, and nothing would be counted."""

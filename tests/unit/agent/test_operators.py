@@ -259,6 +259,26 @@ class TestQueryStages:
         with pytest.raises(UnsoundPlanError, match=rf"{operator} comes after report\(\)"):
             checked(plan)
 
+    def test_the_reported_time_stays_what_it_was(self) -> None:
+        """A minute was taken off after the report: the next stage lost its rows as late."""
+        plan = reported(watermarked())
+        renamed = project(plan, (8, "then", AT.id, ""))
+        for changed in (
+            Node("Project", (plan,), output=(Column(9, "at"), KEY)),
+            Node("Project", (plan,), output=(Column(9, "AT"), KEY)),
+            Node("Project", (renamed,), output=(Column(8, "then"), Column(9, "at"))),
+        ):
+            with pytest.raises(UnsoundPlanError, match="is computed after report"):
+                checked(changed, "at")
+        for same in (
+            Node("Project", (plan,), output=(AT, Column(9, "later"))),
+            Node("Project", (plan,), output=(KEY,)),
+            renamed,
+            project(renamed, (9, "at", 8, "")),
+        ):
+            assert checked(same, "at").promises.keys() == {"hourly"}
+        assert checked(Node("Project", (plan,), output=(Column(9, "at"),))).promises
+
     def test_stages_that_are_each_reported_may_be_unioned(self) -> None:
         stages = read_spec(
             {"a": {"inputs": ["taps"], "ranges": 1}, "b": {"inputs": ["taps"], "ranges": 1}}

@@ -32,10 +32,6 @@ def test_the_newest_of_each_shard_rounded_down() -> None:
     assert newest(found) == {"a": 5, "b": -1}, "down, not towards zero: a promise is never early"
 
 
-def test_rows_without_a_time_say_nothing() -> None:
-    assert show([("a", None), ("b", 7_000)]) == SourceRows({"b": ShardRows(7, 1)})
-
-
 def test_rows_of_nobody_known_are_counted() -> None:
     found = show([("c", 1_000), (None, 1_000), ("a", 1_000)])
     assert (newest(found), found.unknown_shard_rows) == ({"a": 1}, 2)
@@ -63,6 +59,11 @@ def test_nothing_is_late_to_a_source_that_never_promised_and_all_to_a_final_one(
 def test_rows_before_1970_are_counted() -> None:
     found = show([("a", -1), ("a", 0), ("b", None)])
     assert (found.rows_before_1970, found.late_rows) == (1, 0)
+
+
+def test_rows_without_an_event_time_are_counted_and_move_nothing() -> None:
+    found = show([("a", None), ("b", 7_000), (None, None)])
+    assert found == SourceRows({"b": ShardRows(7, 1)}, undated_rows=2)
 
 
 def test_the_oldest_of_those_that_are_older() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from spark_agent.checkpoint import Beginning
 from spark_agent.client import Client
 from spark_agent.errors import UnknownStage
-from spark_agent.job import DeclaredJob
+from spark_agent.job import Check, Commits, DeclaredJob, Opened
 from spark_agent.reporting import OldCheckpointError
 from spark_agent.starting import Resumption
 from tests.unit.agent.answers import Answer, Answers, FakeClock
@@ -17,8 +20,32 @@ DECLARED = Answer(200, {"job": "j", "generation": 1, "layout_version": 1, "stage
 OPENED = Answer(201, {"run": 7})
 
 
+class Notes:
+    """A checkpoint in memory."""
+
+    def __init__(self, *beginnings: Beginning) -> None:
+        self._beginnings = list(beginnings)
+        self.noted: list[tuple[int, int | None, int]] = []
+
+    def read(self) -> Beginning:
+        return self._beginnings.pop(0)
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        self.noted.append((generation, rereads_to, run))
+
+
+def callbacks(found: Resumption) -> tuple[Check, Opened]:
+    return found.check, found.opened
+
+
+def open_run(found: Resumption, has: Commits) -> None:
+    """As `DeclaredJob.open_run` does it."""
+    found.check(has)
+    found.opened(replace(has, run=(has.run or 0) + 1))
+
+
 def resumption(next_batch: int, *, may_reread: bool = False) -> Resumption:
-    return Resumption("q", lambda: Beginning(next_batch), may_reread=may_reread)
+    return Resumption("j", "q", Notes(Beginning(next_batch)), may_reread=may_reread)
 
 
 def commits(epoch: int | None) -> Answer:
@@ -46,7 +73,7 @@ def declared(server: Answers) -> DeclaredJob:
     ],
 )
 def test_a_checkpoint_that_is_not_behind_is_taken(next_batch: int, last_epoch: int | None) -> None:
-    resumption(next_batch).check(last_epoch)
+    resumption(next_batch).check(Commits(1, last_epoch))
 
 
 @pytest.mark.parametrize(
@@ -61,24 +88,23 @@ def test_a_checkpoint_that_is_not_behind_is_taken(next_batch: int, last_epoch: i
 def test_a_checkpoint_that_is_behind_is_refused(next_batch: int, last_epoch: int) -> None:
     words = rf"query q begins with batch {next_batch}, but .* up to {last_epoch}: .* older copy"
     with pytest.raises(OldCheckpointError, match=words):
-        resumption(next_batch).check(last_epoch)
+        resumption(next_batch).check(Commits(1, last_epoch))
 
 
 def test_a_checkpoint_that_is_behind_is_told_where_that_is_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    resumption(4, may_reread=True).check(4)
+    resumption(4, may_reread=True).check(Commits(1, 4))
     assert "query q begins with batch 4, but the job already has batches" in caplog.text
 
 
 def test_a_checkpoint_is_read_once_and_after_the_epoch_only() -> None:
     """Another driver may go on from the same one meanwhile; later, the query itself has."""
-    numbers = iter([5])
-    found = Resumption("q", lambda: Beginning(next(numbers)), may_reread=False)
-    found.check(None)
-    found.check(4)
+    found = resumption(5)
+    found.check_output()
+    found.check(Commits(1, 4))
     with pytest.raises(OldCheckpointError):
-        found.check(5)
+        found.check(Commits(1, 5))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +122,7 @@ def test_an_output_that_is_not_ahead_is_taken(
     next_batch: int, planned: int | None, written: int | None
 ) -> None:
     found = Beginning(next_batch, planned, written, "/out")
-    Resumption("q", lambda: found, may_reread=False).check(None)
+    Resumption("j", "q", Notes(found), may_reread=False).check_output()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +135,7 @@ def test_an_output_that_is_ahead_of_its_checkpoint_is_refused(
     found = Beginning(next_batch, planned, written, "/out")
     words = rf"begins with batch {next_batch}, but its output /out already has .* up to {written}"
     with pytest.raises(OldCheckpointError, match=words):
-        Resumption("q", lambda: found, may_reread=False).check(None)
+        Resumption("j", "q", Notes(found), may_reread=False).check_output()
 
 
 def test_the_furthest_of_its_stages_counts() -> None:
@@ -117,7 +143,7 @@ def test_the_furthest_of_its_stages_counts() -> None:
         Answers(DECLARED, commits(None), commits(5)) as server,
         pytest.raises(OldCheckpointError, match="up to 5"),
     ):
-        declared(server).open_run(["s", "t"], resumption(5).check)
+        declared(server).open_run(["s", "t"], *callbacks(resumption(5)))
     paths = [(each.method, each.path) for each in server.asked]
     assert paths == [
         ("PUT", "/v1/jobs/j"),
@@ -127,19 +153,136 @@ def test_the_furthest_of_its_stages_counts() -> None:
 
 
 def test_a_run_is_opened_after_the_comparison() -> None:
-    with Answers(DECLARED, commits(4), OPENED) as server:
-        assert declared(server).open_run(["s"], resumption(5).check) == 7
-    assert server.asked[-1].path == "/v1/jobs/j/runs"
+    with Answers(DECLARED, commits(4), OPENED, DECLARED) as server:
+        assert declared(server).open_run(["s"], *callbacks(resumption(5))) == 7
+    assert [each.path for each in server.asked[-2:]] == ["/v1/jobs/j/runs", "/v1/jobs/j"]
+
+
+def test_a_reset_between_the_comparison_and_the_run_is_noticed() -> None:
+    """The run is of the new generation: what the query had to report would be taken."""
+    after = Answer(200, {"job": "j", "generation": 2, "layout_version": 1, "stages": SPEC})
+    words = "is of generation 1 of job 'j', by its checkpoint, but the job is in generation 2"
+    with (
+        Answers(DECLARED, commits(4), OPENED, after) as server,
+        pytest.raises(OldCheckpointError, match=words),
+    ):
+        declared(server).open_run(["s"], *callbacks(resumption(5)))
+
+
+def test_a_checkpoint_notes_its_generation_and_its_run() -> None:
+    notes = Notes(Beginning(0))
+    found = Resumption("j", "q", notes, may_reread=False)
+    open_run(found, Commits(3, None, 6))
+    assert (notes.noted, found.other_generation(3)) == ([(3, None, 7)], None)
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "now", "is_refused"), [(5, 6, True), (5, 7, False), (5, 8, False), (0, 0, False)]
+)
+def test_a_ledger_that_may_have_forgotten_shards_is_refused(
+    next_batch: int, now: int, is_refused: bool
+) -> None:
+    def found(*dynamic: str, may_reread: bool = False) -> Resumption:
+        notes = Notes(Beginning(next_batch, generation=1, run=7))
+        return Resumption("j", "q", notes, may_reread=may_reread, dynamic=dynamic)
+
+    words = r"has had run 7, but .* is 6: .* which shards have joined s, .* Add them"
+    with pytest.raises(OldCheckpointError, match=words) if is_refused else nullcontext():
+        found("s").check(Commits(1, None, now))
+    found().check(Commits(1, None, now))
+    found("s", may_reread=True).check(Commits(1, None, now))
+    found("s").check(Commits(1, None, None))
+
+
+def test_a_ledger_that_is_lost_meanwhile_may_have_forgotten_shards() -> None:
+    found = Resumption("j", "q", Notes(Beginning(0)), may_reread=False, dynamic=["s"])
+    open_run(found, Commits(1, None, 0))
+    with pytest.raises(OldCheckpointError, match=r"has had run 1, but .* is 0"):
+        found.check(Commits(1, None, 0))
+
+
+@pytest.mark.parametrize("last_epoch", [None, 4, 900])
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (4, "generation 4: it was reset, .* new checkpoint and an empty output"),
+        (2, r"generation 2: the service's ledger was lost, .* `tidegauge reset j --generation 3`"),
+    ],
+)
+def test_a_checkpoint_of_another_generation_is_refused(
+    now: int, words: str, last_epoch: int | None
+) -> None:
+    """Whatever batches the job has: those of two generations do not compare."""
+    notes = Notes(Beginning(500, 499, generation=3))
+    found = Resumption("j", "q", notes, may_reread=False)
+    with pytest.raises(OldCheckpointError, match=words):
+        found.check(Commits(now, last_epoch))
+    assert notes.noted == []
+
+
+def test_a_generation_that_changes_later_is_noticed() -> None:
+    """By the feed, or when the supervisor opens a run for a service that was away, or is new."""
+    found = resumption(5)
+    found.check(Commits(3, 4))
+    assert found.other_generation(3) is None
+    assert "is of generation 3" in (found.other_generation(2) or "")
+    with pytest.raises(OldCheckpointError, match="is of generation 3"):
+        found.check(Commits(2, None))
+
+
+@pytest.mark.parametrize("generation", [None, 3])
+def test_while_the_service_is_away_the_checkpoint_says_the_generation(
+    generation: int | None,
+) -> None:
+    found = Resumption("j", "q", Notes(Beginning(5, 4, generation=generation)), may_reread=False)
+    found.check_output()
+    assert (found.other_generation(4) is None) == (generation is None)
+    assert (found.other_generation(3) is None) == (generation == 3)
+
+
+def test_a_checkpoint_of_another_generation_goes_on_where_that_is_wanted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And is of that one from then on."""
+    notes = Notes(Beginning(5, 4, generation=1, rereads_to=9))
+    found = Resumption("j", "q", notes, may_reread=True)
+    open_run(found, Commits(2, 3, 6))
+    assert "is of generation 1" in caplog.text
+    assert notes.noted == [(2, None, 7)]
+    assert found.other_generation(1) is not None
+
+
+def test_who_went_on_behind_the_job_may_do_so_until_it_has_passed_that() -> None:
+    notes = Notes(Beginning(0))
+    first = Resumption("j", "q", notes, may_reread=True)
+    open_run(first, Commits(1, 7, 2))
+    assert notes.noted == [(1, 7, 3)]
+    second = Resumption(
+        "j", "q", Notes(Beginning(2, 1, generation=1, rereads_to=7)), may_reread=False
+    )
+    second.check(Commits(1, 7))
+    assert second.may_reread
+    # Another query has gone on, from another checkpoint.
+    third = Resumption(
+        "j", "q", Notes(Beginning(3, 2, generation=1, rereads_to=7)), may_reread=False
+    )
+    with pytest.raises(OldCheckpointError, match="up to 8"):
+        third.check(Commits(1, 8))
+    last = Resumption(
+        "j", "q", Notes(Beginning(8, 7, generation=1, rereads_to=7)), may_reread=False
+    )
+    last.check(Commits(1, 7))
+    assert not last.may_reread
 
 
 def test_a_service_that_does_not_know_the_question_yet_is_no_obstacle(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with Answers(DECLARED, problem("not-found"), OPENED) as server:
-        assert declared(server).open_run(["s"], resumption(0).check) == 7
+    with Answers(DECLARED, problem("not-found"), OPENED, DECLARED) as server:
+        assert declared(server).open_run(["s"], *callbacks(resumption(0))) == 7
     assert "the service is older than this agent" in caplog.text
 
 
 def test_a_stage_that_is_gone_is_no_older_service() -> None:
     with Answers(DECLARED, problem("unknown-stage")) as server, pytest.raises(UnknownStage):
-        declared(server).open_run(["s"], resumption(0).check)
+        declared(server).open_run(["s"], *callbacks(resumption(0)))

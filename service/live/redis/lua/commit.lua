@@ -49,11 +49,11 @@ for k, st in ipairs(stages) do
           idle[i] = idle_at_commit(true, owner == struct.pack('<d', entry[5]), is_current_lease)
         end
         local facts = entry[6] and call('HGET', st.keys.waiting, facts_field(epoch, index))
-        idle[i] = idle[i] or remains_idle(st, index, facts)
+        idle[i] = idle[i] or (not entry[7] and remains_idle(st, index, facts))
         any_idle = any_idle or idle[i]
         call('SETRANGE', st.keys.moments, offset_of(st, REPORTED_AT, index), struct.pack('<d', NOW))
-        if entry[6] or has_facts(st) then
-          keep_facts(st, index, facts)
+        if entry[6] or entry[7] or has_facts(st) then
+          keep_facts(st, index, facts, entry[7])
           st.has_facts = true
         end
       end

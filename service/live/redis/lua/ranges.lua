@@ -6,11 +6,11 @@ local refused = check_state()
 if refused then return refused end
 local st = load(stage(1))
 
--- All but the sketch of what is pending, and whether there is one.
+-- All but the sketch of what is pending, whether there is one, and whether the range keeps something back.
 local function facts_fields(raw)
   if not raw then return false end
   local values = {struct.unpack(FACTS, raw)}
-  return {unpack(values, 1, 6)}
+  return {unpack(values, 1, 7)}
 end
 
 -- The greatest promise that a range has reported in an epoch that waits; false: none.

@@ -7,12 +7,6 @@ local refused = check_state()
 if refused then return refused end
 local channel, meta, removed, stages, leases, dirty = unpack(cmsgpack.unpack(ARGV[3]))
 
-local function fill(key, fields)
-  for i = 1, #fields, 1000 do
-    call('HSET', key, unpack(fields, i, math.min(i + 999, #fields)))
-  end
-end
-
 for k = JOB_KEYS + 1, #KEYS do call('DEL', KEYS[k]) end
 for _, name in ipairs(removed) do call('HDEL', VIEWS, name) end
 for k, entry in ipairs(stages) do

@@ -100,13 +100,24 @@ local function keep_packed(st, lease, holds)
   local fence = text(lease.fence)
   if call('HSET', st.keys.packed, 'h' .. fence, holds) == 0 then return end
   local runs = call('HGET', LEASES, 'm' .. fence)
-  call('HSET', st.keys.packed, 'm' .. fence, runs)
+  local before = call('HGET', st.keys.packed, 'r' .. runs)
+  if before then call('HDEL', st.keys.packed, 'h' .. before, 'm' .. before) end
+  call('HSET', st.keys.packed, 'm' .. fence, runs, 'r' .. runs, fence)
   local all = runs == cmsgpack.pack({0, st.n})
+  -- Each has three fields. Some more than are kept, so that not each new one has to look at all others.
+  if not all and call('HLEN', st.keys.packed) <= 3 * (MAX_PACKED + MAX_PACKED / 4) then return end
   for i, other in ipairs(packed_fences(st)) do
-    local older = tonumber(other) < lease.fence
-    local same = older and (all or call('HGET', st.keys.packed, 'm' .. other) == runs)
-    if same or i > MAX_PACKED then call('HDEL', st.keys.packed, 'h' .. other, 'm' .. other) end
+    if i > MAX_PACKED or (all and other ~= fence) then
+      local theirs = call('HGET', st.keys.packed, 'm' .. other)
+      call('HDEL', st.keys.packed, 'h' .. other, 'm' .. other, 'r' .. (theirs or ''))
+    end
   end
+end
+
+-- The holds of a packed report with the column that `pack_holds` has left out, if it has.
+local function whole_holds(holds, promises)
+  local is_left_out = string.find(holds, '\n', 1, true) == #holds and string.sub(holds, 1, 2) ~= '[]'
+  return is_left_out and holds .. promises or holds
 end
 
 -- Returns the holds of a packed report (see `pack_holds`) as notes, one for each range of the lease.
@@ -116,7 +127,7 @@ local function unpacked_notes(holds, count)
   local head = string.find(holds, '\n', 1, true)
   for c, component in ipairs(cjson.decode(string.sub(holds, 1, head - 1))) do
     for n = 1, count do
-      local time = struct.unpack('<i8', holds, head + 8 * ((c - 1) * count + n) - 7)
+      local time = struct.unpack('<d', holds, head + 8 * ((c - 1) * count + n) - 7)
       if time < MAX then kept[n][#kept[n] + 1] = cjson.encode(component) .. ':' .. text(time) end
     end
   end
@@ -181,7 +192,8 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
       local entry = by_block[block]
       local reported = facts and facts[offset + k] or false
       if reported then note_activity(st, index, reported) end
-      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, reported}
+      local unfinished = says_unfinished(reported)
+      entry[#entry + 1] = {index, promises[k], capped, idle and idle[k] or false, fence, reported, unfinished}
     end
   end
   local registered = cmsgpack.unpack(call('HGET', st.keys.waiting, epoch) or cmsgpack.pack({}))
@@ -199,7 +211,7 @@ local function wait(st, epoch, capped, span, promises, idle, fence, facts, offse
         before[6] = before[6] and call('HGET', st.keys.waiting, facts_field(epoch, entry[1]))
         entry = {
           entry[1],
-          unpack(join_attempts({unpack(before, 2, 6)}, {unpack(entry, 2, 6)}), 1, 5)
+          unpack(join_attempts({unpack(before, 2, 7)}, {unpack(entry, 2, 7)}), 1, 6)
         }
       else
         i = #merged + 1
@@ -257,6 +269,7 @@ local function apply_report(st, report)
   set_deadline(text(lease.fence), lease.ttl)
   local behind, offset = {}, 0
   local masked = false
+  holds = holds and whole_holds(holds, packed_promises)
   if holds and #rejected > 0 then
     -- Of the others, it must not be shown what it says: they belong to somebody else.
     notes, holds = unpacked_notes(holds, accepted + #rejected), false

@@ -32,7 +32,7 @@ local function admission(epoch, committed)
   return epoch == committed and 'repeated' or 'stale'
 end
 
--- What waits is {promise, capped at commit, idle, fence, facts}.
+-- What waits is {promise, capped at commit, idle, fence, facts, unfinished}.
 local function join_attempts(earlier, later)
   local promises_nothing = earlier[1] == MIN and later[1] == MIN
   return {
@@ -41,6 +41,7 @@ local function join_attempts(earlier, later)
     earlier[3] and later[3] and (promises_nothing or earlier[4] == later[4]),
     later[4],
     (later[1] <= earlier[1] and later or earlier)[5],
+    earlier[6] or later[6],
   }
 end
 
@@ -83,9 +84,13 @@ end
 
 -- ---- facts
 
--- What is reported is {oldest work, records, late, backlog, pending}, what a range has said so far
--- {reported at, interval, oldest work, backlog, quiet since, pending}. MIN stands for no moment, and -1 for
--- records that are not counted.
+-- What is reported is {oldest work, records, late, backlog, pending, keeps back}, what a range has said so
+-- far {reported at, interval, oldest work, backlog, quiet since, pending, keeps back}. MIN stands for no
+-- moment, and -1 for records that are not counted.
+local function is_unfinished(keeps_back, backlog, oldest_work, pending)
+  return keeps_back or backlog > 0 or oldest_work ~= MIN or (pending or '') ~= ''
+end
+
 local function is_quiet(reported) return reported[2] == 0 and reported[4] == 0 end
 
 local function merge_facts(earlier, reported, now, wall)
@@ -96,6 +101,7 @@ local function merge_facts(earlier, reported, now, wall)
     reported[4],
     earlier and is_quiet(reported) and earlier[5] or now,
     reported[5] or (earlier and earlier[6]) or false,
+    reported[6] or false,
   }
 end
 
@@ -108,6 +114,6 @@ local function next_commit(series, now, after)
   return {series[1], now, series[3] + 1}
 end
 
-local function stays_idle(was_idle_by_policy, reported_quiet)
-  return was_idle_by_policy and reported_quiet
+local function stays_idle(was_idle_by_policy, reported_nothing)
+  return was_idle_by_policy and reported_nothing
 end

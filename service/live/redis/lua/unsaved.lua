@@ -1,11 +1,29 @@
 -- Chunks that changed since they were saved: {{stage number, chunk}, …}, the chunks to return, each as weights
--- and the moments that are saved; if there are none, the names of the dirty chunks are returned.
+-- and the moments that are saved; if there are none, the names of the dirty chunks are returned. In its head,
+-- each chunk has its idle ranges, and which of its ranges have something unfinished.
 
 local refused = check_state()
 if refused then return refused end
 local wanted = cmsgpack.unpack(ARGV[3])
 if #wanted == 0 then return reply('ok', call('HGETALL', DIRTY)) end
-local heads, raws = {}, {}
+
+-- Returns which of a stage's ranges have something unfinished, by chunk.
+local function read_unfinished(st)
+  local found = {}
+  local facts = call('HGETALL', st.keys.facts)
+  for i = 1, #facts, 2 do
+    local index = tonumber(facts[i])
+    local said = index and read_facts(facts[i + 1])
+    if said and is_unfinished(said[7], said[4], said[3], said[6]) then
+      local chunk = math.floor(index / CHUNK)
+      found[chunk] = found[chunk] or {}
+      table.insert(found[chunk], index - CHUNK * chunk)
+    end
+  end
+  return found
+end
+
+local heads, raws, unfinished = {}, {}, {}
 for n, entry in ipairs(wanted) do
   local st = load(stage(entry[1]))
   local first = CHUNK * entry[2]
@@ -28,6 +46,8 @@ for n, entry in ipairs(wanted) do
       end
     end
   end
-  heads[n] = {stamp, idle, call('HGET', st.keys.state, 'since')}
+  unfinished[entry[1]] = unfinished[entry[1]] or read_unfinished(st)
+  local theirs = unfinished[entry[1]][entry[2]] or {}
+  heads[n] = {stamp, idle, call('HGET', st.keys.state, 'since'), theirs}
 end
 return {reply('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}

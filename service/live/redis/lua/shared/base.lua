@@ -63,6 +63,13 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- Sets the fields of a hash, however many.
+local function fill(key, fields)
+  for i = 1, #fields, 1000 do
+    call('HSET', key, unpack(fields, i, math.min(i + 999, #fields)))
+  end
+end
+
 -- ---- the job
 
 -- Part of the state is missing: the server evicted it, or somebody deleted it. The rest is dropped, too, so

@@ -17,13 +17,26 @@ end
 -- In place of true: it is idle by policy, and not by its worker's word.
 local POLICY = 'p'
 
+-- Reads what a report says of a range, in the order of `merge_facts`.
+local function read_reported(reported)
+  local oldest, records, late, backlog, has_pending, keeps_back, at = struct.unpack(REPORTED_FACTS, reported)
+  return {oldest, records, late, backlog, has_pending == 1 and string.sub(reported, at), keeps_back == 1}
+end
+
+-- Whether a report says that something of its range is still to come out.
+local function says_unfinished(reported)
+  if not reported then return false end
+  local said = read_reported(reported)
+  return is_unfinished(said[6], said[4], said[1], said[5])
+end
+
 -- Whether a range that reports these facts remains idle by policy: then POLICY.
 local function remains_idle(st, index, facts)
   if not facts or st.idle_before == 0 then return false end
-  local _, records, _, backlog = struct.unpack(REPORTED_FACTS, facts)
   local raw = call('HGET', st.keys.idle, index)
   local was = raw and string.sub(raw, 9) == POLICY
-  return stays_idle(was, is_quiet({false, records, false, backlog})) and POLICY or false
+  local reported_nothing = is_quiet(read_reported(facts)) and not says_unfinished(facts)
+  return stays_idle(was, reported_nothing) and POLICY or false
 end
 
 -- Applies what one range reports if idleness is involved, before or after; returns its earlier promise, and
@@ -173,25 +186,28 @@ end
 
 -- ---- facts
 
+-- Reads what a range has said so far, in the order of `merge_facts`.
+local function read_facts(raw)
+  local values = {struct.unpack(FACTS, raw)}
+  local facts = {unpack(values, 1, 5)}
+  facts[6] = values[6] == 1 and string.sub(raw, values[8])
+  facts[7] = values[7] == 1
+  return facts
+end
+
 -- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
-local function keep_facts(st, index, reported)
+-- `unfinished`: so has said an attempt at the epoch that is committed.
+local function keep_facts(st, index, reported, unfinished)
   local earlier = call('HGET', st.keys.facts, index)
-  if not reported and not earlier then return end
-  local newer = {MIN, -1, 0, 0, false}
-  if reported then
-    local at, has_pending
-    newer[1], newer[2], newer[3], newer[4], has_pending, at = struct.unpack(REPORTED_FACTS, reported)
-    if has_pending == 1 then newer[5] = string.sub(reported, at) end
-  end
-  local before = nil
-  if earlier then
-    local values = {struct.unpack(FACTS, earlier)}
-    before = {unpack(values, 1, 5)}
-    before[6] = values[6] == 1 and string.sub(earlier, values[7])
-  end
+  if not reported and not earlier and not unfinished then return end
+  local newer = reported and read_reported(reported) or {MIN, -1, 0, 0, false, false}
+  newer[6] = newer[6] or unfinished or false
+  local before = earlier and read_facts(earlier) or nil
   local merged = merge_facts(before, newer, NOW, NOW)
+  local was = before and is_unfinished(before[7], before[4], before[3], before[6]) or false
+  if is_unfinished(merged[7], merged[4], merged[3], merged[6]) ~= was then mark_dirty(st, index, index) end
   local pending = merged[6]
-  merged[6] = pending and 1 or 0
+  merged[6], merged[7] = pending and 1 or 0, merged[7] and 1 or 0
   call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(merged)) .. (pending or ''))
   if newer[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(newer[2])) end
   if newer[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(newer[3])) end
@@ -207,11 +223,11 @@ end
 local function note_activity(st, index, reported)
   local _, records, _, backlog = struct.unpack(REPORTED_FACTS, reported)
   if is_quiet({false, records, false, backlog}) then return end
-  local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, 0, 0)
+  local raw = call('HGET', st.keys.facts, index) or struct.pack(FACTS, 0, -1, MIN, 0, 0, 0, 0)
   local values = {struct.unpack(FACTS, raw)}
   values[5] = NOW
-  local pending = string.sub(raw, values[7])
-  call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(values, 1, 6)) .. pending)
+  local pending = string.sub(raw, values[8])
+  call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(values, 1, 7)) .. pending)
 end
 
 -- Whether any range of the stage has facts.
