@@ -29,8 +29,6 @@ from spark_agent.times import instant_text
 _log: Final = logging.getLogger("spark_agent")
 
 _LONGEST_PAUSE_MS: Final = 5_000
-_FINALISE_TIMEOUT_MS: Final = 60_000
-"""How long a bounded run that has drained its input waits for its sources to become final."""
 _STALLED_AFTER_BATCHES: Final = 3
 """Spark must have adopted a watermark this many batches after it was handed over."""
 
@@ -85,6 +83,8 @@ class FeedConfig:
     """Whether Spark ends the query at the first trigger that finds no new data (`availableNow`)."""
     patience_ms: int
     poll_ms: int
+    finish_timeout_ms: int
+    """The longest wait, at the end of such a run, for a service that is away."""
 
 
 class Feed:
@@ -118,7 +118,9 @@ class Feed:
         }
         self._committed_epoch = -1
         self._drained = False
-        self._draining_since_ms: int | None = None
+        self._is_finalising = False
+        self._awaits_since_ms: int | None = None
+        self._gave_up = False
         self._logged_missing: set[str] = set()
         self._client = client
         self._stalled: _StalledWatermark | None = None
@@ -148,6 +150,11 @@ class Feed:
             found = at
             if stage in self._inputs:  # else it is a gate, which only holds batches back
                 found = self._next_offset(reader, stage, at, latest)
+                if found == at and self._must_await_service(stage, latest):
+                    # The trigger goes on: the answer is not noted, so that a second poll of the same
+                    # trigger is not taken for a trigger without data.
+                    return Hold(self._config.poll_ms)
+                self._raise_failure()
                 self._last_answers[reader] = found, _epoch(latest)
             waited = None if self._throttle is None else self._throttle.end_wait()
             if waited is None or latest is None or latest.read_nothing:
@@ -175,11 +182,17 @@ class Feed:
         if self._first_epoch is None:
             self._first_epoch = _epoch(latest)
         self._commit(latest)
-        # Spark looks at a query's failure only between two triggers, and this one has begun: its
-        # batch would still be run.
+        self._raise_failure()
+        return latest
+
+    def _raise_failure(self) -> None:
+        """Raise `QueryFailedError` if the query has to fail.
+
+        Spark checks for a failure only between two triggers, and this one has begun: its batch would
+        still be run, or an `availableNow` run would end well.
+        """
         if (failure := self.supervisor.failure) is not None:
             raise QueryFailedError(failure)
-        return latest
 
     def _must_wait(self, latest: CommittedBatch | None) -> bool:
         """Return whether the sources are throttled. Spark's thread waits in the control source then, and
@@ -213,21 +226,54 @@ class Feed:
         return at
 
     def _finalise_sources(self) -> None:
-        """Make the sources final. Until that succeeds the run goes on, up to a timeout."""
+        """Make the sources final, if the service answers. Until then the run does not end."""
         drained = self.supervisor.finalise_sources(self._config.patience_ms)
         # A query that does not end by itself need not wait: its supervisor keeps trying.
         self._drained = drained or not self._config.ends_when_idle
-        if self._drained:
-            return
+        self._is_finalising = not self._drained
+
+    def _must_await_service(self, stage: str, latest: CommittedBatch | None) -> bool:
+        """Return whether a run that would end now has to wait for the service first.
+
+        Spark ends an `availableNow` run at the first trigger without news. The next watermark may be
+        such news, but is known only once the service has taken the last epoch, has made drained sources
+        final, and has answered a poll after that.
+        """
+        config = self._config
+        is_settled = (
+            _epoch(latest) <= self._committed_epoch
+            and not self._is_finalising
+            and self._inputs[stage].is_current
+        )
+        if is_settled or not config.ends_when_idle or latest is None or not self._is_active():
+            self._awaits_since_ms = None
+            return False
+        if self._gave_up or self.supervisor.failure is not None:
+            return False
         now_ms = self._clock.steady_ms()
-        if self._draining_since_ms is None:
-            self._draining_since_ms = now_ms
-        if now_ms - self._draining_since_ms >= _FINALISE_TIMEOUT_MS:
+        if self._awaits_since_ms is None:
+            self._awaits_since_ms = now_ms
+            _log.info("stage %s: the run ends once the service has answered", stage)
+        if now_ms - self._awaits_since_ms < config.finish_timeout_ms:
+            return True
+        self._give_up()
+        return False
+
+    def _give_up(self) -> None:
+        """Let the run end without the service. A bounded one fails: nothing follows it."""
+        self._gave_up = True
+        found = (
+            f"this run has read all its input, but within finish_timeout "
+            f"({self._config.finish_timeout_ms // 1_000} s) the service did not take what it has done: "
+            f"{self.supervisor.last_error}"
+        )
+        if self._config.bounded:
             self.supervisor.fail_query(
-                f"tidegauge: this bounded query has read all its input, but could not make its sources "
-                f"final within {_FINALISE_TIMEOUT_MS // 1_000} s, so its last windows did not come "
-                f"out: {self.supervisor.last_error}. Nothing is lost: fix that and run it again"
+                f"tidegauge: {found}. So its last windows did not come out. Nothing is lost: mend that "
+                f"and run it again"
             )
+        else:
+            _log.warning("%s. Its last windows come out in the next run", found)
 
     def _log_missing_inputs(self, stage: str, latest: CommittedBatch | None) -> None:
         known = self._inputs[stage]
@@ -297,6 +343,8 @@ class Feed:
     def _must_continue(self, latest: CommittedBatch | None) -> bool:
         """Return whether a run must not end yet: no empty batch has shown that it is drained."""
         config = self._config
+        if self._is_finalising:
+            return False  # It waits instead.
         return config.bounded and config.ends_when_idle and not self._drained and latest is not None
 
     def _target_ms(self, stage: str) -> int | None:
@@ -378,11 +426,14 @@ class _InputWatermark:
         """Why the query has to fail: the job is in another generation. None: it is not."""
         self.answered = False
         """Whether the service has answered at least once."""
+        self.is_current = False
+        """Whether the service has answered since `refresh_soon` was called last."""
         self._pause_ms = config.poll_ms
         self._next_refresh_ms: int | None = None
 
     def refresh_soon(self) -> None:
         """Poll on the next call, unless backing off from a service that does not answer."""
+        self.is_current = False
         if self._pause_ms <= self._config.poll_ms:
             self._next_refresh_ms = None
 
@@ -402,6 +453,6 @@ class _InputWatermark:
             self._pause_ms = min(2 * self._pause_ms, max(_LONGEST_PAUSE_MS, self._config.poll_ms))
             return
         self._pause_ms = self._config.poll_ms
-        self.answered = True
+        self.answered = self.is_current = True
         self._latest_ms = found.input_ms
         self.other_generation = self._compare(found.generation)

@@ -70,7 +70,9 @@ class Pipeline:
     service asks all shards that a query reads to pause, its next batch waits. `replace` allows both to
     replace a different specification of the job. `lease_ttl` must be longer than a few batches.
     `patience` is how long one call to the service may block a task, `poll` how often an idle query
-    polls its watermark.
+    polls its watermark. `finish_timeout` is how long a query that ends by itself (`availableNow`, or
+    bounded) waits at its end for a service that is away: a bounded one then fails, and any other ends
+    without its last windows, which come out in the next run.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
     it, the key is where `TIDEGAUGE_KEY_FILE` or `TIDEGAUGE_KEY` says in their environments.
@@ -91,6 +93,7 @@ class Pipeline:
         lease_ttl: Duration = "60 s",
         patience: Duration = "2 s",
         poll: Duration = "100 ms",
+        finish_timeout: Duration = "5 min",
         key_file: str | PathLike[str] | None = None,
         clock: Clock | None = None,
         new_id: Callable[[], str] = _short_id,
@@ -107,6 +110,7 @@ class Pipeline:
             ttl_ms=duration_ms(lease_ttl, name="lease_ttl"),
             patience_ms=duration_ms(patience, name="patience"),
             poll_ms=duration_ms(poll, name="poll"),
+            finish_timeout_ms=duration_ms(finish_timeout, name="finish_timeout"),
         )
         check_lease_ttl(timing.ttl_ms, lease_ttl)
         clock = clock or SystemClock()

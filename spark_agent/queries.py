@@ -62,7 +62,9 @@ class Timing:
     patience_ms: int
     """The longest that one call to the service may block a task."""
     poll_ms: int
-    """The pause between two looks at a watermark."""
+    """The pause between two polls of a watermark."""
+    finish_timeout_ms: int
+    """The longest wait, at the end of a query that ends by itself, for a service that is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,7 @@ class Queries:
             promises=query_stages.promises,
             bounded=start.bounded,
             ttl_ms=self._timing.ttl_ms,
+            finish_timeout_ms=self._timing.finish_timeout_ms,
             stops_when_fenced=start.stops_when_fenced,
             stops_when_rereading=stops_when_rereading,
             reads_all=query_stages.reads_all,
@@ -302,6 +305,7 @@ class Queries:
                 ends_when_idle=start.available_now,
                 patience_ms=self._timing.patience_ms,
                 poll_ms=self._timing.poll_ms,
+                finish_timeout_ms=self._timing.finish_timeout_ms,
             ),
             supervisor=supervisor,
             client=self._client,
@@ -417,7 +421,8 @@ class Queries:
         for query, supervisor in self._started:
             _notify_end(query, supervisor, Signal.STOP)
         for _, supervisor in self._started:
-            supervisor.join(_JOIN_MS)
+            # One whose query has read everything still makes its sources final.
+            supervisor.join(_JOIN_MS + self._timing.finish_timeout_ms)
         self._listener.close()
 
     def _remove_ended(self) -> None:

@@ -151,8 +151,10 @@ class Listener:
         """Nothing to do: the pipeline starts its queries itself."""
 
     def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
-        """Read the batch."""
+        """Read the batch, unless the event is of a trigger that has run none."""
         body = json.loads(event.progress().json())
+        if not _has_run(body):
+            return
         self._batch_committed(body["runId"], read_progress(body))
 
     def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802

@@ -24,6 +24,8 @@ class Assignment:
     """How each keyed stage's promise follows from Spark's watermark."""
     bounded: bool
     ttl_ms: int
+    finish_timeout_ms: int
+    """The longest wait for a service that is away, once a bounded query has read everything."""
     stops_when_fenced: bool = True
     stops_when_rereading: bool = True
     """Whether it fails if its checkpoint is behind the job."""

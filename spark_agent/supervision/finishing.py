@@ -33,22 +33,27 @@ class Finishing:
         }
         """By source. The driver's watch over quiet shards reads it, too."""
         self.is_drained = False
-        """Whether a bounded query has read everything."""
+        """Whether a bounded query has read everything, and its last epoch is committed."""
+        self._has_read_all = False
         self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
         """Dynamic sources whose joined shards the service has not been asked for yet."""
         self._stop_requested = False
+        self._confirmed = not assignment.sources
+        """Whether the service shows every source as final."""
         self.obstacle: str | None = None
         """Why the query can never finish; None: it can, as far as is known."""
 
     @property
     def are_final(self) -> bool:
-        """Whether all shards are final."""
-        return not any(self.not_final.values()) and not self._to_look_up
+        """Whether all sources are final, by the service: such a watermark is durable. A report that it
+        has accepted may be lost with it.
+        """
+        return self._confirmed and not any(self.not_final.values()) and not self._to_look_up
 
     @property
     def is_unfinished(self) -> bool:
         """Whether everything is read, and some shard is still to be made final."""
-        return self.is_drained and not self.are_final
+        return (self.is_drained or self._has_read_all) and not self.are_final
 
     def find_joined_shards(self) -> None:
         """Find the shards that joined dynamic sources before this query was started.
@@ -84,7 +89,8 @@ class Finishing:
             return
         # Also if it has run no batch: an earlier start may have read everything.
         # A trigger may find nothing because shards that have more must wait.
-        if query.has_no_new_data() and not any(self._unread.values()):
+        self._has_read_all = query.has_no_new_data() and not any(self._unread.values())
+        if self._has_read_all:
             newest = query.recent_batch()
             self.is_drained = newest is None or newest.epoch <= committed_epoch
 
@@ -112,7 +118,9 @@ class Finishing:
             query.stop()
 
     def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
-        """Compare the shards that are not final, as known here, with what the service says."""
+        """Compare the shards that are not final, as known here, with the service's watermarks."""
+        found = [watermarks.get(source.name) for source in self._assignment.sources]
+        self._confirmed = all(each is None or each.final for each in found)
         for source in self._assignment.sources:
             here = watermarks.get(source.name)
             if here is None or here.final:

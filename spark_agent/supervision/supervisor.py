@@ -431,7 +431,18 @@ class Supervisor:
                 self._finishing.is_drained = True
             case Signal.ENDED | Signal.STOP:
                 self._finishing.check_drained(self._query, self._committed.epoch)
-                self._shutdown_deadline_ms = self._clock.steady_ms() + _SHUTDOWN_GRACE_MS
+                self._set_shutdown_deadline()
+
+    def _set_shutdown_deadline(self) -> None:
+        """Set when to give up. A query that was ended is followed by another start, which makes good for
+        its last reports. A bounded one that has read everything may not be.
+        """
+        failed = self._query is not None and self._query.failed()
+        grace_ms = _SHUTDOWN_GRACE_MS
+        if self._finishing.is_unfinished and not failed:
+            grace_ms = max(grace_ms, self._assignment.finish_timeout_ms)
+        if self._shutdown_deadline_ms is None:
+            self._shutdown_deadline_ms = self._clock.steady_ms() + grace_ms
 
     def _on_batch(self, batch: CommittedBatch) -> None:
         """Handle a committed batch once: both the feed and Spark's listener bus report it."""

@@ -159,7 +159,7 @@ def test_a_service_that_is_away_for_a_whole_run_is_counted_and_told(
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
     service.kill()
     flow.write(readings[30:])
-    with flow.pipeline(patience="300 ms") as pipeline:
+    with flow.pipeline(patience="300 ms", finish_timeout="1 s") as pipeline:
         ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
         pipeline.stop()
         assert pipeline.counts[Count.REPORTS_DROPPED] == len(SHARDS)

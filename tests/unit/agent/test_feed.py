@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +12,7 @@ from spark_agent.checkpoint import Beginning
 from spark_agent.client import Client
 from spark_agent.control_source import END_MS
 from spark_agent.feed import Feed, FeedConfig
-from spark_agent.link import LinkClient, LinkError, LinkServer, Offset, QueryFailedError
+from spark_agent.link import Hold, LinkClient, LinkError, LinkServer, Offset, QueryFailedError
 from spark_agent.operators import Promise
 from spark_agent.running import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
@@ -23,6 +22,7 @@ from tests.unit.agent.answers import Answer, Answers, FakeClock
 POLL_MS = 100
 PATIENCE_MS = 3_000
 """A request may really take so long: a busy machine is no fault of the code."""
+FINISH_TIMEOUT_MS = 60_000
 STAGE = "s"
 
 
@@ -124,6 +124,7 @@ def feed(
         ends_when_idle=ends_when_idle,
         patience_ms=patience_ms,
         poll_ms=POLL_MS,
+        finish_timeout_ms=FINISH_TIMEOUT_MS,
     )
     client = Client(server.url, patience_ms=patience_ms, clock=query.clock, jitter=lambda: 1.0)
     return Unthrottled(
@@ -205,11 +206,10 @@ def test_it_never_goes_back() -> None:
 
 
 def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over() -> None:
-    supervisor = Supervisor()
     with Answers(at(5)) as server:
-        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(END_MS, 8))
-    [failure] = supervisor.failures
-    assert "a new checkpoint and an empty output" in failure
+        following = feed(server, Query(FakeClock()))
+        with pytest.raises(QueryFailedError, match="a new checkpoint and an empty output"):
+            following.next("r", STAGE, Offset(END_MS, 8))
 
 
 def test_a_checkpoint_is_compared_once_the_service_answers() -> None:
@@ -220,9 +220,8 @@ def test_a_checkpoint_is_compared_once_the_service_answers() -> None:
         here = following.next("r", STAGE, Offset(END_MS, 8))
         assert supervisor.failures == []
         query.clock.now_ms += 60_000
-        with suppress(QueryFailedError):
+        with pytest.raises(QueryFailedError, match="a new checkpoint and an empty output"):
             following.next("r", STAGE, here)
-    assert "a new checkpoint and an empty output" in supervisor.failures[0]
 
 
 def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -321,17 +320,48 @@ class TestDrained:
         with Answers(at(None)) as server:
             following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
             here = following.next("r", STAGE, Offset(None, 0))
-            for epoch in range(3):
-                query.done(epoch, read_nothing=epoch > 0)
-                after = following.next("r", STAGE, here)
-                assert after.turn > here.turn, "else Spark would end the run as if all were well"
-                here = after
-            assert (supervisor.finalise_calls, supervisor.failures) == (2, [])
-            query.clock.now_ms += 60_000
-            following.next("r", STAGE, here)
-        [failure] = supervisor.failures
-        assert "its last windows did not come out: 503: the ledger does not answer" in failure
-        assert "run it again" in failure
+            query.done(0)
+            here = following.next("r", STAGE, here)
+            query.done(1, read_nothing=True)
+            for _ in range(3):
+                held = Feed.next(following, "r", STAGE, here)
+                assert held == Hold(POLL_MS), "else Spark would end the run as if all were well"
+            assert (supervisor.finalise_calls, supervisor.failures) == (3, [])
+            query.clock.now_ms += FINISH_TIMEOUT_MS
+            with pytest.raises(QueryFailedError, match=r"503: the ledger .* did not come out"):
+                following.next("r", STAGE, here)
+
+    @pytest.mark.parametrize("bounded", [True, False])
+    def test_the_end_of_a_run_waits_until_the_service_has_taken_it_and_answered(
+        self, bounded: bool
+    ) -> None:
+        """A watermark of before the last commit, or none, is not the last one."""
+        query, supervisor = Query(FakeClock()), Supervisor()
+        gone = Answer(404, {"type": "/problems/unknown-job"})
+        with Answers(at(5), at(9, 2), gone, at(MAX_MS, 3)) as server:
+            following = feed(server, query, supervisor, bounded=bounded, ends_when_idle=True)
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0, 5)
+            supervisor.commits = False
+            assert Feed.next(following, "r", STAGE, here) == (
+                Offset(5, 2) if bounded else Hold(POLL_MS)
+            )
+            supervisor.commits = True
+            here = following.next("r", STAGE, here)
+            assert here == Offset(9, 2)
+            query.done(1, 9, read_nothing=True)
+            assert Feed.next(following, "r", STAGE, here) == Hold(POLL_MS)
+            query.clock.now_ms += 10 * POLL_MS
+            assert following.next("r", STAGE, here) == Offset(END_MS, 3)
+
+    def test_one_that_is_being_stopped_does_not_wait(self) -> None:
+        query, supervisor = Query(FakeClock()), Supervisor(commits=False)
+        with Answers(at(5)) as server:
+            following = feed(server, query, supervisor, ends_when_idle=True)
+            following._is_active = lambda: False
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0, 5)
+            assert following.next("r", STAGE, here) == here
 
 
 def test_a_stage_that_waits_for_an_input_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -452,14 +482,14 @@ def test_a_query_fails_when_its_job_is_in_another_generation(
     generations: tuple[int, int], words: str | None
 ) -> None:
     """A lower one is of a ledger that was lost, or restored: what it knows is of other batches."""
-    query, supervisor = Query(FakeClock()), Supervisor()
+    query = Query(FakeClock())
     later = at(60_000 if words is None else 90_000, generation=generations[1])
     with Answers(at(60_000, generation=generations[0]), later) as server:
-        following = feed(server, query, supervisor)
+        following = feed(server, query)
         here = following.next("r", STAGE, Offset(None, 0))
         query.clock.now_ms += 10_000
-        after = following.next("r", STAGE, here)
-    assert [words is not None and words in each for each in supervisor.failures] == [True] * (
-        words is not None
-    )
-    assert after == here
+        if words is None:
+            assert following.next("r", STAGE, here) == here
+        else:
+            with pytest.raises(QueryFailedError, match=words):
+                following.next("r", STAGE, here)
