@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 from service.aggregator.soft import SoftState
 from service.frontier.timestamps import MIN
@@ -24,7 +25,18 @@ class StageState:
 
     @property
     def etag(self) -> str:
-        """Changes with input, output or status, and never returns to an earlier value."""
+        """Entity tag of the watermark. Changes with input, output or status.
+
+        A ledger that was lost, or restored from a backup, counts up to the same versions again. So the
+        tag ends with a checksum of the three: equal tags of two ledgers name equal watermarks.
+        """
+        here = self.view.watermark
+        shown = f"{here.input} {here.output} {here.status.value}"
+        return f"{self.version_tag}-{crc32(shown.encode()):08x}"
+
+    @property
+    def version_tag(self) -> str:
+        """The tag without its checksum, for a reader that makes it of `generation` and `version`."""
         return f"{self.job.generation}-{self.view.version}"
 
     def percentile(self, percentage: int) -> int:

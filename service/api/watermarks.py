@@ -93,7 +93,7 @@ async def get_watermark(call: Call[None]) -> Response:
         headers["Preference-Applied"] = f"wait={wait_s}"
     etag = _etag(state, percentile)
     headers["ETag"] = f'"{etag}"'
-    if known is not None and (etag in known or "*" in known):
+    if known is not None and _is_known(state, percentile, known):
         return Response(status_code=304, headers=headers)
     return answer(read_body(state, percentile), headers=headers)
 
@@ -118,6 +118,12 @@ def _etag(state: StageState, percentile: int | None) -> str:
     return f"{state.etag}-{percentile}-{state.percentile(percentile)}"
 
 
+def _is_known(state: StageState, percentile: int | None, known: frozenset[str]) -> bool:
+    """Return whether a reader has what it would be given."""
+    named = {"*", _etag(state, percentile)}
+    return not known.isdisjoint(named if percentile is not None else named | {state.version_tag})
+
+
 def _at_least(request: Request) -> int | None:
     value = integer(request, "at_least", EARLIEST, MAX, None)
     if value is not None and not is_timestamp(value):
@@ -138,7 +144,7 @@ def _until(
     if at_least is not None:
         return lambda state: output(state) >= at_least
     if known is not None:
-        return lambda state: _etag(state, percentile) not in known and "*" not in known
+        return lambda state: not _is_known(state, percentile, known)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 from service.frontier.graph import Pipeline, StageWatermark
 from service.model.checkpoints import Columns
@@ -70,8 +71,11 @@ class Specification:
 
     @property
     def etag(self) -> str:
-        """The entity tag, which changes with it."""
-        return f"{self.generation}-{self.layout_version}"
+        """Entity tag, which changes with the specification.
+
+        A ledger that was lost, or restored from a backup, counts up to the same numbers again.
+        """
+        return f"{self.generation}-{self.layout_version}-{crc32(self.spec):08x}"
 
 
 @dataclass(frozen=True, slots=True)
