@@ -13,10 +13,12 @@ Notes of our own are beside Spark's logs, in the checkpoint's folder `tidegauge`
 them, too: `generation` says of which generation of the job the checkpoint is, `run` which run its stages
 have had, and `rereads` up to which epoch of the job it knowingly repeats batches. They are logs of empty
 files named by a number: such a file is there or not, on every file system, wherever a driver is killed.
+`joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -34,6 +36,7 @@ _NOTES = "tidegauge"
 _GENERATION = f"{_NOTES}/generation"
 _REREADS = f"{_NOTES}/rereads"
 _RUN = f"{_NOTES}/run"
+_JOINED = f"{_NOTES}/joined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +103,50 @@ class Checkpoint:
         path = jvm.org.apache.hadoop.fs.Path
         files = path(self._location).getFileSystem(_configuration(self._spark))
         # If the driver is killed in between, the checkpoint says nothing, as one of an older agent does.
-        files.delete(path(self._location, _NOTES), True)
+        for each in (_GENERATION, _RUN, _REREADS):
+            files.delete(path(self._location, each), True)
         files.create(path(self._location, f"{_GENERATION}/{generation}"), True).close()
         files.create(path(self._location, f"{_RUN}/{run}"), True).close()
         if rereads_to is not None:
             files.create(path(self._location, f"{_REREADS}/{rereads_to}"), True).close()
 
+    def joined(self, generation: int, stage: str) -> frozenset[str]:
+        """Return the shards that are noted as having joined a dynamic source."""
+        if self._location is None:
+            return frozenset()
+        folder = f"{_JOINED}/{generation}/{stage}"
+        return frozenset(names_in(*_listing(self._spark, self._location, folder)))
+
+    def note_joined(self, generation: int, stage: str, shards: Iterable[str]) -> None:
+        """Note shards that have joined a dynamic source."""
+        if self._location is None:
+            return
+        jvm: plan.JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(_configuration(self._spark))
+        for each in shards:
+            files.create(
+                path(self._location, f"{_JOINED}/{generation}/{stage}/{each}"), True
+            ).close()
+
 
 def _newest(spark: SparkSession, location: str, log: str) -> int | None:
     """Return the newest batch in a log; None: there is none."""
+    return newest_in(*_listing(spark, location, log))
+
+
+def _listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
+    """Return the paths of all files in a folder, as one text, and the folder's own path in it."""
     jvm: plan.JavaObject = spark._jvm
     hadoop = jvm.org.apache.hadoop.fs
     folder = hadoop.Path(location, log)
     files = folder.getFileSystem(_configuration(spark))
     if not files.exists(folder):
-        return None
+        return "", ""
     # One text of all paths: with a call for each of them, a long log would take seconds.
     paths = hadoop.FileUtil.stat2Paths(files.listStatus(folder))
     shown = str(paths[0].getParent().toString()) if len(paths) else ""
-    return newest_in(str(jvm.scala.runtime.ScalaRunTime.stringOf(paths)), shown)
+    return str(jvm.scala.runtime.ScalaRunTime.stringOf(paths)), shown
 
 
 def _exists(spark: SparkSession, location: str) -> bool:
@@ -144,9 +172,21 @@ def newest_in(listing: str, folder: str) -> int | None:
     >>> newest_in("Array()", "") is None
     True
     """
-    # Names have no slash, so the folder's own path is found where each of them begins.
-    names = [each.rstrip(", )").removesuffix(_COMPACT) for each in listing.split(f"{folder}/")]
+    names = [name.removesuffix(_COMPACT) for name in names_in(listing, folder)]
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+
+def names_in(listing: str, folder: str) -> list[str]:
+    """Return the names of files, given the paths of all files in their folder. Hidden ones are left out.
+
+    >>> names_in("Array(file:/c, 9/joined/s/a, file:/c, 9/joined/s/.a.crc)", "file:/c, 9/joined/s")
+    ['a']
+    >>> names_in("", "")
+    []
+    """
+    # Names have no slash, so the folder's own path is found where each of them begins.
+    names = [each.rstrip(", )") for each in listing.split(f"{folder}/")[1:]]
+    return [name for name in names if not name.startswith(".")]
 
 
 def _location(spark: SparkSession, writer: DataStreamWriter) -> str | None:

@@ -119,6 +119,17 @@ def forgotten_shards_message(query: str, sources: Collection[str], its: int, now
     )
 
 
+def forgotten_epochs_message(query: str, acknowledged: int, epoch: int | None) -> str:
+    """Return why a query with dynamic sources fails whose ledger was restored while it runs."""
+    found = "no epoch" if epoch is None else f"epoch {epoch}"
+    return (
+        f"tidegauge: query {query} has committed epoch {acknowledged}, but the service's ledger has "
+        f"{found}: it was restored from an older backup while the query ran. Shards that have joined "
+        f"since then are forgotten, and the watermark would pass those that are quiet. Start the query "
+        f"again from its checkpoint, which has them: its new run claims them before anything counts"
+    )
+
+
 def old_checkpoint_message(query: str, does: str, latest: object) -> str:
     """Return what is wrong with a query that runs a batch which the job has already.
 

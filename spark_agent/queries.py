@@ -27,7 +27,7 @@ from spark_agent.early import EarlyConfig, EarlyFeed
 from spark_agent.event_router import EventRouter
 from spark_agent.feed import Feed, FeedConfig
 from spark_agent.in_flight import StageInFlight
-from spark_agent.job import Check, Commits, DeclaredJob, Opened, host
+from spark_agent.job import Check, Commits, DeclaredJob, host
 from spark_agent.link import Hold, NotStartedError, Offset
 from spark_agent.reporting import QUERY_PROPERTY, REREADS_PROPERTY, RUN_PROPERTY
 from spark_agent.sources.admission import Admission, Wanted
@@ -215,7 +215,7 @@ class Queries:
                 name, start, query_stages, stops_when_rereading=not resumption.may_reread
             )
             later = partial(self._check_later, resumption, query_stages, start, watermarks)
-            supervisor = self._supervisor(assignment, run, later, resumption.opened)
+            supervisor = self._supervisor(assignment, run, later, resumption)
             return self._start_supervised(
                 start, supervisor, query_stages, watermarks, run, resumption
             )
@@ -265,13 +265,14 @@ class Queries:
             check_not_final(self._job.name, query_stages, found, bounded=start.bounded)
 
     def _supervisor(
-        self, assignment: Assignment, run: int | None, check: Check, opened: Opened
+        self, assignment: Assignment, run: int | None, check: Check, resumption: Resumption
     ) -> Supervisor:
         return Supervisor(
             assignment,
             client=self._client,
             run=run,
-            open_run=partial(self._job.open_run, check=check, opened=opened),
+            open_run=partial(self._job.open_run, check=check, opened=resumption.opened),
+            joined_notes=resumption,
             tallies=self._tallies,
             in_flight={
                 stage.name: self._in_flight[stage.name]

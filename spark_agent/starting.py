@@ -46,6 +46,14 @@ class CheckpointNotes(Protocol):
         """Note of which generation and run it is, and up to which epoch it repeats batches."""
         ...
 
+    def joined(self, generation: int, stage: str) -> Collection[str]:
+        """Return the shards that are noted as having joined a dynamic source."""
+        ...
+
+    def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
+        """Note shards that have joined a dynamic source."""
+        ...
+
 
 class Resumption:
     """With which batch a query begins, and whether that goes with what the job, or its output, has.
@@ -86,6 +94,7 @@ class Resumption:
         self._rereads_to: int | None = None
         self._run: int | None = None
         """That was opened last; None: none yet."""
+        self._opened_generation: int | None = None
 
     @cached_property
     def beginning(self) -> Beginning:
@@ -125,15 +134,34 @@ class Resumption:
     def opened(self, has: Commits) -> None:
         """Note in the checkpoint what it belongs to, now that a run is open."""
         self._run = has.run or 0
+        self._opened_generation = has.generation
         try:
             self._checkpoint.note(has.generation, self._rereads_to, self._run)
         except Py4JError as error:
-            _log.warning(
-                "query %s: nothing can be noted in its checkpoint, so its next start will not notice a "
-                "reset of the job or a loss of the ledger: %s",
-                self._query,
-                error,
-            )
+            self._log_unnoted(error)
+
+    def joined(self, stage: str) -> Collection[str]:
+        """Return the shards that are noted for a dynamic source, in the generation of the open run."""
+        if self._opened_generation is None:
+            return ()
+        return self._checkpoint.joined(self._opened_generation, stage)
+
+    def note_joined(self, stage: str, shards: Collection[str]) -> None:
+        """Note in the checkpoint that shards have joined a dynamic source."""
+        if self._opened_generation is None:
+            return
+        try:
+            self._checkpoint.note_joined(self._opened_generation, stage, shards)
+        except Py4JError as error:
+            self._log_unnoted(error)
+
+    def _log_unnoted(self, error: Py4JError) -> None:
+        _log.warning(
+            "query %s: nothing can be noted in its checkpoint, so its next start will not notice a "
+            "reset of the job or a loss of the ledger: %s",
+            self._query,
+            error,
+        )
 
     def other_generation(self, generation: int) -> str | None:
         """Return why the query has to fail if the job is in this generation; None: it is the query's.

@@ -47,6 +47,7 @@ from spark_agent.spec import StageSpec
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
 from spark_agent.supervision.finishing import Finishing
 from spark_agent.supervision.in_flight import InFlightReports
+from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.pending import PendingReports, add_reports
 from spark_agent.supervision.quiet import QuietWatch
 from spark_agent.supervision.reporter import DriverReporter
@@ -91,6 +92,7 @@ class Supervisor:
         open_run: Callable[[Sequence[str]], int],
         tallies: Tallies,
         in_flight: Mapping[str, StageInFlight],
+        joined_notes: JoinedNotes,
         clock: Clock,
     ) -> None:
         """`in_flight` is of the sources that have percentile watermarks."""
@@ -121,6 +123,7 @@ class Supervisor:
             stage: {} for stage in assignment.by_shard
         }
         self._finishing = Finishing(assignment, client, self._unread)
+        self._joined = JoinedShards(assignment, client, joined_notes)
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
@@ -458,6 +461,7 @@ class Supervisor:
         if self._run is None:
             self._run = self._open_run(self._assignment.stages)
         run = self._run
+        self._joined.rejoin(self._reporter(run))
         self._finishing.find_joined_shards()
         if self._uncommitted is not None:
             # Before the commit, which would be one more proof that the run finds nothing in them.
@@ -493,6 +497,7 @@ class Supervisor:
         )
 
     def _commit(self, run: int, batch: CommittedBatch) -> None:
+        self._joined.check_ledger()
         promised = self._progress(batch)
         stages: dict[str, StageProgress | None] = {
             stage.name: None for stage in self._assignment.sources
@@ -504,6 +509,7 @@ class Supervisor:
         applied: Mapping[str, int] = {}
         try:
             applied = self._client.commit(self._assignment.job, run, batch.epoch, stages)
+            self._joined.acknowledge(batch.epoch)
         except StaleEpoch as error:
             self._warn_of_old_checkpoint(batch, error)
         except InputAhead as error:
@@ -563,6 +569,7 @@ class Supervisor:
                 add_reports(newest, tally.promises)
                 if stage.is_dynamic:
                     self._finishing.add_joined(stage.name, tally.promises)
+                    self._joined.note(stage.name, tally.promises)
                 self._in_flight.add(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:

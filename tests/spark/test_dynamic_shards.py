@@ -117,6 +117,66 @@ def test_a_ledger_that_is_lost_while_shards_are_quiet_ends_the_query(
     assert flow.output_of(SOURCE) == -1
 
 
+def joins_after_a_backup(
+    flow: Flow, service: Service, running: Pipeline, folder: Path
+) -> list[Reading]:
+    """Start a query, back the ledger up, and let a shard join; return what it has read."""
+    left = [Reading("left", "a", second) for second in range(20)]
+    flow.write(left)
+    flow.start(running, flow.counts(running))
+    until(lambda: flow.output_of(COUNTS) == START_MS + 14_000, "the declared shard is read")
+    service.back_up(folder)
+    right = [Reading("right", "a", second) for second in range(15, 25)]
+    flow.write(right)
+    noted = flow.checkpoint / "tidegauge" / "joined" / "1" / SOURCE / "right"
+    until(noted.exists, "another one has joined, and its epoch is acknowledged")
+    return [*left, *right]
+
+
+def ahead(flow: Flow) -> list[Reading]:
+    readings = [Reading("left", "a", second) for second in range(20, 90)]
+    flow.write(readings)
+    return readings
+
+
+def test_a_backup_from_within_the_run_does_not_pass_a_shard_that_has_joined_since(
+    flow: Flow, service: Service, tmp_path: Path
+) -> None:
+    """By the number of its run, such a ledger is not older than the checkpoint, which has the shard."""
+    with pipeline(flow) as running:
+        readings = joins_after_a_backup(flow, service, running, tmp_path / "backup")
+    service.restore(tmp_path / "backup")
+    readings += ahead(flow)
+    with pipeline(flow) as running:
+        ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW))
+    assert flow.output_of(SOURCE) == START_MS + 14_000, "it waits for the one that is quiet"
+    late = [Reading("right", "a", second) for second in range(25, 90)]
+    flow.write(late)
+    with pipeline(flow) as running:
+        ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows([*readings, *late])
+
+
+@pytest.mark.slow
+def test_a_backup_from_within_the_run_ends_the_query_while_it_runs(
+    flow: Flow, service: Service, tmp_path: Path
+) -> None:
+    with pipeline(flow) as running:
+        readings = joins_after_a_backup(flow, service, running, tmp_path / "backup")
+        [(query, _)] = running._queries._started
+        service.restore(tmp_path / "backup")
+        readings += ahead(flow)
+        words = "was restored from an older backup while the query ran"
+        with pytest.raises(StreamingQueryException, match=words):
+            query.awaitTermination(DEADLINE_S)
+    assert flow.output_of(SOURCE) == START_MS + 14_000
+    late = [Reading("right", "a", second) for second in range(25, 90)]
+    flow.write(late)
+    with pipeline(flow) as running:
+        ended(flow.start(running, flow.counts(running), trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows([*readings, *late])
+
+
 def test_a_shard_whose_name_cannot_be_one_is_counted(flow: Flow) -> None:
     readings = [*steady(range(30)), Reading("été", "a", 12)]
     flow.write(readings)

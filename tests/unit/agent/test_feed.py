@@ -94,6 +94,12 @@ class NewCheckpoint:
     def note(self, generation: int, rereads_to: int | None, run: int) -> None:
         pass
 
+    def joined(self, generation: int, stage: str) -> Collection[str]:
+        return ()
+
+    def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
+        pass
+
 
 class Unthrottled(Feed):
     """One that never says to hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -32,6 +33,12 @@ class Notes:
 
     def note(self, generation: int, rereads_to: int | None, run: int) -> None:
         self.noted.append((generation, rereads_to, run))
+
+    def joined(self, generation: int, stage: str) -> Collection[str]:
+        return ()
+
+    def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
+        pass
 
 
 def callbacks(found: Resumption) -> tuple[Check, Opened]:

@@ -1,0 +1,100 @@
+"""Shards that have joined the dynamic sources of a query, which a restored ledger may have forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
+
+from spark_agent.client import Client
+from spark_agent.diagnostics import forgotten_epochs_message
+from spark_agent.reporting import OldCheckpointError
+from spark_agent.supervision.assignment import Assignment
+from spark_agent.supervision.reporter import DriverReporter
+
+_MOST_CLAIMED: Final = 10_000
+"""Shards in one claim."""
+
+
+class JoinedNotes(Protocol):
+    """Notes in the query's checkpoint: `spark_agent.starting.Resumption`."""
+
+    def joined(self, stage: str) -> Collection[str]:
+        """Return the shards that are noted for a source, in the job's generation."""
+        ...
+
+    def note_joined(self, stage: str, shards: Collection[str]) -> None:
+        """Note more of them."""
+        ...
+
+
+class JoinedShards:
+    """Keeps the watermark from passing joined shards after a loss of the ledger.
+
+    A ledger that was restored from a backup lacks the shards that have joined since then, and its
+    watermark would pass those that are quiet. The query's checkpoint has them. So each run begins with a
+    claim of all: a shard joins with its first claim, and a second one changes nothing.
+    """
+
+    def __init__(self, assignment: Assignment, client: Client, notes: JoinedNotes) -> None:
+        self._assignment = assignment
+        self._client = client
+        self._notes = notes
+        self._sources = {each.name: each for each in assignment.sources if each.is_dynamic}
+        self._noted: dict[str, set[str]] = {}
+        self._run: int | None = None
+        """The run that has claimed the noted shards."""
+        self._acknowledged: int | None = None
+        """The last epoch of the run that the service has acknowledged as durable."""
+
+    def rejoin(self, reporter: DriverReporter) -> None:
+        """Claim all noted shards, once in each run, and give the leases back.
+
+        The claim outranks none of the run's tasks: there are notes only after the first epoch, and the
+        tasks' epochs are higher than that of the claim. A lease would prove that the shard is watched.
+        """
+        if self._run == reporter.run:
+            return
+        for stage in self._sources:
+            noted = sorted(self._find_noted(stage))
+            for first in range(0, len(noted), _MOST_CLAIMED):
+                lease = reporter.claim(stage, noted[first : first + _MOST_CLAIMED])
+                if lease is not None:
+                    self._client.release(self._assignment.job, [lease])
+        self._run = reporter.run
+        self._acknowledged = None
+
+    def note(self, stage: str, shards: Iterable[str]) -> None:
+        """Note the shards that tasks have read for a source."""
+        if stage not in self._sources:
+            return
+        noted = self._find_noted(stage)
+        new = set(shards).difference(noted, self._sources[stage].shards)
+        if new:
+            self._notes.note_joined(stage, new)
+            noted |= new
+
+    def acknowledge(self, epoch: int) -> None:
+        """Note that the service has committed an epoch."""
+        self._acknowledged = epoch
+
+    def check_ledger(self) -> None:
+        """Raise `OldCheckpointError` if the ledger lacks an epoch that the service has acknowledged.
+
+        Then the ledger was restored while the query runs, and the next commit could pass quiet shards.
+        """
+        if self._acknowledged is None:
+            return
+        for stage in self._sources:
+            found = self._client.commits(self._assignment.job, stage)
+            # Of a later run, the commit itself is refused.
+            lacks = found["epoch"] is None or found["epoch"] < self._acknowledged
+            if found["run"] == self._run and lacks:
+                message = forgotten_epochs_message(
+                    self._assignment.query, self._acknowledged, found["epoch"]
+                )
+                raise OldCheckpointError(message)
+
+    def _find_noted(self, stage: str) -> set[str]:
+        if stage not in self._noted:
+            self._noted[stage] = set(self._notes.joined(stage))
+        return self._noted[stage]
