@@ -21,7 +21,8 @@ from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.operators import TABLE
 from spark_agent.profiles import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.tally import Count
-from tests.support.server import Service, free_port
+from tests.support.binaries import free_port
+from tests.support.server import Service
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()

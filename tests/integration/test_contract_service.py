@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from tests.support.api import Api, ok, problem
+from tests.support.binaries import free_port
 from tests.support.inprocess import InProcess, with_schema
-from tests.support.server import ROOT, Service, free_port
+from tests.support.server import ROOT, Service
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio

@@ -197,8 +197,8 @@ def ended(query: StreamingQuery) -> None:
 
 
 def batches(query: StreamingQuery) -> int:
-    """How many batches this start of the query has done."""
-    return len(query.recentProgress)
+    """Number of batches that this start of the query has done. Triggers that ran none do not count."""
+    return sum("addBatch" in each["durationMs"] for each in query.recentProgress)
 
 
 def spark_watermark(query: StreamingQuery) -> int:

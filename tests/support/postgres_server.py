@@ -17,6 +17,7 @@ from typing import Any, Literal, LiteralString, Self, cast
 import psycopg
 
 from tests.support.binaries import (
+    WAIT_S,
     Owner,
     end,
     free_port,
@@ -187,7 +188,7 @@ class PostgresServer:
             port=self.port,
             user="postgres",
             dbname=database,
-            connect_timeout=5,
+            connect_timeout=WAIT_S,
             autocommit=True,
         ) as connection:
             cursor = connection.execute(cast("LiteralString", statement))

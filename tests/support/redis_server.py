@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
-from tests.support.binaries import end, free_port, launch, redis_server, wait_until
+from tests.support.binaries import WAIT_S, end, free_port, launch, redis_server, wait_until
 
 SLOTS = 16_384
 NODES_FILE = "nodes.conf"
@@ -132,8 +132,7 @@ class _Server(_Started):
 
     def command(self, *words: str | bytes | int) -> Any:
         """Send one command on a connection of its own: a status is a str, a bulk string bytes."""
-        with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
-            connection.settimeout(30)
+        with socket.create_connection(("127.0.0.1", self.port), WAIT_S) as connection:
             connection.sendall(_encode(words))
             with connection.makefile("rb") as reader:
                 return _decode(reader)

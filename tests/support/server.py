@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -16,16 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from tests.support.binaries import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 60
+START_S = 240
+"""Only a service that hangs takes so long: beside others, its imports alone have taken a minute."""
 STOP_S = 60
-
-
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Service:

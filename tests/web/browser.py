@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-PATIENCE_MS: Final = 20_000
+PATIENCE_MS: Final = 60_000
 """How long a page may take to show something. Only what never comes takes so long."""
 
 
