@@ -13,7 +13,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.server import Service, free_port
+from tests.support.binaries import free_port
+from tests.support.server import Service
 
 ROOT = Path(__file__).parents[1]
 

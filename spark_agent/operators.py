@@ -373,6 +373,13 @@ def _apply_join(
             "the two event times, or use the equality only on columns that are not event times, and "
             "bound the event times, a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at"
         )
+    if node.bounds.null_keys:
+        raise UnsoundPlanError(
+            f"a full outer join of two streams may meet null on both sides of "
+            f"{', '.join(node.bounds.null_keys)}, and Spark takes two nulls there for equal: filter "
+            f"nulls out of one side, after watermarked(), watermarked(…).where('key IS NOT NULL'), or "
+            f"give them a value of their own with coalesce(); `<=>` says that nulls are equal"
+        )
     left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
     if left_ms is None or right_ms is None:
         side = "left" if left_ms is None else "right"

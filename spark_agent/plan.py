@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -91,6 +91,9 @@ class Bounds:
     right_ms: int | None
     one_sided_equality: bool = False
     """One side's event time is equated with something that is not the other side's event time."""
+    full_outer: bool = False
+    null_keys: tuple[str, ...] = ()
+    """Of a full outer join: equated columns that may be null on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ class PlanReader:
         name, streaming = node.nodeName(), node.isStreaming()
         # Before the children: the joins' bounds are listed top-down.
         bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
+        if bounds is not None and bounds.full_outer:
+            bounds = replace(bounds, null_keys=_null_keys(node))
         children = tuple(self._node(child, joins) for child in _items(node.children()))
         mark = _mark(node) if name == "Filter" else ""
         if not streaming:
@@ -222,10 +227,12 @@ class PlanReader:
         )
 
     def _bounds(self, join: JavaObject) -> Bounds:
+        full_outer = join.joinType().sql() == "FULL OUTER"
         if self._joins.isWatermarkInJoinKeys(join):
-            return Bounds(0, 0, one_sided_equality=_has_one_sided_equality(join))
+            return Bounds(0, 0, _has_one_sided_equality(join), full_outer)
         left, right = join.left(), join.right()
-        return Bounds(self._behind(left, right, join), self._behind(right, left, join))
+        behind_ms = self._behind(left, right, join), self._behind(right, left, join)
+        return Bounds(*behind_ms, full_outer=full_outer)
 
     def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
         """Return how far behind the watermark the rows of one side may be; None: unbounded.
@@ -254,10 +261,48 @@ class PlanReader:
         return found
 
 
-def _has_one_sided_equality(join: JavaObject) -> bool:
+def _equalities(join: JavaObject) -> list[JavaObject]:
+    """Return the parts of a join's condition that equate two values."""
     condition = join.condition()
     parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
-    equal = [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
+    return [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
+
+
+def _null_keys(join: JavaObject) -> tuple[str, ...]:
+    """Return what a full outer join equates and may be null on both sides.
+
+    Spark's state of such a join takes two nulls for equal. For the other joins Spark filters nulls out
+    of one side. `<=>` asks for it.
+    """
+    filtered = _filtered_nulls(join.left()) | _filtered_nulls(join.right())
+    return tuple(
+        str(each.sql())
+        for each in _equalities(join)
+        if each.getClass().getSimpleName() == "EqualTo"
+        and _may_be_null(each.left(), filtered)
+        and _may_be_null(each.right(), filtered)
+    )
+
+
+def _filtered_nulls(side: JavaObject) -> set[int]:
+    """Return the ids of the columns out of which a filter has taken the nulls."""
+    return {
+        each.child().exprId().id()
+        for each in _items(side.constraints().toSeq())
+        if each.getClass().getSimpleName() == "IsNotNull"
+        and each.child().getClass().getSimpleName() == "AttributeReference"
+    }
+
+
+def _may_be_null(expression: JavaObject, filtered: set[int]) -> bool:
+    if not expression.nullable():
+        return False
+    is_column = expression.getClass().getSimpleName() == "AttributeReference"
+    return not (is_column and expression.exprId().id() in filtered)
+
+
+def _has_one_sided_equality(join: JavaObject) -> bool:
+    equal = _equalities(join)
     return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
 
 

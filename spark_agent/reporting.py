@@ -394,6 +394,8 @@ class RangeReporter:
         for number, times in enumerate(batches):
             if self._has_event_time and number == 0:
                 promised_ms = attempt.promised_ms()
+            if self._has_event_time:
+                attempt.counts[Count.UNDATED_RESULTS] += times.null_count
             if promised_ms is not None:
                 early = self._guard(times, promised_ms, early, attempt.counts)
             yield all_true(times)

@@ -37,7 +37,11 @@ class Count(StrEnum):
     ROWS_BEFORE_1970 = "rows_before_1970"
     """Rows dated before 1970, where Spark's watermark starts: its operators drop them as late."""
     UNDATED_ROWS = "undated_rows"
-    """Rows without an event time: windows leave them out, and no watermark covers them."""
+    """Rows of a source without an event time: windows leave them out, outer joins and groups by time
+    keep them for ever, and no watermark covers them."""
+    UNDATED_RESULTS = "undated_results"
+    """Rows that leave a keyed stage without an event time, as an unmatched row of an outer join that is
+    stamped by the other side: windows of a stage below leave them out."""
     FAR_FUTURE_ROWS = "far_future_rows"
     """Rows dated further ahead of the clock than the tolerance allows; they raise no promise."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"

@@ -21,8 +21,12 @@ _MESSAGES: Final[Mapping[str, str]] = {
         "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),
     Count.UNDATED_ROWS: (
-        "rows have no event time: windows leave them out, and no watermark covers them. In JSON and CSV "
-        "a time that Spark cannot parse counts as none"
+        "rows have no event time: windows leave them out, outer joins and groups by time keep them for "
+        "ever, and no watermark covers them. In JSON and CSV a time that Spark cannot parse is none"
+    ),
+    Count.UNDATED_RESULTS: (
+        "rows leave the stage without an event time: windows of a stage below would leave them out. In "
+        "an outer join, stamp rows with coalesce() of both sides' times"
     ),
     Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
     Count.UNKNOWN_SHARD_ROWS: "rows belong to a shard that is not in the specification",
