@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from service.errors import StoreRefusedError, UnavailableError
 from service.ledger.migrate import migrating, run_migrations
+from service.ledger.sessions import LIMITS, check_sessions, setter
 from service.ledger.sqlite_file import SqliteFile
 from service.ledger.tables import history, metadata
 from service.redaction import redact, shown
@@ -50,17 +51,6 @@ _CONNECT = {
     "tcp_user_timeout": "6000",
     "application_name": "tidegauge",
 }
-_SESSION = {
-    "statement_timeout": "5000",
-    "lock_timeout": "3000",
-    # A replica that dies in the middle of a transaction must not lock a job's row for long, ...
-    "idle_in_transaction_session_timeout": "10000",
-    # ... nor the whole ledger, if it had taken that exclusively.
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-}
-
 _OWNER_LOCK = 0x7469_6465_6F77_6E65
 _TAKE_OWNER_LOCK = text("SELECT pg_advisory_lock(:key)")
 _OWNER_LOCK_TIMEOUT = {"lock_timeout": "1000"}
@@ -144,6 +134,8 @@ class Database:
             self._file.take()
         elif exclusive and not self.is_sqlite:
             await self._take_database()
+        if not self.is_sqlite:
+            await self.check_sessions()
         async with migrating():
             await self._run(
                 self._engine, lambda db: db.run_sync(run_migrations), _MIGRATION_TIMEOUT_S
@@ -156,6 +148,12 @@ class Database:
         if self._file is not None:
             self._file.take()
         await self._check_pages()
+
+    async def check_sessions(self) -> None:
+        """Raise `StoreRefusedError` if a connection to Postgres is not one session of it."""
+        engine = _postgres(self._url, pooled=False)
+        async with _with_deadline(_TRANSACTION_TIMEOUT_S):
+            await check_sessions(engine)
 
     async def _check_pages(self) -> None:
         """Raise `StoreRefusedError` if pages of SQLite's file are damaged.
@@ -332,20 +330,18 @@ def _sqlite(url: URL) -> AsyncEngine:
     return engine
 
 
-def _postgres(url: URL, *, owner: bool = False) -> AsyncEngine:
+def _postgres(url: URL, *, owner: bool = False, pooled: bool = True) -> AsyncEngine:
     """Make an engine for transactions, or for the one connection that holds the owner's lock.
 
     The driver is imported only here: SQLite does not need it.
     """
-    session = _SESSION | _OWNER_LOCK_TIMEOUT if owner else _SESSION
-    ours = " ".join(f"-c {name}={value}" for name, value in session.items())
     theirs = url.query.get("options", "")
-    # The options in the URL come last, so they override ours.
-    options = " ".join([ours, *([theirs] if isinstance(theirs, str) else theirs)])
+    options = theirs if isinstance(theirs, str) else " ".join(theirs)
+    limits = {**LIMITS, **_OWNER_LOCK_TIMEOUT} if owner else LIMITS
     connect = {name: value for name, value in _CONNECT.items() if name not in url.query}
     pool: dict[str, Any] = (
         {"poolclass": NullPool}
-        if owner
+        if owner or not pooled
         else {
             "pool_size": _POOL_SIZE,
             "max_overflow": _POOL_OVERFLOW,
@@ -355,7 +351,7 @@ def _postgres(url: URL, *, owner: bool = False) -> AsyncEngine:
     try:
         engine = create_async_engine(
             url,
-            connect_args=connect | {"options": options},
+            connect_args=connect,
             isolation_level="AUTOCOMMIT" if owner else "READ COMMITTED",
             use_native_hstore=False,
             **pool,
@@ -366,6 +362,7 @@ def _postgres(url: URL, *, owner: bool = False) -> AsyncEngine:
         ) from error
     # Before all other listeners: the next one already sends the server a query.
     event.listen(engine.sync_engine, "connect", _watch_new_connection, insert=True)
+    event.listen(engine.sync_engine, "connect", setter(limits, options))
     return engine
 
 

@@ -12,13 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.clock import Clock
 from service.errors import ProblemError, StoreRefusedError, UnavailableError
-from service.ledger.database import Work
+from service.ledger.database import Database, Work
 from service.ledger.migrate import newest_revision
 from service.ledger.sql import SqlLedger
 from service.model.findings import Finding, compare_clocks
 
 _ROOM_BYTES = 512 * 2**20
 _DURABLE = ("fsync", "synchronous_commit", "full_page_writes")
+_TIME_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 
 
 async def examine(url: str, clock: Clock) -> Sequence[Finding]:
@@ -74,7 +75,7 @@ async def _examine_server(ledger: SqlLedger, clock: Clock) -> list[Finding]:
     database = ledger.database
     try:
         version = (await database.read(_lines("SHOW server_version")))[0]
-        found = [Finding("ledger", "ok", f"Postgres {version} answers")]
+        found = [Finding("ledger", "ok", f"Postgres {version} answers"), await _limits(database)]
         found += await _schema(ledger)
         off = [n for n in _DURABLE if (await database.read(_lines(f"SHOW {n}")))[0] == "off"]
         found.append(
@@ -93,6 +94,16 @@ async def _examine_server(ledger: SqlLedger, clock: Clock) -> list[Finding]:
     except UnavailableError as error:
         return [Finding("ledger", "fault", f"{error.detail}: is TIDEGAUGE_LEDGER_URL right?")]
     return found
+
+
+async def _limits(database: Database) -> Finding:
+    what = "ledger's time limits"
+    try:
+        await database.check_sessions()
+    except StoreRefusedError as error:
+        return Finding(what, "fault", error.detail)
+    shown = [f"{n} {(await database.read(_lines(f'SHOW {n}')))[0]}" for n in _TIME_LIMITS]
+    return Finding(what, "ok", f"hold in each session: {', '.join(shown)}")
 
 
 async def _schema(ledger: SqlLedger) -> list[Finding]:
