@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from spark_agent.client import Client
 from spark_agent.errors import Unavailable
-from spark_agent.times import instant_text, read_instant_ms
+from spark_agent.times import Instant, instant_text, read_instant_ms
 
 
 class Arrival:
     """Answers whether a stage's output watermark has reached a moment, and why not.
 
-    `until` is a `datetime` (UTC, unless it says otherwise), text such as `2026-01-01T00:00Z`, or ms.
+    `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T00:00Z`, or ms. A
+    bare number of nine to eleven digits may be seconds: it raises `ValueError`.
     """
 
-    def __init__(self, client: Client, job: str, stage: str, until: datetime | str | int) -> None:
+    def __init__(self, client: Client, job: str, stage: str, until: Instant) -> None:
         self._client = client
         self._job = job
         self._stage = stage
-        self.until_ms = _moment_ms(until)
+        self.until_ms = read_instant_ms(until, name="until")
         self.because = ""
         """Why it had not, when it was asked last."""
 
@@ -41,14 +40,3 @@ class Arrival:
         except Unavailable as error:
             self.because = str(error)
         return False
-
-
-def _moment_ms(moment: datetime | str | int) -> int:
-    """Read a moment.
-
-    >>> _moment_ms(datetime(1970, 1, 2)), _moment_ms("1970-01-02"), _moment_ms(5)
-    (86400000, 86400000, 5)
-    """
-    if isinstance(moment, datetime):
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
-    return moment if isinstance(moment, int) else read_instant_ms(moment, name="until")

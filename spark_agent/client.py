@@ -42,6 +42,7 @@ from spark_agent.keys import key_source
 from spark_agent.messages import Json, Lease, RangeReport, Rank, StageProgress, report_bodies
 from spark_agent.polling import Waited, Waiting
 from spark_agent.spec import check_name, read_spec
+from spark_agent.times import Instant, read_instant_ms
 from spark_agent.tracing import span
 from spark_agent.transport import Transport
 
@@ -352,8 +353,12 @@ class Client:
             "HistoryAnswer", self._http.call("GET", f"{_stage(job, stage)}/history{asked}")[0]
         )
 
-    def eta(self, job: str, stage: str, at_ms: int) -> EtaAnswer:
-        """Return when a stage's output watermark will get to a time."""
+    def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
+        """Return when a stage's output watermark will get to an instant. See `wait_until` for its forms.
+
+        Raises `ValueError` if `at` is no instant, or is ambiguous.
+        """
+        at_ms = read_instant_ms(at, name="at")
         return cast("EtaAnswer", self._http.call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
 
     def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
@@ -369,19 +374,24 @@ class Client:
         self,
         job: str,
         stage: str,
-        at_ms: int,
+        until: Instant,
         *,
         timeout: Duration = "1h",
         is_over: Callable[[], bool] = lambda: False,
     ) -> Waited:
-        """Wait until a stage's output watermark has reached a time: everything before it has arrived.
+        """Wait until a stage's output watermark is at an instant: everything before it has arrived.
+
+        `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T01:00+01:00` or
+        `1767225600s`, or ms. Raises `ValueError` if it is no instant, or a bare number of nine to eleven
+        digits, which may be seconds.
 
         Returns as soon as it has, or after the timeout, and says which. A service that restarts
         meanwhile is waited for. Another thread may end it with `is_over`, which is looked at every 15
         seconds or so. Raises `AggregatorError` if it refuses the question, or has never answered it.
         """
         patient = self.with_patience(1_000 * _POLL_S + _PATIENCE_MS)
-        asking = Waiting(patient, self._clock, job, stage, at_ms, _POLL_S)
+        until_ms = read_instant_ms(until, name="until")
+        asking = Waiting(patient, self._clock, job, stage, until_ms, _POLL_S)
         timeout_ms = duration_ms(timeout, name="timeout")
         return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
 

@@ -49,9 +49,12 @@ class Waiting:
         show: Show,
         *,
         estimates: bool = False,
+        begin: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Waited:
         """Return once the watermark is there, or after the timeout, or soon after `is_over`.
+
+        The first request is answered at once. `begin` is called if the watermark is not there by then.
 
         Raises `AggregatorError` if the service refuses the question, or has never answered it.
         """
@@ -59,9 +62,10 @@ class Waiting:
         deadline_ms = began_ms + timeout_ms
         seen: WatermarkAnswer | None = None
         answers = True
+        first = True
         while True:
             left_ms = max(deadline_ms - self._clock.steady_ms(), 0)
-            wait_s = min(self._poll_s, -(-left_ms // 1_000))
+            wait_s = 0 if first else min(self._poll_s, -(-left_ms // 1_000))
             try:
                 seen = self._client.show(
                     self._job, self._stage, at_least_ms=self._target_ms, wait_s=wait_s
@@ -79,15 +83,17 @@ class Waiting:
             reached = answers and output_ms is not None and output_ms >= self._target_ms
             if reached or now_ms >= deadline_ms or is_over():
                 return Waited(reached, seen, now_ms - began_ms)
+            if first:
+                begin()
+            first = False
             if answers and estimates:
                 show(self._progress(seen))
 
     def _progress(self, seen: WatermarkAnswer) -> str:
         where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
+        at = f"{self._target_ms}ms"
         with suppress(AggregatorError):
-            return (
-                f"{where} and {eta_text(self._client.eta(self._job, self._stage, self._target_ms))}"
-            )
+            return f"{where} and {eta_text(self._client.eta(self._job, self._stage, at))}"
         return where
 
 

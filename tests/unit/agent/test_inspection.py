@@ -71,7 +71,7 @@ def test_it_asks_until_the_watermark_is_there() -> None:
     assert {asked.path for asked in server.asked} == {
         "/v1/jobs/scores/stages/average/watermark?at_least=50"
     }
-    assert {asked.headers["Prefer"] for asked in server.asked} == {"wait=10"}
+    assert [asked.headers["Prefer"] for asked in server.asked] == ["wait=0", "wait=10", "wait=10"]
     assert said == []
 
 
