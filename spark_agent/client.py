@@ -37,6 +37,7 @@ from spark_agent.errors import (
     Forbidden,
     PreconditionRequired,
     UnknownJob,
+    WrongName,
 )
 from spark_agent.keys import key_source
 from spark_agent.messages import Json, Lease, RangeReport, Rank, StageProgress, report_bodies
@@ -47,8 +48,6 @@ from spark_agent.tracing import span
 from spark_agent.transport import Transport
 
 _POLL_S: Final = 10
-_PATIENCE_MS: Final = 5_000
-"""How much longer than the service takes to answer: it may be on its way up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +355,7 @@ class Client:
     def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
         """Return when a stage's output watermark will get to an instant. See `wait_until` for its forms.
 
-        Raises `ValueError` if `at` is no instant, or is ambiguous.
+        Raises `WrongInstant` if `at` is no instant, or is ambiguous.
         """
         at_ms = read_instant_ms(at, name="at")
         return cast("EtaAnswer", self._http.call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
@@ -382,16 +381,15 @@ class Client:
         """Wait until a stage's output watermark is at an instant: everything before it has arrived.
 
         `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T01:00+01:00` or
-        `1767225600s`, or ms. Raises `ValueError` if it is no instant, or a bare number of nine to eleven
-        digits, which may be seconds.
+        `1767225600s`, or ms. A bare number of nine to eleven digits may be seconds: `WrongInstant`.
 
-        Returns as soon as it has, or after the timeout, and says which. A service that restarts
-        meanwhile is waited for. Another thread may end it with `is_over`, which is looked at every 15
-        seconds or so. Raises `AggregatorError` if it refuses the question, or has never answered it.
+        Returns as soon as it has, or after the timeout: see `Waited.outcome`. A service that is away,
+        also at the start, is asked again until the timeout. Another thread may end it with `is_over`,
+        which is looked at every 15 seconds or so. Raises `Unavailable` if the service has never answered
+        (retry), `Wrong` if it refuses the question (do not).
         """
-        patient = self.with_patience(1_000 * _POLL_S + _PATIENCE_MS)
         until_ms = read_instant_ms(until, name="until")
-        asking = Waiting(patient, self._clock, job, stage, until_ms, _POLL_S)
+        asking = Waiting(self, self._clock, job, stage, until_ms, _POLL_S)
         timeout_ms = duration_ms(timeout, name="timeout")
         return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
 
@@ -443,12 +441,12 @@ def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Cl
 
 
 def _job(job: str) -> str:
-    """Return the address of a job. Raises `ValueError` for a name that would lead elsewhere."""
+    """Return the address of a job. Raises `WrongName` for a name that would lead elsewhere."""
     return f"/v1/jobs/{_name('job', job)}"
 
 
 def _stage(job: str, stage: str) -> str:
-    """Return the address of a stage. Raises `ValueError` likewise."""
+    """Return the address of a stage. Raises `WrongName` likewise."""
     return f"{_job(job)}/stages/{_name('stage', stage)}"
 
 
@@ -458,5 +456,8 @@ def _query(wanted: Mapping[str, object]) -> str:
 
 
 def _name(what: str, name: str) -> str:
-    check_name(what, name)
+    try:
+        check_name(what, name)
+    except ValueError as error:
+        raise WrongName(str(error)) from None
     return name

@@ -9,6 +9,7 @@ from typing import Final
 
 from spark_agent.answers import MAX_MS
 from spark_agent.durations import duration_ms
+from spark_agent.errors import WrongInstant
 
 Instant = datetime | str | int
 """A point in time: a `datetime`, text such as `2026-01-01T00:00:00Z`, or milliseconds since 1970."""
@@ -49,7 +50,7 @@ def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> 
     Text is ISO 8601, `1767225600s`, `1767225600000ms`, bare ms, `now`, or a distance from now. ISO text
     and a `datetime` without an offset are UTC. `now_ms` stands in for the clock. A bare number that may
     be seconds or a date is rejected: as milliseconds it is an instant of 1970, which every watermark has
-    reached. Raises `ValueError`.
+    reached. Raises `WrongInstant`.
 
     >>> read_instant_ms("2013-01-01T12:00Z", name="T"), read_instant_ms("2013-01-01", name="T")
     (1357041600000, 1356998400000)
@@ -61,17 +62,18 @@ def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> 
     [0, 7200000, 93600000]
     >>> read_instant_ms("20260101", name="T")
     Traceback (most recent call last):
-    ValueError: T '20260101' may be a date: write it like 2026-01-01, or 20260101ms for milliseconds
+    spark_agent.errors.WrongInstant: T '20260101' may be a date: write it like 2026-01-01, or \
+20260101ms for milliseconds
     >>> [read_instant_ms(text, name="T") for text in ("2026ms", "2000", "20260", "1767225600000")]
     [2026, 2000, 20260, 1767225600000]
     >>> read_instant_ms(1767225600, name="T")
     Traceback (most recent call last):
-    ValueError: T 1767225600 is ambiguous: write 1767225600s for seconds (2026-01-01T00:00:00Z), \
-1767225600ms for milliseconds (1970-01-21T10:53:45.600Z), or ISO 8601
+    spark_agent.errors.WrongInstant: T 1767225600 is ambiguous: write 1767225600s for seconds \
+(2026-01-01T00:00:00Z), 1767225600ms for milliseconds (1970-01-21T10:53:45.600Z), or ISO 8601
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
-    ValueError: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, \
-or like -2h
+    spark_agent.errors.WrongInstant: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, \
+in ms since 1970, or like -2h
     """
     match value:
         case datetime():
@@ -107,24 +109,24 @@ def _since_epoch_ms(instant: datetime) -> int:
     return (instant - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _no_time(value: object, name: str) -> ValueError:
-    return ValueError(
+def _no_time(value: object, name: str) -> WrongInstant:
+    return WrongInstant(
         f"{name} {value!r} is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
         " like -2h"
     )
 
 
 def _reject_ambiguous(given: str | int, digits: str, name: str) -> None:
-    """Reject a bare number that may be a date or seconds. Raises `ValueError`."""
+    """Reject a bare number that may be a date or seconds. Raises `WrongInstant`."""
     if _may_be_date(digits):
-        raise ValueError(
+        raise WrongInstant(
             f"{name} {given!r} may be a date: write it like 2026-01-01, or {digits}ms for milliseconds"
         )
     if _SECONDS.fullmatch(digits) is not None:
         seconds = instant_text(1_000 * int(digits)).replace(".000Z", "Z")
         # A sign makes `-5s` a distance from now.
         as_seconds = seconds if digits.startswith("-") else f"{digits}s"
-        raise ValueError(
+        raise WrongInstant(
             f"{name} {given!r} is ambiguous: write {as_seconds} for seconds ({seconds}), {digits}ms for"
             f" milliseconds ({instant_text(int(digits))}), or ISO 8601"
         )

@@ -22,15 +22,13 @@ from spark_agent.admin import (
 )
 from spark_agent.clock import SystemClock
 from spark_agent.durations import duration_ms
+from spark_agent.outcomes import EXIT_CODES, Outcome
 from spark_agent.polling import Show, Waited, Waiting
 from spark_agent.times import INSTANT_FORMS, instant_text, read_instant_ms
 
-_EXIT_NOT_IN_TIME: Final = 3
 _POLL_S: Final = 10
 _SHOWN_POLL_S: Final = 2
 """The same, where somebody watches."""
-_PATIENCE_MS: Final = 5_000
-"""How much longer than the service takes to answer: it may be on its way up again."""
 
 
 def wait(
@@ -48,8 +46,11 @@ def wait(
 ) -> None:
     """Wait until a stage's output watermark has reached T: everything before T has arrived.
 
-    Ends with 0 if it has, with 3 if it has not within the timeout, with 2 if it cannot be asked. A
-    service that restarts meanwhile is waited for. The standard error has the T that was understood.
+    Ends with 0: reached. 3: not in time. 4: the service cannot be asked, so retry. 5: the job, the
+    stage, T, the key or the address is wrong, so do not. 2: a typing error in the options.
+
+    A service that is away, also at the start, is asked again until the timeout. The standard error has
+    the T that was understood.
 
     Examples: `tidegauge wait scores average --until 2026-01-01T00:00:00Z --timeout 1h && ./close-books`,
     `tidegauge wait scores average --until "$(date +%s)s"`,
@@ -61,8 +62,7 @@ def wait(
     with explained("wait", url, READER):
         target_ms = read_instant_ms(until, name="--until")
         timeout_ms = duration_ms(timeout, name="--timeout")
-        patience_ms = min(1_000 * poll_s, timeout_ms) + _PATIENCE_MS
-        client = client_of(url, key_file, timeout_ms=patience_ms)
+        client = client_of(url, key_file)
 
         def begin() -> None:
             console.print(
@@ -107,6 +107,7 @@ def _end(
             "until": target_ms,
             "understood": instant_text(target_ms),
             "reached": waited.reached,
+            "outcome": waited.outcome,
             "output_watermark": output_ms,
             "waited_ms": waited.waited_ms,
         }
@@ -116,10 +117,17 @@ def _end(
         console.print(
             f"tidegauge wait: {stage} has reached {instant_text(target_ms)}", markup=False
         )
-    if not waited.reached:
+    if waited.outcome is Outcome.NOT_IN_TIME:
         console.print(
             f"tidegauge wait: after {timeout}, {stage} is at {instant_text(output_ms)} and not at"
             f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",
             markup=False,
         )
-        raise typer.Exit(_EXIT_NOT_IN_TIME)
+    elif not waited.reached:
+        console.print(
+            f"tidegauge wait: after {timeout}, the service does not answer; {stage} was at"
+            f" {instant_text(output_ms)} and not at {instant_text(target_ms)}: retry",
+            markup=False,
+        )
+    if not waited.reached:
+        raise typer.Exit(EXIT_CODES[waited.outcome])
