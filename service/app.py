@@ -242,7 +242,11 @@ def _release_readers_on_signal(aggregator: Aggregator) -> Generator[None]:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document: routes from the routers, bodies from the types that decode them."""
     if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        # Relative to the document, so that requests from `/docs` go where a proxy has put it.
+        servers = [{"url": "."}]
+        schema = get_openapi(
+            title=app.title, version=app.version, routes=app.routes, servers=servers
+        )
         _, components = msgspec.json.schema_components(
             (PipelineSpec, *REQUESTS, *RESPONSES), ref_template="#/components/schemas/{name}"
         )

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from service.errors import CannotStartError
 from service.model.keys import EVERY_JOB, SECRET_PATTERN, Key, Role, digest_of
 from service.settings import Settings
+from service.text_files import read_text
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,13 @@ def _read(name: str, value: SecretStr | None, path: Path | None) -> str | None:
     if path is not None:
         name = f"{name}_FILE"
         try:
-            secret = path.read_text().strip()
+            secret = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise CannotStartError(f"{name} {str(path)!r} cannot be read: {reason}") from None
     elif value is not None:
-        secret = value.get_secret_value()
+        # `$(cat FILE)` has what the file has.
+        secret = value.get_secret_value().lstrip("\ufeff").rstrip("\r\n")
     else:
         return None
     if SECRET_PATTERN.fullmatch(secret) is None:

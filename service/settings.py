@@ -8,13 +8,17 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from service.text_files import read_text
+
 DAY_MS = 86_400_000
 
 
 class Settings(BaseSettings):
     """Everything that can be set, with its default."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEGAUGE_", env_file=".env", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEGAUGE_", env_file=".env", env_file_encoding="utf-8-sig", extra="ignore"
+    )
 
     ledger_url: str = "sqlite+aiosqlite:///tidegauge.db"
     live_url: str = "memory://"
@@ -93,7 +97,7 @@ class Settings(BaseSettings):
 
 def _first_line(file: Path) -> str:
     try:
-        line = file.read_text().strip()
+        line = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the file {file} cannot be read: {error}") from None
     if not line or "\n" in line:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spark_agent.arrival import Arrival
     from spark_agent.async_client import AsyncClient
     from spark_agent.client import Client, StageWatermark
-    from spark_agent.errors import AggregatorError, Unavailable
+    from spark_agent.errors import AggregatorError, NotInTime, Unavailable, Wrong
     from spark_agent.operators import UnsoundPlanError
     from spark_agent.pipeline import Pipeline
     from spark_agent.queries import StageTakenError
@@ -35,6 +35,7 @@ __all__ = [
     "BoundedOutOfOrderness",
     "Client",
     "FinalSourceError",
+    "NotInTime",
     "OldCheckpointError",
     "Pipeline",
     "StageTakenError",
@@ -42,6 +43,7 @@ __all__ = [
     "Strategy",
     "Unavailable",
     "UnsoundPlanError",
+    "Wrong",
 ]
 
 _MODULES = {
@@ -52,6 +54,7 @@ _MODULES = {
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client",
     "FinalSourceError": "spark_agent.reporting",
+    "NotInTime": "spark_agent.errors",
     "OldCheckpointError": "spark_agent.reporting",
     "Pipeline": "spark_agent.pipeline",
     "StageTakenError": "spark_agent.queries",
@@ -59,6 +62,7 @@ _MODULES = {
     "Strategy": "spark_agent.strategies",
     "Unavailable": "spark_agent.errors",
     "UnsoundPlanError": "spark_agent.operators",
+    "Wrong": "spark_agent.errors",
 }
 
 

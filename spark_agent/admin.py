@@ -25,11 +25,12 @@ from spark_agent.errors import (
     Unauthenticated,
     UnknownJob,
     UnknownStage,
+    WrongAddress,
 )
 from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
+from spark_agent.outcomes import EXIT_CANNOT_BE_ASKED, EXIT_WRONG
 from spark_agent.profiles import read_profile
 
-_EXIT_CANNOT_RUN: Final = 2
 _PIPE_WIDTH: Final = 2_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
@@ -253,17 +254,21 @@ def explained(command: str, url: str, key: str = "an admin key") -> Generator[No
         ) from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None
+    except WrongAddress as error:
+        raise exit_with(command, str(error)) from None
     except AggregatorError as error:
         raise exit_with(
-            command, f"{error}: is tidegauge at {url}? Choose another with --url"
+            command,
+            f"{error}: is tidegauge at {url}? Choose another with --url",
+            EXIT_CANNOT_BE_ASKED,
         ) from None
 
 
-def exit_with(command: str, message: str) -> typer.Exit:
-    """Print why a command cannot run; return the exit to raise."""
+def exit_with(command: str, message: str, code: int = EXIT_WRONG) -> typer.Exit:
+    """Print why a command cannot run; return the exit to raise, by default that of a wrong request."""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"tidegauge {command}: {message}", markup=False, highlight=False)
-    return typer.Exit(_EXIT_CANNOT_RUN)
+    return typer.Exit(code)
 
 
 def output() -> Console:

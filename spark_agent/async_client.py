@@ -26,6 +26,7 @@ from spark_agent.answers import (
 from spark_agent.client import Client
 from spark_agent.durations import Duration
 from spark_agent.polling import Waited
+from spark_agent.times import Instant
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,9 +131,9 @@ class AsyncClient:
             self._client.history, job, stage, from_ms=from_ms, until_ms=until_ms, points=points
         )
 
-    async def eta(self, job: str, stage: str, at_ms: int) -> EtaAnswer:
+    async def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
         """See `Client`."""
-        return await self._run(self._client.eta, job, stage, at_ms)
+        return await self._run(self._client.eta, job, stage, at)
 
     async def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
         """See `Client`."""
@@ -146,7 +147,7 @@ class AsyncClient:
         self,
         job: str,
         stage: str,
-        at_ms: int,
+        until: Instant,
         *,
         timeout: Duration = "1h",  # noqa: ASYNC109
     ) -> Waited:
@@ -154,7 +155,7 @@ class AsyncClient:
         over = threading.Event()
         try:
             return await self._run(
-                self._client.wait_until, job, stage, at_ms, timeout=timeout, is_over=over.is_set
+                self._client.wait_until, job, stage, until, timeout=timeout, is_over=over.is_set
             )
         except asyncio.CancelledError:
             over.set()

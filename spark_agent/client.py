@@ -37,17 +37,17 @@ from spark_agent.errors import (
     Forbidden,
     PreconditionRequired,
     UnknownJob,
+    WrongName,
 )
 from spark_agent.keys import key_source
 from spark_agent.messages import Json, Lease, RangeReport, Rank, StageProgress, report_bodies
 from spark_agent.polling import Waited, Waiting
 from spark_agent.spec import check_name, read_spec
+from spark_agent.times import Instant, read_instant_ms
 from spark_agent.tracing import span
 from spark_agent.transport import Transport
 
 _POLL_S: Final = 10
-_PATIENCE_MS: Final = 5_000
-"""How much longer than the service takes to answer: it may be on its way up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +352,12 @@ class Client:
             "HistoryAnswer", self._http.call("GET", f"{_stage(job, stage)}/history{asked}")[0]
         )
 
-    def eta(self, job: str, stage: str, at_ms: int) -> EtaAnswer:
-        """Return when a stage's output watermark will get to a time."""
+    def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
+        """Return when a stage's output watermark will get to an instant. See `wait_until` for its forms.
+
+        Raises `WrongInstant` if `at` is no instant, or is ambiguous.
+        """
+        at_ms = read_instant_ms(at, name="at")
         return cast("EtaAnswer", self._http.call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
 
     def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
@@ -369,19 +373,23 @@ class Client:
         self,
         job: str,
         stage: str,
-        at_ms: int,
+        until: Instant,
         *,
         timeout: Duration = "1h",
         is_over: Callable[[], bool] = lambda: False,
     ) -> Waited:
-        """Wait until a stage's output watermark has reached a time: everything before it has arrived.
+        """Wait until a stage's output watermark is at an instant: everything before it has arrived.
 
-        Returns as soon as it has, or after the timeout, and says which. A service that restarts
-        meanwhile is waited for. Another thread may end it with `is_over`, which is looked at every 15
-        seconds or so. Raises `AggregatorError` if it refuses the question, or has never answered it.
+        `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T01:00+01:00` or
+        `1767225600s`, or ms. A bare number of nine to eleven digits may be seconds: `WrongInstant`.
+
+        Returns as soon as it has, or after the timeout: see `Waited.outcome`. A service that is away,
+        also at the start, is asked again until the timeout. Another thread may end it with `is_over`,
+        which is looked at every 15 seconds or so. Raises `Unavailable` if the service has never answered
+        (retry), `Wrong` if it refuses the question (do not).
         """
-        patient = self.with_patience(1_000 * _POLL_S + _PATIENCE_MS)
-        asking = Waiting(patient, self._clock, job, stage, at_ms, _POLL_S)
+        until_ms = read_instant_ms(until, name="until")
+        asking = Waiting(self, self._clock, job, stage, until_ms, _POLL_S)
         timeout_ms = duration_ms(timeout, name="timeout")
         return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
 
@@ -433,12 +441,12 @@ def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Cl
 
 
 def _job(job: str) -> str:
-    """Return the address of a job. Raises `ValueError` for a name that would lead elsewhere."""
+    """Return the address of a job. Raises `WrongName` for a name that would lead elsewhere."""
     return f"/v1/jobs/{_name('job', job)}"
 
 
 def _stage(job: str, stage: str) -> str:
-    """Return the address of a stage. Raises `ValueError` likewise."""
+    """Return the address of a stage. Raises `WrongName` likewise."""
     return f"{_job(job)}/stages/{_name('stage', stage)}"
 
 
@@ -448,5 +456,8 @@ def _query(wanted: Mapping[str, object]) -> str:
 
 
 def _name(what: str, name: str) -> str:
-    check_name(what, name)
+    try:
+        check_name(what, name)
+    except ValueError as error:
+        raise WrongName(str(error)) from None
     return name

@@ -13,6 +13,7 @@ import typer
 from spark_agent.admin import DEFAULT_URL, AsJson, Job, KeyFile, Url, client_of, explained, output
 from spark_agent.client import Client
 from spark_agent.errors import ChangedMeanwhile, UnknownJob
+from spark_agent.keys import read_text
 
 _PARTS = ("stages", "throttle")
 _SHOWN = 10
@@ -98,7 +99,7 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        text = sys.stdin.read() if file == "-" else read_text(Path(file))
         yaml: Any = YAML(typ="safe", pure=True)
         # JSON is YAML, too.
         content: Any = yaml.load(text)

@@ -1,4 +1,4 @@
-"""What may become of a request to the service."""
+"""The errors of a request to the service, by what the caller can do: retry, or correct the request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,30 @@ class AggregatorError(Exception):
 
 
 class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service gave no usable answer within the caller's patience."""
+    """The service cannot be asked: it gave no usable answer within the caller's patience. Retry."""
 
 
-class Refused(AggregatorError):  # noqa: N818
+class WrongAddress(Unavailable):
+    """The address answers for another one. The only `Unavailable` that a retry does not mend."""
+
+
+class NotInTime(AggregatorError):  # noqa: N818
+    """The watermark was not there in time."""
+
+
+class Wrong(AggregatorError):  # noqa: N818
+    """The request is wrong: a retry does not help. The base of every such error."""
+
+
+class WrongInstant(Wrong, ValueError):  # noqa: N818
+    """The instant cannot be read, or is ambiguous."""
+
+
+class WrongName(Wrong, ValueError):  # noqa: N818
+    """The name of a job or of a stage is not a valid one."""
+
+
+class Refused(Wrong):
     """The service refused the request and changed nothing. `problem` is its answer (RFC 9457)."""
 
     slug: ClassVar[str] = ""
@@ -28,7 +48,7 @@ class Refused(AggregatorError):  # noqa: N818
         self.problem = problem
 
 
-class NoUsableKey(AggregatorError):  # noqa: N818
+class NoUsableKey(Wrong):
     """There is a key, but it cannot be sent."""
 
 

@@ -35,7 +35,7 @@ from spark_agent.answers import (
 )
 from spark_agent.client import Client
 from spark_agent.polling import eta_text
-from spark_agent.times import instant_text, read_instant_ms
+from spark_agent.times import INSTANT_FORMS, instant_text, read_instant_ms
 
 _RANGES: Final = 10
 _WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
@@ -133,10 +133,15 @@ def history(
     from_: Annotated[
         str | None,
         typer.Option(
-            "--from", help="From when, in wall-clock time; an hour before --to if left out."
+            "--from",
+            metavar="T",
+            help=f"From when, in wall-clock time: {INSTANT_FORMS}, or -2h; an hour before --to if"
+            " left out.",
         ),
     ] = None,
-    to: Annotated[str | None, typer.Option(help="Until when; now if left out.")] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="T", help="Until when; now if left out.")
+    ] = None,
     points: Annotated[
         int, typer.Option(min=1, max=10_000, help="How many changes to show at most.")
     ] = 20,
@@ -152,16 +157,21 @@ def history(
     `tidegauge history scores average --from 2026-01-01T00:00Z --points 500 --json`
     """
     with explained("history", url, READER):
+        from_ms = None if from_ is None else read_instant_ms(from_, name="--from")
+        until_ms = None if to is None else read_instant_ms(to, name="--to")
         found = client_of(url, key_file).history(
-            job,
-            stage,
-            from_ms=None if from_ is None else read_instant_ms(from_, name="--from"),
-            until_ms=None if to is None else read_instant_ms(to, name="--to"),
-            points=points,
+            job, stage, from_ms=from_ms, until_ms=until_ms, points=points
         )
+        understood = {
+            name: instant_text(given_ms)
+            for name, given_ms in (("from", from_ms), ("to", until_ms))
+            if given_ms is not None
+        }
         if json_:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps({**found, "understood": understood}))
             return
+        if understood:
+            typer.echo(", ".join(f"{name} {at}" for name, at in understood.items()), err=True)
         print_table(
             ("at", "input watermark", "output watermark", "status"),
             [
@@ -181,7 +191,7 @@ def eta(
     stage: Stage,
     time: Annotated[
         str,
-        typer.Argument(metavar="T", help="The event time, such as 2026-01-01T00:00:00Z, or in ms."),
+        typer.Argument(metavar="T", help=f"The event time: {INSTANT_FORMS}."),
     ],
     *,
     url: Url = DEFAULT_URL,
@@ -194,8 +204,12 @@ def eta(
     `tidegauge eta scores average 1767225600000 --json`
     """
     with explained("eta", url, READER):
-        found = client_of(url, key_file).eta(job, stage, read_instant_ms(time, name="T"))
-        typer.echo(json.dumps(found) if json_ else f"{stage} {eta_text(found)}: {found['because']}")
+        at_ms = read_instant_ms(time, name="T")
+        found = client_of(url, key_file).eta(job, stage, f"{at_ms}ms")
+        understood = {**found, "understood": instant_text(at_ms)}
+        typer.echo(
+            json.dumps(understood) if json_ else f"{stage} {eta_text(found)}: {found['because']}"
+        )
 
 
 def explain(

@@ -7,6 +7,7 @@ driver sends at most the *path* of a file with the key, which must be there on e
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Mapping
@@ -40,9 +41,13 @@ class FixedKey:
 
     def read(self) -> str | None:
         """See `KeySource`."""
-        if self._secret is not None and _SECRET.fullmatch(self._secret) is None:
+        if self._secret is None:
+            return None
+        # `$(cat FILE)` has what the file has.
+        secret = self._secret.lstrip("\ufeff").rstrip("\r\n")
+        if _SECRET.fullmatch(secret) is None:
             raise UnusableKeyError(f"{self._name} is not a key: it has spaces, or is empty")
-        return self._secret
+        return secret
 
 
 class KeyInFile:
@@ -71,10 +76,21 @@ class KeyInFile:
         return self._secret
 
     def _read(self) -> str:
-        secret = self._path.read_text().strip()
+        secret = read_text(self._path)
         if _SECRET.fullmatch(secret) is None:
             raise UnusableKeyError
         return secret
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text without a byte order mark and without space around it.
+
+    UTF-8, or UTF-16 with its mark, as Windows' PowerShell writes what a command prints into a file.
+    Raises `OSError`, or `UnicodeDecodeError`.
+    """
+    data = path.read_bytes()
+    utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if utf_16 else "utf-8-sig").strip()
 
 
 def key_source(

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 from spark_agent.answers import EtaAnswer, WatermarkAnswer
 from spark_agent.clock import Clock
-from spark_agent.errors import AggregatorError, Unavailable
+from spark_agent.errors import AggregatorError, NotInTime, Unavailable, WrongAddress
+from spark_agent.outcomes import Outcome
 from spark_agent.times import instant_text
 
 if TYPE_CHECKING:
     from spark_agent.client import Client
 
 _PAUSE_MS: Final = 500
+_PATIENCE_MS: Final = 5_000
+"""How much longer than the service waits: it may be on its way up again."""
+_LEAST_PATIENCE_MS: Final = 2_000
 
 Show = Callable[[str], None]
 
@@ -28,6 +32,26 @@ class Waited:
     seen: WatermarkAnswer
     """The stage's watermark when it was last read."""
     waited_ms: int
+    answers: bool = True
+    """Whether the service answered the last request. If not, `seen` is older."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome, in the words of `tidegauge wait`."""
+        if self.reached:
+            return Outcome.REACHED
+        return Outcome.NOT_IN_TIME if self.answers else Outcome.CANNOT_BE_ASKED
+
+    def require(self) -> WatermarkAnswer:
+        """Return the watermark if it is there. Raises `NotInTime`, `Unavailable`."""
+        at = f"the output watermark is at {instant_text(self.seen['output_watermark'])}"
+        match self.outcome:
+            case Outcome.REACHED:
+                return self.seen
+            case Outcome.NOT_IN_TIME:
+                raise NotInTime(f"after {self.waited_ms:,} ms {at}")
+            case _:
+                raise Unavailable(f"the service does not answer; when it last did, {at}")
 
 
 class Waiting:
@@ -49,45 +73,65 @@ class Waiting:
         show: Show,
         *,
         estimates: bool = False,
+        begin: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> Waited:
         """Return once the watermark is there, or after the timeout, or soon after `is_over`.
 
-        Raises `AggregatorError` if the service refuses the question, or has never answered it.
+        The first request is answered at once. `begin` is called if the watermark is not there by then.
+
+        A service that does not answer is asked again until the timeout, also at the start. Raises
+        `Unavailable` if it has never answered, `WrongAddress`, and `Wrong` if it refuses the question.
         """
         began_ms = self._clock.steady_ms()
         deadline_ms = began_ms + timeout_ms
         seen: WatermarkAnswer | None = None
         answers = True
+        first = True
         while True:
             left_ms = max(deadline_ms - self._clock.steady_ms(), 0)
-            wait_s = min(self._poll_s, -(-left_ms // 1_000))
+            wait_s = 0 if first else min(self._poll_s, -(-left_ms // 1_000))
             try:
-                seen = self._client.show(
+                seen = self._patient(wait_s, left_ms).show(
                     self._job, self._stage, at_least_ms=self._target_ms, wait_s=wait_s
                 )
                 answers = True
+            except WrongAddress:
+                raise
             except Unavailable as error:
-                if seen is None or is_over():
+                over = is_over() or self._clock.steady_ms() >= deadline_ms
+                if seen is None and over:
                     raise
                 if answers:
                     show(f"{error}: waiting for it to come back")
                 answers = False
                 self._clock.pause(min(_PAUSE_MS, left_ms))
             now_ms = self._clock.steady_ms()
-            output_ms = seen["output_watermark"]
-            reached = answers and output_ms is not None and output_ms >= self._target_ms
-            if reached or now_ms >= deadline_ms or is_over():
-                return Waited(reached, seen, now_ms - began_ms)
-            if answers and estimates:
+            if seen is not None:
+                output_ms = seen["output_watermark"]
+                reached = answers and output_ms is not None and output_ms >= self._target_ms
+                if reached or now_ms >= deadline_ms or is_over():
+                    return Waited(reached, seen, now_ms - began_ms, answers)
+            if first:
+                begin()
+            first = False
+            if seen is not None and answers and estimates:
                 show(self._progress(seen))
+
+    def _patient(self, wait_s: int, left_ms: int) -> Client:
+        """Return a client that waits for an answer for little longer than the service, or the time left.
+
+        Its own retries must not use up a timeout that is shorter.
+        """
+        spare_ms = left_ms - 1_000 * wait_s
+        patience_ms = min(max(spare_ms, _LEAST_PATIENCE_MS), _PATIENCE_MS)
+        return self._client.with_patience(1_000 * wait_s + patience_ms)
 
     def _progress(self, seen: WatermarkAnswer) -> str:
         where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
+        at = f"{self._target_ms}ms"
         with suppress(AggregatorError):
-            return (
-                f"{where} and {eta_text(self._client.eta(self._job, self._stage, self._target_ms))}"
-            )
+            return f"{where} and {eta_text(self._client.eta(self._job, self._stage, at))}"
         return where
 
 

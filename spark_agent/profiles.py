@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from spark_agent.keys import read_text
+
 CONFIG_VARIABLE: Final = "TIDEGAUGE_CONFIG"
 PROFILE_VARIABLE: Final = "TIDEGAUGE_PROFILE"
 _MEMBERS: Final = {"url", "key_file"}
@@ -39,7 +41,7 @@ def read_profile(environment: Mapping[str, str] = os.environ) -> Profile:
     path = Path(named) if named else home / "tidegauge" / "config.toml"
     chosen = environment.get(PROFILE_VARIABLE)
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_text(path))
     except FileNotFoundError:
         if named or chosen:
             raise ValueError(f"there is no profile file {str(path)!r}") from None

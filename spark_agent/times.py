@@ -9,9 +9,19 @@ from typing import Final
 
 from spark_agent.answers import MAX_MS
 from spark_agent.durations import duration_ms
+from spark_agent.errors import WrongInstant
+
+Instant = datetime | str | int
+"""A point in time: a `datetime`, text such as `2026-01-01T00:00:00Z`, or milliseconds since 1970."""
+
+INSTANT_FORMS: Final = "such as 2026-01-01T00:00:00Z, 1767225600s or 1767225600000ms"
+"""Examples, for the help of a command."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+_NUMBER: Final = re.compile(r"(?P<ms>-?[0-9]{1,19})(?P<unit> ?ms)?|(?P<seconds>[0-9]{1,19}) ?s")
+_SECONDS: Final = re.compile(r"-?[0-9]{9,11}")
+"""Seconds of the years 1973 to 5138. As milliseconds they are instants of 1970 to 1973."""
 _BARE_DATE: Final = re.compile(
     r"20[0-9]{2}((0[1-9]|1[0-2])((0[1-9]|[12][0-9]|3[01])([0-9]{4}([0-9]{2})?)?)?)?"
 )
@@ -34,47 +44,92 @@ def instant_text(time_ms: int | None) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read_instant_ms(text: str, *, name: str, now_ms: int | None = None) -> int:
-    """Read an instant as people write it: ISO 8601, in UTC unless it says otherwise, or milliseconds; or
-    `now`, or so long before or after it. `now_ms` is now, if the clock is not to be asked.
+def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> int:
+    """Return an instant in ms since 1970, UTC. `name` is the word for it in an error.
 
-    `name` is what an error calls it. Raises `ValueError`.
+    Text is ISO 8601, `1767225600s`, `1767225600000ms`, bare ms, `now`, or a distance from now. ISO text
+    and a `datetime` without an offset are UTC. `now_ms` stands in for the clock. A bare number that may
+    be seconds or a date is rejected: as milliseconds it is an instant of 1970, which every watermark has
+    reached. Raises `WrongInstant`.
 
     >>> read_instant_ms("2013-01-01T12:00Z", name="T"), read_instant_ms("2013-01-01", name="T")
     (1357041600000, 1356998400000)
     >>> read_instant_ms("2013-01-01T13:00:00.250+01:00", name="T"), read_instant_ms("-5", name="T")
     (1357041600250, -5)
+    >>> read_instant_ms(datetime(1970, 1, 2), name="T"), read_instant_ms("86400s", name="T")
+    (86400000, 86400000)
     >>> [read_instant_ms(text, name="T", now_ms=7_200_000) for text in ("-2h", "now", "+1 day")]
     [0, 7200000, 93600000]
     >>> read_instant_ms("20260101", name="T")
     Traceback (most recent call last):
-    ValueError: T '20260101' may be a date: write it like 2026-01-01, or 20260101ms for milliseconds
+    spark_agent.errors.WrongInstant: T '20260101' may be a date: write it like 2026-01-01, or \
+20260101ms for milliseconds
     >>> [read_instant_ms(text, name="T") for text in ("2026ms", "2000", "20260", "1767225600000")]
     [2026, 2000, 20260, 1767225600000]
+    >>> read_instant_ms(1767225600, name="T")
+    Traceback (most recent call last):
+    spark_agent.errors.WrongInstant: T 1767225600 is ambiguous: write 1767225600s for seconds \
+(2026-01-01T00:00:00Z), 1767225600ms for milliseconds (1970-01-21T10:53:45.600Z), or ISO 8601
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
-    ValueError: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, \
-or like -2h
+    spark_agent.errors.WrongInstant: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, \
+in ms since 1970, or like -2h
     """
-    if (found := re.fullmatch(r"(-?[0-9]{1,19})( ?ms)?", text)) is not None:
-        if found[2] is None and _may_be_date(text):
-            raise ValueError(
-                f"{name} {text!r} may be a date: write it like 2026-01-01, or {text}ms for milliseconds"
-            )
-        return int(found[1])
+    match value:
+        case datetime():
+            return _since_epoch_ms(value)
+        case str():
+            return _read_text_ms(value, name, now_ms)
+        case int() if not isinstance(value, bool):
+            _reject_ambiguous(value, str(value), name)
+            return value
+        case _:
+            raise _no_time(value, name)
+
+
+def _read_text_ms(text: str, name: str, now_ms: int | None) -> int:
+    if (found := _NUMBER.fullmatch(text)) is not None:
+        if found["seconds"] is not None:
+            return 1_000 * int(found["seconds"])
+        if found["unit"] is None:
+            _reject_ambiguous(text, text, name)
+        return int(found["ms"])
     try:
         relative = _relative_ms(text)
         if relative is not None:
             return (time.time_ns() // 1_000_000 if now_ms is None else now_ms) + relative
-        instant = datetime.fromisoformat(text)
+        return _since_epoch_ms(datetime.fromisoformat(text))
     except ValueError:
-        raise ValueError(
-            f"{name} {text!r} is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
-            " like -2h"
-        ) from None
+        raise _no_time(text, name) from None
+
+
+def _since_epoch_ms(instant: datetime) -> int:
     if instant.tzinfo is None:
         instant = instant.replace(tzinfo=UTC)
     return (instant - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _no_time(value: object, name: str) -> WrongInstant:
+    return WrongInstant(
+        f"{name} {value!r} is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
+        " like -2h"
+    )
+
+
+def _reject_ambiguous(given: str | int, digits: str, name: str) -> None:
+    """Reject a bare number that may be a date or seconds. Raises `WrongInstant`."""
+    if _may_be_date(digits):
+        raise WrongInstant(
+            f"{name} {given!r} may be a date: write it like 2026-01-01, or {digits}ms for milliseconds"
+        )
+    if _SECONDS.fullmatch(digits) is not None:
+        seconds = instant_text(1_000 * int(digits)).replace(".000Z", "Z")
+        # A sign makes `-5s` a distance from now.
+        as_seconds = seconds if digits.startswith("-") else f"{digits}s"
+        raise WrongInstant(
+            f"{name} {given!r} is ambiguous: write {as_seconds} for seconds ({seconds}), {digits}ms for"
+            f" milliseconds ({instant_text(int(digits))}), or ISO 8601"
+        )
 
 
 def _may_be_date(digits: str) -> bool:

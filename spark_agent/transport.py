@@ -29,6 +29,7 @@ from spark_agent.errors import (
     Unavailable,
     UnknownJob,
     UnknownStage,
+    WrongAddress,
 )
 from spark_agent.keys import KeySource, UnusableKeyError
 from spark_agent.messages import Json
@@ -136,7 +137,7 @@ class Transport:
             raise _RetryableError(f"status {answer.status}")
         if answer.status >= 300 and answer.status < 400:
             location = answer.headers.get("Location", "another address")
-            raise Unavailable(
+            raise WrongAddress(
                 f"{method} {self._url}{path}: {answer.status} to {location}: give that as the URL"
             )
         content = _json_object(answer.data)

@@ -22,15 +22,13 @@ from spark_agent.admin import (
 )
 from spark_agent.clock import SystemClock
 from spark_agent.durations import duration_ms
+from spark_agent.outcomes import EXIT_CODES, Outcome
 from spark_agent.polling import Show, Waited, Waiting
-from spark_agent.times import instant_text, read_instant_ms
+from spark_agent.times import INSTANT_FORMS, instant_text, read_instant_ms
 
-_EXIT_NOT_IN_TIME: Final = 3
 _POLL_S: Final = 10
 _SHOWN_POLL_S: Final = 2
 """The same, where somebody watches."""
-_PATIENCE_MS: Final = 5_000
-"""How much longer than the service takes to answer: it may be on its way up again."""
 
 
 def wait(
@@ -39,7 +37,7 @@ def wait(
     *,
     until: Annotated[
         str,
-        typer.Option(metavar="T", help="The event time, such as 2026-01-01T00:00:00Z, or in ms."),
+        typer.Option(metavar="T", help=f"The event time: {INSTANT_FORMS}."),
     ],
     timeout: Annotated[str, typer.Option(help="How long to wait.")] = "1h",
     url: Url = DEFAULT_URL,
@@ -48,10 +46,14 @@ def wait(
 ) -> None:
     """Wait until a stage's output watermark has reached T: everything before T has arrived.
 
-    Ends with 0 if it has, with 3 if it has not within the timeout, with 2 if it cannot be asked. A
-    service that restarts meanwhile is waited for.
+    Ends with 0: reached. 3: not in time. 4: the service cannot be asked, so retry. 5: the job, the
+    stage, T, the key or the address is wrong, so do not. 2: a typing error in the options.
+
+    A service that is away, also at the start, is asked again until the timeout. The standard error has
+    the T that was understood.
 
     Examples: `tidegauge wait scores average --until 2026-01-01T00:00:00Z --timeout 1h && ./close-books`,
+    `tidegauge wait scores average --until "$(date +%s)s"`,
     `tidegauge wait scores average --until 1767225600000 --json`
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -60,15 +62,23 @@ def wait(
     with explained("wait", url, READER):
         target_ms = read_instant_ms(until, name="--until")
         timeout_ms = duration_ms(timeout, name="--timeout")
-        patience_ms = min(1_000 * poll_s, timeout_ms) + _PATIENCE_MS
-        client = client_of(url, key_file, timeout_ms=patience_ms)
+        client = client_of(url, key_file)
+
+        def begin() -> None:
+            console.print(
+                f"tidegauge wait: {stage} is to reach {instant_text(target_ms)}, within {timeout}",
+                markup=False,
+            )
+
         asking = Waiting(client, SystemClock(), job, stage, target_ms, poll_s)
         if watched:
             # Unlike the other console, it wraps what is longer than a line.
             with Console(stderr=True, highlight=False).status(f"{stage} …") as status:
-                waited = asking.wait(timeout_ms, _updates(status), estimates=True)
+                waited = asking.wait(timeout_ms, _updates(status), estimates=True, begin=begin)
         else:
-            waited = asking.wait(timeout_ms, lambda text: console.print(text, markup=False))
+            waited = asking.wait(
+                timeout_ms, lambda text: console.print(text, markup=False), begin=begin
+            )
     _end(job, stage, target_ms, timeout, waited, console, json_=json_)
 
 
@@ -95,17 +105,29 @@ def _end(
             "job": job,
             "stage": stage,
             "until": target_ms,
+            "understood": instant_text(target_ms),
             "reached": waited.reached,
+            "outcome": waited.outcome,
             "output_watermark": output_ms,
             "waited_ms": waited.waited_ms,
         }
         typer.echo(json.dumps(outcome))
     elif waited.reached:
         typer.echo(f"{stage} is at {instant_text(output_ms)}")
-    if not waited.reached:
+        console.print(
+            f"tidegauge wait: {stage} has reached {instant_text(target_ms)}", markup=False
+        )
+    if waited.outcome is Outcome.NOT_IN_TIME:
         console.print(
             f"tidegauge wait: after {timeout}, {stage} is at {instant_text(output_ms)} and not at"
             f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",
             markup=False,
         )
-        raise typer.Exit(_EXIT_NOT_IN_TIME)
+    elif not waited.reached:
+        console.print(
+            f"tidegauge wait: after {timeout}, the service does not answer; {stage} was at"
+            f" {instant_text(output_ms)} and not at {instant_text(target_ms)}: retry",
+            markup=False,
+        )
+    if not waited.reached:
+        raise typer.Exit(EXIT_CODES[waited.outcome])

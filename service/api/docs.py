@@ -1,4 +1,7 @@
-"""The documentation: Swagger UI at `/docs`, from this service alone, without inline scripts."""
+"""The documentation: Swagger UI at `/docs`, from this service alone, without inline scripts.
+
+Its addresses are relative: a proxy may serve it below a path of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ _PAGE: Final = b"""<!doctype html>
 <meta charset="utf-8">
 <title>tidegauge</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="/docs/swagger-ui.css">
+<link rel="stylesheet" href="docs/swagger-ui.css">
 <div id="docs"></div>
-<script src="/docs/swagger-ui-bundle.js"></script>
-<script src="/docs/start.js"></script>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
 </html>
 """
 
 _START: Final = b"""SwaggerUIBundle({
-  url: "/openapi.json",
+  url: "openapi.json",
   dom_id: "#docs",
   deepLinking: true,
   validatorUrl: null,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from service.api.endpoints import Call, Endpoints, query
-from service.api.exchange import integer
+from service.api.exchange import answer, integer
 from service.api.responses.history import EtaBody, HistoryBody, eta_body, past_watermark_body
 from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp, understood
 from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
 
 DEFAULT_POINTS, MAX_POINTS = 500, 10_000
 _DEFAULT_SPAN_MS: Final = 3_600_000
+
+AT: Final = "Tidegauge-At"
 
 _INSTANT = {"type": "integer", "minimum": EARLIEST, "maximum": LATEST}
 
@@ -72,8 +74,9 @@ async def get_history(call: Call[None]) -> HistoryBody:
             "required": True,
         },
     ),
+    headers={AT: "The instant that was understood by `at`. One of 1970 means: seconds were sent"},
 )
-async def get_eta(call: Call[None]) -> EtaBody:
+async def get_eta(call: Call[None]) -> Response:
     """Estimate when a stage's output watermark will get to a time, from its history.
 
     There is no estimate, but a reason, if the watermark stands still for longer than it used to, or if
@@ -85,7 +88,8 @@ async def get_eta(call: Call[None]) -> EtaBody:
     if not is_timestamp(target):
         raise InvalidRequestError(f"at is {target}: it must be {EARLIEST} to {LATEST}, or {MAX}")
     state, found = await call.aggregator.history.estimate(call.job, call.stage, target)
-    return eta_body(target, found, state.view.watermark.output)
+    body = eta_body(target, found, state.view.watermark.output)
+    return answer(body, headers={AT: understood(target)})
 
 
 def _instant(request: Request, name: str, default_ms: int) -> int:

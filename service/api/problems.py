@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from service.api.exchange import state
 from service.api.responses.leases import denied_bodies
@@ -98,17 +99,27 @@ async def _http(request: Request, raised: Exception) -> Response:
                 NotFoundError(f"{detail}: see /docs for the addresses"), headers
             )
         case 405:
+            allowed = _allowed(request)
             return problem_response(
-                MethodNotAllowedError(
-                    f"{detail}: it takes {headers.get('allow', 'other methods')}"
-                ),
-                headers,
+                MethodNotAllowedError(f"{detail}: it takes {allowed}"), {"Allow": allowed}
             )
         case 413:
             return problem_response(PayloadTooLargeError(str(error.detail)), headers)
         case _:
             problem = InvalidRequestError(str(error.detail))
             return problem_response(problem, headers, error.status_code)
+
+
+def _allowed(request: Request) -> str:
+    """Return the methods of a path. Starlette names those of its first route alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    found = {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -31,7 +31,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.ranges import KeyRange
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp, understood
 from service.model.keys import Role
 
 endpoints = Endpoints("watermarks")
@@ -39,6 +39,8 @@ endpoints = Endpoints("watermarks")
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
 _AT_ONCE = 100
 """Ranges that are written without a pause, in which others get their turn."""
+
+AT_LEAST = "Tidegauge-At-Least"
 
 _SOFT_POLL_S = 0.25
 """How often a reader that waits for a soft value looks: it changes without anything being published."""
@@ -66,6 +68,7 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     headers={
         "ETag": "Changes with input, output and status",
         "Preference-Applied": "The wait that was granted",
+        AT_LEAST: "The instant that was understood by `at_least`. One of 1970 means: seconds were sent",
     },
 )
 async def get_watermark(call: Call[None]) -> Response:
@@ -80,9 +83,10 @@ async def get_watermark(call: Call[None]) -> Response:
         return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
     percentile = await _percentile(call)
     known = entity_tags(request.headers.get("if-none-match"))
-    until = _until(_at_least(request), known, percentile)
+    at_least = _at_least(request)
+    until = _until(at_least, known, percentile)
     wait_s = preferred_wait_s(request)
-    headers: dict[str, str] = {}
+    headers = {} if at_least is None else {AT_LEAST: understood(at_least)}
     if wait_s is None or until is None:
         state = await aggregator.reader.stage(job, stage)
     else:

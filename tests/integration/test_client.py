@@ -6,7 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from inspect import signature
 from pathlib import Path
 from typing import Any, NotRequired, get_origin, get_type_hints
@@ -130,6 +130,8 @@ def test_an_arrival_is_asked_until_it_is_complete(server: Service, scores: Score
     assert "has never reported" in arrival.because
     scores.report(NEW_YEAR)
     assert arrival.is_complete()
+    east = until.astimezone(timezone(timedelta(hours=8)))
+    assert scores.client.wait_until(scores.job, "sessions", east).reached
     away = Arrival(Client("http://127.0.0.1:1", patience_ms=10), "scores", "s", "2026-01-01")
     assert not away.is_complete()
     assert "127.0.0.1:1" in away.because

@@ -211,6 +211,15 @@ async def test_what_is_reached(stage: Stage):
         assert found["because"] == "the output watermark is at the end of time"
 
 
+async def test_the_answer_says_which_instant_was_understood(stage: Stage):
+    await stage.report(1_767_225_600_000, 1_000)
+    client, path = stage.api.client, f"{stage.api.root}/stages/s/eta"
+    response = await client.get(path, params={"at": 1_767_225_600})
+    assert response.json()["reached"] is True
+    assert response.headers["tidegauge-at"] == "1970-01-21T10:53:45.600Z"
+    assert (await client.get(path, params={"at": MAX})).headers["tidegauge-at"] == str(MAX)
+
+
 async def test_where_nothing_can_be_said_it_says_why(stage: Stage):
     async def why(at: int) -> str:
         found = await stage.eta(at)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.routing import Route
 
+from service.app import create_app
 from tests.support.api import Api, ok, problem
 from tests.support.binaries import free_port
 from tests.support.inprocess import InProcess, with_schema
@@ -190,6 +192,31 @@ async def test_another_method(job: Api, method: str, path: str):
     assert response.headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/jobs/job", "DELETE, GET, HEAD, PUT"),
+        ("/v1/keys", "GET, HEAD, POST"),
+        ("/v1/keys/k", "DELETE"),
+        ("/v1/jobs", "GET, HEAD"),
+        ("/v1/jobs/job/stages/s/watermark", "GET, HEAD"),
+        ("/v1/jobs/job/stages/s/reports", "POST"),
+        ("/v1/jobs/job/commits", "POST"),
+        ("/docs", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/", "GET, HEAD"),
+        ("/metrics", "GET, HEAD"),
+    ],
+)
+async def test_another_method_is_told_every_one_there_is(job: Api, path: str, methods: str):
+    for method in ("PATCH", "OPTIONS", "TRACE"):
+        response = await job.client.request(method, path)
+        assert methods in problem(response, 405, "method-not-allowed")["detail"]
+        assert response.headers["allow"] == methods
+    if "GET" not in methods:
+        assert (await job.client.head(path)).headers["allow"] == methods
+
+
 def test_head_is_get_without_its_body(tmp_path: Path) -> None:
     """Each on the same connection, which a body or a stream without an end would spoil."""
     with Service(tmp_path) as service, httpx.Client(base_url=service.url) as client:
@@ -207,6 +234,12 @@ def test_head_is_get_without_its_body(tmp_path: Path) -> None:
         )
         assert ok(client.get("/v1/jobs/job"))["job"] == "job", "the connection is still good"
         assert client.head(f"{stage}/watermark", headers={"Prefer": "wait=30"}).status_code == 200
+        for route in create_app().routes:
+            if isinstance(route, Route) and "GET" in (route.methods or ()):
+                path = route.path.format(job="job", stage="s")
+                head = client.head(f"{path}?at=5")
+                assert (head.status_code, head.content) == (200, b""), path
+                assert head.headers["content-type"], path
         assert client.head("/v1/jobs/other").status_code == 404
         assert client.head("/v1/jobs/job/commits").status_code == 405
         assert ok(client.get("/v1/jobs/job"))["job"] == "job"

@@ -356,3 +356,21 @@ async def test_promises_survive_a_shutdown(job: Api, token: str, gauge: InProces
     await job.report("s", token, {"0": {"watermark": 30, "holds": {"h": 12}}})
     await gauge.restart()
     assert await gauge.api().promises("s") == {"0": 12, "1": 20}
+
+
+async def test_the_answer_says_which_instant_was_understood(job: Api, token: str):
+    """Who sends seconds is answered at once, as by an instant of 1970: the answer shows that it was."""
+    await job.report("s", token, {"0": 1_767_225_600_000, "1": 1_767_225_600_000})
+    path = f"{job.root}/stages/s/watermark?at_least=1767225600"
+    response = await job.client.get(path, headers={"Prefer": "wait=30"})
+    assert ok(response)["output_watermark"] == 1_767_225_600_000
+    assert response.headers["tidegauge-at-least"] == "1970-01-21T10:53:45.600Z"
+    assert response.headers["preference-applied"] == "wait=30"
+    etag = response.headers["etag"]
+    assert etag == (await job.get_watermark("s")).headers["etag"]
+    unchanged = await job.client.get(path, headers={"If-None-Match": etag})
+    assert unchanged.status_code == 304
+    assert unchanged.headers["tidegauge-at-least"] == "1970-01-21T10:53:45.600Z"
+    last = await job.client.get(f"{job.root}/stages/s/watermark?at_least={MAX}")
+    assert last.headers["tidegauge-at-least"] == str(MAX)
+    assert "tidegauge-at-least" not in (await job.get_watermark("s")).headers

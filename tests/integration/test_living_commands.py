@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_the_service_would_refuse(
     before = water.client.job(water.job)
     (tmp_path / "spec.yaml").write_text(spec.replace("JOB", water.job))
     done = run("apply", str(tmp_path / "spec.yaml"), "--dry-run", *water.url)
-    assert done.exit_code == 2, done.stdout
+    assert done.exit_code == 5, done.stdout
     assert names in done.stderr
     assert water.client.job(water.job) == before
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(
     file = tmp_path / "spec.yaml"
     file.write_text(text.replace("JOB", "wrong"))
     done = run("apply", str(file), *water.url)
-    assert done.exit_code == 2
+    assert done.exit_code == 5
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -228,7 +228,7 @@ def test_a_profile_says_where_and_with_which_key(
         }.items():
             monkeypatch.setenv("TIDEGAUGE_PROFILE", name)
             done = run("jobs")
-            assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+            assert (done.exit_code, says in done.stderr) == (5, True), done.stderr
 
 
 def test_a_shell_completes_jobs_and_stages(water: Water, tmp_path: Path) -> None:

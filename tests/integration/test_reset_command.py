@@ -44,10 +44,10 @@ def test_a_final_source_starts_over(tmp_path: Path) -> None:
         assert (done.returncode, json.loads(done.stdout)) == (0, {"job": "water", "generation": 2})
         assert client.watermarks("water")["taps"].output_ms is None
         unknown = run("fire", "--url", service.url, "--yes")
-        assert unknown.returncode == 2
+        assert unknown.returncode == 5
         assert f"there is no job 'fire' at {service.url}" in unknown.stderr
         wrong = run("wa ter", "--url", service.url, "--yes")
-        assert wrong.returncode == 2
+        assert wrong.returncode == 5
         [line] = wrong.stderr.splitlines()
         assert line.startswith("tidegauge reset: job 'wa ter' is not a valid name: use up to 128")
 
@@ -62,7 +62,7 @@ def test_a_generation_that_the_ledger_does_not_know_any_more_is_begun(tmp_path: 
         assert client.generation("water") == 4
         for begun in ("4", "2"):
             refused = run(*where, "--generation", begun)
-            assert refused.returncode == 2
+            assert refused.returncode == 5
             [line] = refused.stderr.splitlines()
             assert line == (
                 f"tidegauge reset: job water is in generation 4, so {begun} has begun before: leave "
@@ -70,7 +70,7 @@ def test_a_generation_that_the_ledger_does_not_know_any_more_is_begun(tmp_path: 
             )
         assert client.generation("water") == 4
         typo = run(*where, "--generation", "40000")
-        assert typo.returncode == 2
+        assert typo.returncode == 5
         assert "40000 is more than 1,000 resets away" in typo.stderr
         assert client.generation("water") == 4
         never = run(*where, "--generation", "1")
@@ -80,6 +80,6 @@ def test_a_generation_that_the_ledger_does_not_know_any_more_is_begun(tmp_path: 
 
 def test_nobody_there() -> None:
     done = run("water", "--url", "http://127.0.0.1:1", "--yes")
-    assert done.returncode == 2
+    assert done.returncode == 4
     [line] = done.stderr.splitlines()
     assert "is tidegauge at http://127.0.0.1:1? Choose another with --url" in line

@@ -112,7 +112,7 @@ def test_what_goes_wrong_is_said_in_a_line(
     water: Water, arguments: tuple[str, ...], says: str
 ) -> None:
     done = run(*(water.job if a == "JOB" else a for a in arguments), "--url", water.service.url)
-    assert done.exit_code == 2
+    assert done.exit_code == 5
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -121,7 +121,7 @@ def test_a_key_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     secret = "operator-0123456789abcdef0123456789abcdef"
     with Service(tmp_path, environment={"TIDEGAUGE_ADMIN_KEY": secret}) as service:
         done = run("show", "--url", service.url)
-        assert done.exit_code == 2
+        assert done.exit_code == 5
         assert "Name a file with a key that may read: --key-file" in done.stderr
         (tmp_path / "key").write_text(secret)
         done = run("show", "--url", service.url, "--key-file", str(tmp_path / "key"))

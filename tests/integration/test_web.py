@@ -7,12 +7,14 @@ import re
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import pytest
 
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.inprocess import InProcess, with_schema
+from tests.support.server import Service
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
@@ -266,15 +268,41 @@ async def test_the_documentation_needs_no_other_server(api: Api):
     assert not found.code
     assert len(found.links) == 3
     for link in found.links:
-        assert link.startswith("/docs/"), link
-        file = await api.client.get(link)
+        assert link.startswith("docs/"), link
+        file = await api.client.get(urljoin("/docs", link))
         assert file.status_code == 200
         assert file.headers["content-type"].startswith(
             "text/css" if link.endswith(".css") else "text/javascript"
         )
     start = (await api.client.get("/docs/start.js")).text
     [schema] = re.findall(r'url: "([^"]+)"', start)
-    ok(await api.client.get(schema))
+    document = ok(await api.client.get(urljoin("/docs", schema)))
+    assert document["servers"] == [{"url": "."}]
+
+
+@pytest.mark.parametrize("start", ["/", "/docs"])
+def test_pages_are_whole_below_a_path_of_a_proxy(server: Service, start: str) -> None:
+    """As of a proxy that serves it at /gauge and takes that off."""
+    with httpx.Client(base_url=server.url) as client:
+
+        def get(address: str) -> httpx.Response:
+            path = urlsplit(address).path
+            assert path.startswith("/gauge/"), address
+            return client.get(path.removeprefix("/gauge"))
+
+        here = f"http://proxy/gauge{start}"
+        page = get(here)
+        found = Links()
+        found.feed(page.text)
+        assert found.links
+        for link in found.links:
+            file = get(urljoin(here, link))
+            assert file.status_code == 200, link
+            for schema in re.findall(r'^ *url: "([^"]+)"', file.text, re.MULTILINE):
+                # Relative to the page, as scripts have it; its server relative to the document.
+                at = urljoin(here, schema)
+                [named] = ok(get(at))["servers"]
+                assert urljoin(at, named["url"]) == "http://proxy/gauge/"
 
 
 # ---- names

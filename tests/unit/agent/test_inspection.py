@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from spark_agent.arrival import Arrival
 from spark_agent.client import Client
-from spark_agent.errors import Refused, Unavailable
+from spark_agent.errors import NotInTime, Unavailable, Wrong, WrongAddress
 from spark_agent.polling import Waiting
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
@@ -47,7 +49,7 @@ def test_help_has_examples(name: str) -> None:
 def test_an_answer_of_something_else_is_no_traceback() -> None:
     with Answers(Answer(body={"message": "welcome"})) as server:
         found = run("explain", "scores", "average", "--url", server.url)
-    assert found.exit_code == 2
+    assert found.exit_code == 4
     assert "is this tidegauge?" in found.stderr
 
 
@@ -71,7 +73,7 @@ def test_it_asks_until_the_watermark_is_there() -> None:
     assert {asked.path for asked in server.asked} == {
         "/v1/jobs/scores/stages/average/watermark?at_least=50"
     }
-    assert {asked.headers["Prefer"] for asked in server.asked} == {"wait=10"}
+    assert [asked.headers["Prefer"] for asked in server.asked] == ["wait=0", "wait=10", "wait=10"]
     assert said == []
 
 
@@ -92,7 +94,10 @@ def test_it_gives_up_in_time_also_while_the_service_is_away() -> None:
     with Answers(at(1), Answer(503)) as server:
         waited = waiting(server, clock).wait(30_000, lambda _: None)
     assert (waited.reached, waited.seen["output_watermark"]) == (False, 1)
-    assert 30_000 <= waited.waited_ms <= 32_000
+    assert 30_000 <= waited.waited_ms <= 33_000
+    assert waited.outcome == "cannot be asked"
+    with pytest.raises(Unavailable, match=r"does not answer; when it last did"):
+        waited.require()
 
 
 def test_a_last_answer_from_before_an_outage_does_not_count_as_reached() -> None:
@@ -103,11 +108,86 @@ def test_a_last_answer_from_before_an_outage_does_not_count_as_reached() -> None
     assert not waited.reached
 
 
-def test_a_service_that_was_never_there_is_not_waited_for() -> None:
+def test_a_service_that_is_away_at_the_start_is_waited_for() -> None:
+    clock = FakeClock()
+    said: list[str] = []
+    with Answers(*[Answer(503)] * 100, at(50)) as server:
+        waited = waiting(server, clock).wait(3_600_000, said.append)
+    assert waited.outcome == "reached"
+    assert waited.require()["output_watermark"] == 50
+    [line] = said
+    assert "status 503: waiting for it to come back" in line
+
+
+def test_it_is_waited_for_until_the_timeout_and_no_longer() -> None:
+    clock = FakeClock()
+    began_ms = clock.steady_ms()
     with Answers(Answer(503)) as server, pytest.raises(Unavailable):
-        waiting(server, FakeClock()).wait(3_600_000, lambda _: None)
-    with Answers(Answer(403, {"type": "/problems/forbidden"})) as server, pytest.raises(Refused):
-        waiting(server, FakeClock()).wait(3_600_000, lambda _: None)
+        waiting(server, clock).wait(60_000, lambda _: None)
+    assert 60_000 <= clock.steady_ms() - began_ms <= 63_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(403, {"type": "/problems/forbidden"}),
+        Answer(401, {"type": "/problems/unauthenticated"}),
+        Answer(404, {"type": "/problems/unknown-job"}),
+        Answer(302, "", {"Location": "http://elsewhere/"}),
+    ],
+    ids=lambda answer: str(answer.status),
+)
+def test_what_a_retry_does_not_mend_is_not_retried(answer: Answer) -> None:
+    clock = FakeClock()
+    with Answers(answer) as server:
+        with pytest.raises((Wrong, WrongAddress)):
+            waiting(server, clock).wait(3_600_000, lambda _: None)
+        done = run("wait", "scores", "s", "--until", "5", "--url", server.url)
+    assert clock.pauses_ms == []
+    assert done.exit_code == 5
+
+
+def test_each_outcome_of_waiting_has_an_exit_code_and_a_word() -> None:
+    arguments: tuple[str, ...] = ("wait", "scores", "s", "--timeout", "0s", "--json", "--until")
+    with Answers(at(50)) as server:
+        there = run(*arguments, "50", "--url", server.url)
+    with Answers(at(49)) as server:
+        late = run(*arguments, "50", "--url", server.url)
+    assert (there.exit_code, json.loads(there.stdout)["outcome"]) == (0, "reached")
+    assert (late.exit_code, json.loads(late.stdout)["outcome"]) == (3, "not in time")
+    assert run(*arguments, "50", "--url", "http://127.0.0.1:1").exit_code == 4
+    for wrong in ("1796490355", "soon"):
+        assert run(*arguments, wrong).exit_code == 5
+    assert run("wait", "scores", "s/s", "--until", "5").exit_code == 5
+    assert run("wait", "scores", "s", "--timeout", "1h").exit_code == 2
+    help_text = " ".join(run("wait", "--help").stdout.split())
+    for word in ("0: reached", "3: not in time", "4: the service cannot be asked", "is wrong"):
+        assert word in help_text
+
+
+def test_an_arrival_has_the_same_words() -> None:
+    def outcome(*answers: Answer) -> str | None:
+        with Answers(*answers) as server:
+            arrival = Arrival(Client(server.url, patience_ms=10), "scores", "s", 50)
+            assert arrival.outcome is None
+            try:
+                assert arrival.is_complete() == (arrival.outcome == "reached")
+            except Wrong:
+                assert arrival.outcome == "wrong"
+            return arrival.outcome
+
+    assert outcome(at(50)) == "reached"
+    assert outcome(at(49), Answer(body={"because": "…"})) == "not in time"
+    assert outcome(at(49), Answer(503)) == "not in time"
+    assert outcome(Answer(503)) == "cannot be asked"
+    assert outcome(Answer(404, {"type": "/problems/unknown-stage"})) == "wrong"
+
+
+def test_what_is_required_in_time_is_an_error_otherwise() -> None:
+    with Answers(at(7)) as server:
+        waited = waiting(server, FakeClock()).wait(0, lambda _: None)
+    with pytest.raises(NotInTime, match=r"is at 1970-01-01T00:00:00\.007Z"):
+        waited.require()
 
 
 def test_where_somebody_watches_it_shows_where_it_is_and_what_is_left() -> None:
