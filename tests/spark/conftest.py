@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,10 +17,11 @@ from tests.support.server import ROOT, Service
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests that share a Spark to one of the processes in which the tests run."""
+    """Divide the tests between two processes, each of which has one Spark for all of its tests."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            half = crc32(item.nodeid.encode()) % 2
+            item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
 
 
 @pytest.fixture(scope="session")

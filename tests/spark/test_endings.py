@@ -110,7 +110,15 @@ MOMENTS: dict[str, Moment] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("first commit", marks=pytest.mark.slow),
+        pytest.param("drained", marks=pytest.mark.slow),
+        "final",
+        "last commit",
+    ],
+)
 def test_the_last_windows_come_out_though_the_service_was_away_when(
     flow: Flow, outage: Outage, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -182,6 +190,7 @@ def run_without(flow: Flow, *, bounded: bool) -> StreamingQuery:
         return query
 
 
+@pytest.mark.slow
 def test_a_bounded_run_fails_without_its_last_windows(
     flow: Flow, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +204,7 @@ def test_a_bounded_run_fails_without_its_last_windows(
     assert flow.counted() == windows(steady(range(30)))
 
 
+@pytest.mark.slow
 def test_a_night_ends_without_them_and_says_so(
     flow: Flow,
     service: Service,
