@@ -23,6 +23,7 @@ from service.model.jobs import Census, InstalledJob, JobView, StageProgress, Sta
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
 from service.publisher import Published, Publisher
 from service.reconciler import Reconciler
 from service.tracing import SWITCH
@@ -89,6 +90,10 @@ class LiveJobs:
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
         """See the port."""
         await self._expire_then_run(job, partial(self._live.open_run, job, stages, run))
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """See the port."""
+        await self._expire_then_run(job, partial(self._live.end_run, job, stages, end))
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """See the port."""

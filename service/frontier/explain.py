@@ -147,14 +147,32 @@ def path(
     """
     found: list[tuple[str, Step]] = []
     while True:
-        at = views[stage]
-        if at.status is Status.FINAL:
-            return [*found, (stage, Step.FINAL)]
-        inputs = pipeline.stages[stage].inputs
-        if not inputs or (stage in lowest and lowest[stage] < at.input) or at.input == MAX:
-            return [*found, (stage, Step.RANGES)]
-        found.append((stage, Step.INPUT))
-        stage = slowest_input(inputs, views)
+        step = next_step(pipeline, stage, views, lowest.get(stage))
+        found.append((stage, step))
+        if step is not Step.INPUT:
+            return found
+        stage = slowest_input(pipeline.stages[stage].inputs, views)
+
+
+def next_step(
+    pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: int | None
+) -> Step:
+    """Return what a stage waits for, given the least promise of its ranges (None: it has none).
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import KeyLayout, ShardLayout
+    >>> keyed = Stage(("s",), KeyLayout.tile(1))
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "k": keyed})
+    >>> at = {"k": StageWatermark(9, 5)}
+    >>> str(next_step(flow, "k", at, 5)), str(next_step(flow, "k", at, 9))
+    ('ranges', 'input')
+    """
+    at = views[stage]
+    if at.status is Status.FINAL:
+        return Step.FINAL
+    keeps_back = lowest is not None and lowest < at.input
+    is_source = not pipeline.stages[stage].inputs
+    return Step.RANGES if is_source or keeps_back or at.input == MAX else Step.INPUT
 
 
 def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> str:
@@ -164,6 +182,18 @@ def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) 
     >>> slowest_input(("a", "b"), views)
     'b'
     """
+    return min(slowest_inputs(inputs, views))
+
+
+def slowest_inputs(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> list[str]:
+    """Return the inputs that are waited for: several, if they are equally low.
+
+    >>> views = {name: StageWatermark(output=at) for name, at in (("a", 3), ("b", 9), ("c", 3))}
+    >>> slowest_inputs(("a", "b", "c"), views)
+    ['a', 'c']
+    """
     active = [name for name in inputs if not views[name].idle and views[name].output != MAX]
     idle = [name for name in inputs if views[name].idle]
-    return min(active or idle or inputs, key=lambda name: (views[name].output, name))
+    counted = active or idle or inputs
+    least = min(views[name].output for name in counted)
+    return [name for name in counted if views[name].output == least]

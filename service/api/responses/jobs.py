@@ -56,12 +56,6 @@ class GraphBody(Struct, frozen=True):
     stages: list[NodeBody]
 
 
-class RunBody(Struct, frozen=True):
-    """A run that has begun."""
-
-    run: Run
-
-
 class CommitsBody(Struct, frozen=True):
     """What was committed of a stage in the job's present generation."""
 
