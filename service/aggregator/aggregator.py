@@ -16,10 +16,12 @@ from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.explain import Explainer
+from service.aggregator.health import Examiner
 from service.aggregator.history import History
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.aggregator.overview import Overviews
+from service.aggregator.problems import Problems
 from service.aggregator.range_summary import RangeSummaries
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
@@ -94,10 +96,14 @@ class Aggregator:
         )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.throttling = Throttling(self._live, clock, shutdown)
-        self.explainer = Explainer(self._live, self.throttling)
-        self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
+        self.examiner = Examiner(self._live, self.throttling)
+        self.explainer = Explainer(self._live, self.throttling, self.examiner)
+        self.reader = Reader(
+            live, self._live, last_seen, self.throttling, self.examiner, shutdown, clock
+        )
         self.history = History(self.reader, ledger, clock)
-        self.overviews = Overviews(self.reader, clock)
+        self.problems = Problems(self.reader, self.examiner, clock)
+        self.overviews = Overviews(self.reader, self.problems.jobs_if_known, clock)
         self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,

@@ -114,6 +114,10 @@ class Call(Generic[B]):
         """The run that the path names. Raises `InvalidRequestError`."""
         return whole_number("run", self._names["run"], 1, MAX_NUMBER)
 
+    def may_read(self, job: str) -> bool:
+        """Return whether its key may read this job."""
+        return self.key is None or self.key.permits(Role.READ, job)
+
     @property
     def by(self) -> Actor:
         """Who sent it, for the audit."""

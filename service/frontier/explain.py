@@ -18,6 +18,8 @@ class Reason(StrEnum):
     """Why a range holds its stage back; the first that fits."""
 
     NEVER_REPORTED = "never_reported"
+    ENDED = "ended"
+    """Nobody holds it, since the last run of its stage has finished."""
     LEASE_EXPIRED = "lease_expired"
     """Nobody holds it: its lease has run out, or there never was one."""
     WAITING_FOR_COMMIT = "waiting_for_commit"
@@ -42,6 +44,8 @@ class Holder:
     has_reported: bool
     """Whether any report of it was applied, or waits."""
     is_leased: bool
+    has_ended: bool
+    """Whether the last run of its stage has finished."""
     better_waits: bool
     """Whether a better promise waits in an epoch."""
     is_throttled: bool
@@ -64,15 +68,17 @@ def least_hold(holds: Mapping[str, int]) -> str | None:
 def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reason:
     """Return why a range is where it is. `published_input`: of its stage; None: it is a source.
 
-    >>> held = Holder(5, True, True, False, False, False, {"state": 5}, None, 90)
+    >>> from dataclasses import replace
+    >>> held = Holder(5, True, True, False, False, False, False, {"state": 5}, None, 90)
     >>> reason(held, published_input=9, now_ms=100)
     <Reason.BUFFERING: 'buffering'>
-    >>> reason(Holder(5, True, True, False, False, False, {}, None, 90), published_input=9, now_ms=100)
+    >>> reason(replace(held, holds={}), published_input=9, now_ms=100)
     <Reason.NO_INPUT: 'no_input'>
     """
     component = least_hold(holder.holds)
     fits = {
         Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported,
+        Reason.ENDED: holder.has_ended and not holder.is_leased,
         Reason.LEASE_EXPIRED: not holder.is_leased,
         Reason.WAITING_FOR_COMMIT: holder.better_waits,
         Reason.THROTTLED: holder.is_throttled,

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from service.frontier.explain import Step, next_step, slowest_inputs
+from service.frontier.columns import Bools, Int64s, weights
+from service.frontier.explain import Step, is_stalled, next_step, slowest_inputs
+from service.frontier.facts import Facts
 from service.frontier.graph import Pipeline, StageWatermark, Status
+from service.frontier.timestamps import MAX, MIN
 
 
 class Outcome(StrEnum):
@@ -96,6 +99,54 @@ class Vitals:
     """Ranges that report without moving, as in `explain.is_stalled`."""
     outcome: Outcome | None = None
     """None: the last run goes on, or there never was one."""
+
+
+def silent_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
+    """Return which ranges have never reported, and are waited for.
+
+    >>> import numpy as np
+    >>> promises, idle = np.array([MIN, MIN, MIN, 7]), np.array([False, True, False, False])
+    >>> silent_ranges(promises, idle, np.array([0, 0, 5, 0])).tolist()
+    [True, False, False, False]
+    """
+    return (promises == MIN) & ~idle & (reported_at_ms == 0)
+
+
+def counted_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
+    """Return which ranges have reported and count: they are neither idle nor final.
+
+    >>> import numpy as np
+    >>> promises, idle = np.array([MIN, 7, 7, MAX]), np.array([False, True, False, False])
+    >>> counted_ranges(promises, idle, np.array([0, 5, 5, 5])).tolist()
+    [False, False, True, False]
+    """
+    reported = (promises != MIN) | (reported_at_ms != 0)
+    return reported & (promises != MAX) & ~idle
+
+
+def stalled_ranges(
+    promises: Int64s, idle: Bools, raised_at_ms: Int64s, facts: Mapping[int, Facts], now_ms: int
+) -> list[int]:
+    """Return those ranges at a stage's minimum that are stalled, as far as their own facts tell.
+
+    >>> import numpy as np
+    >>> stuck = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
+    >>> at = np.array([5, 9]), np.zeros(2, bool), np.array([60, 60])
+    >>> stalled_ranges(*at, {0: stuck, 1: stuck}, 100), stalled_ranges(*at, {1: stuck}, 100)
+    ([0], [])
+    """
+    found = [
+        index
+        for index, each in facts.items()
+        if each.oldest_work_ms is not None
+        and is_stalled(each, int(raised_at_ms[index]), now_ms)
+        and promises[index] != MAX
+        and not idle[index]
+    ]
+    if not found:
+        return found
+    least = int(weights(promises, idle).min())
+    return [index for index in found if promises[index] == least]
 
 
 NO_VITALS: Final = Vitals()

@@ -56,7 +56,7 @@ def operations() -> list[tuple[str, str, str | None]]:
 GUARDED = [(method, path, role) for method, path, role in operations() if role is not None]
 
 
-OF_THE_KEY = {"/v1/jobs", "/v1/overview", "/v1/whoami"}
+OF_THE_KEY = {"/v1/jobs", "/v1/overview", "/v1/problems", "/v1/whoami"}
 """These answer whoever may read anything: with the jobs that the key is for."""
 
 

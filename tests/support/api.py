@@ -105,6 +105,15 @@ class Api:
     async def runs(self, query: str = "") -> list[dict[str, Any]]:
         return ok(await self.client.get(f"{self.root}/runs{query}"))["runs"]
 
+    async def health(self, stage: str) -> str:
+        return (await self.watermark(stage))["health"]
+
+    async def problems(self) -> Any:
+        return ok(await self.client.get(f"{self.root}/problems"))
+
+    async def explain(self, stage: str) -> Any:
+        return ok(await self.client.get(f"{self.root}/stages/{stage}/explain"))
+
     async def post_claim(
         self,
         stage: str,

@@ -10,6 +10,7 @@ from service.api.responses.history import EtaBody, HistoryBody
 from service.api.responses.jobs import CommitsBody, GraphBody, JobBody, JobsBody
 from service.api.responses.keys import AuditBody, KeysBody, NewKeyBody, WhoAmIBody
 from service.api.responses.leases import GrantBody, ReleasedBody, RenewedBody
+from service.api.responses.problems import JobProblemsBody, ProblemsBody
 from service.api.responses.ranges import RangesBody
 from service.api.responses.reports import ReportedBody
 from service.api.responses.runs import EndedBody, RunBody, RunsBody
@@ -23,6 +24,6 @@ RESPONSES: Final = (
     CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
     ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody, RangeSummaryBody, OverviewBody, WhoAmIBody,
-    GraphBody, CommitsBody,
+    GraphBody, CommitsBody, JobProblemsBody, ProblemsBody,
 )  # fmt: skip
 """Every body, for the documentation."""
