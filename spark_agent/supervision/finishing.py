@@ -41,6 +41,11 @@ class Finishing:
         """Why the query can never finish; None: it can, as far as is known."""
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the query was stopped because all of its stages are final."""
+        return self._stop_requested
+
+    @property
     def are_final(self) -> bool:
         """Whether all shards are final."""
         return not any(self.not_final.values()) and not self._to_look_up
