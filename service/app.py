@@ -21,6 +21,7 @@ from fastapi.openapi.utils import get_openapi
 from service import tracing
 from service.aggregator import Aggregator, Limits, Retention
 from service.api import (
+    diagnoses,
     docs,
     explanations,
     history,
@@ -170,8 +171,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             await asyncio.to_thread(tracing.stop)
 
     modules = (
-        reports, watermarks, history, explanations, range_summaries, leases, runs, pipelines, keys,
-        operations,
+        reports, watermarks, history, explanations, diagnoses, range_summaries, leases, runs, pipelines,
+        keys, operations,
     )  # fmt: skip
     resources = [module.endpoints for module in modules]
     app = Application(

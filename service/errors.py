@@ -120,6 +120,12 @@ class UnknownStageError(NotFoundError):
     slug = "unknown-stage"
 
 
+class UnknownRunError(NotFoundError):
+    """The job has no run of this number."""
+
+    slug = "unknown-run"
+
+
 class UnknownKeyError(NotFoundError):
     """There is no key of this name."""
 

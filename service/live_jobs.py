@@ -23,6 +23,7 @@ from service.model.jobs import Census, InstalledJob, JobView, StageProgress, Sta
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
 from service.publisher import Published, Publisher
 from service.reconciler import Reconciler
 from service.tracing import SWITCH
@@ -59,11 +60,11 @@ class LiveJobs:
         self._publisher = publisher
         self._last_seen = last_seen
         self._metrics = metrics
-        self._reports: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
 
-    def reports_of(self, job: str) -> int:
-        """Return how many reports and commits of this job this process has taken."""
-        return self._reports[job]
+    def changes_of(self, job: str) -> int:
+        """Return how many changes of this job's ranges and leases this process has made."""
+        return self._changes[job]
 
     async def begin(self, job: InstalledJob) -> None:
         """Install a job that was just created."""
@@ -74,7 +75,9 @@ class LiveJobs:
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """See the port."""
-        return await self._expire_then_run(job, partial(self._live.claim, job, stage, claim))
+        result = await self._expire_then_run(job, partial(self._live.claim, job, stage, claim))
+        self._changes[job] += 1
+        return result
 
     async def renew(
         self, job: str, tokens: Sequence[str]
@@ -84,22 +87,30 @@ class LiveJobs:
 
     async def release(self, job: str, tokens: Sequence[str]) -> int:
         """See the port."""
-        return await self._expire_then_run(job, partial(self._live.release, job, tokens))
+        result = await self._expire_then_run(job, partial(self._live.release, job, tokens))
+        self._changes[job] += 1
+        return result
 
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
         """See the port."""
         await self._expire_then_run(job, partial(self._live.open_run, job, stages, run))
+        self._changes[job] += 1
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """See the port."""
+        await self._expire_then_run(job, partial(self._live.end_run, job, stages, end))
+        self._changes[job] += 1
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """See the port."""
         result = await self._expire_then_run(job, partial(self._live.report, job, stage, report))
-        self._reports[job] += 1
+        self._changes[job] += 1
         return result
 
     async def commit(self, job: str, commit: Commit) -> Committed:
         """See the port."""
         result = await self._expire_then_run(job, partial(self._live.commit, job, commit))
-        self._reports[job] += 1
+        self._changes[job] += 1
         return result
 
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
@@ -199,6 +210,7 @@ class LiveJobs:
     def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
         """Count leases that have run out, by job and stage, and publish what follows from that."""
         for job, stages in expired.items():
+            self._changes[job] += 1
             self._metrics.count_expired(job, stages)
             self._publisher.touch(job, stages)
 

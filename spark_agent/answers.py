@@ -7,7 +7,7 @@ others are ISO 8601, as the service writes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 MAX_MS: Final = 9_223_372_036_854_775_807
 """The end of time: nothing more will come."""
@@ -36,6 +36,66 @@ class JobAnswer(TypedDict):
     layout_version: int
     stages: Mapping[str, Any]
     throttle: NotRequired[Mapping[str, Any] | None]
+    health: NotRequired[Mapping[str, Health]]
+
+
+Health = Literal[
+    "final", "failed", "silent", "no_worker", "stalled", "waiting", "ended", "idle", "ok"
+]
+"""Whether a stage's watermark can move, or the first reason why not."""
+
+Outcome = Literal["finished", "stopped", "failed"]
+"""The outcome of a run."""
+
+
+class RunLine(TypedDict):
+    """A run."""
+
+    run: int
+    stages: Sequence[str]
+    holder: str
+    program: str | None
+    links: Mapping[str, str]
+    started_at: str | None
+    ended_at: str | None
+    outcome: Outcome | None
+    because: str | None
+    epoch: int | None
+
+
+class RunsAnswer(TypedDict):
+    """The newest runs of a job, newest first."""
+
+    runs: Sequence[RunLine]
+
+
+class ProblemLine(TypedDict):
+    """A root cause of what stands still."""
+
+    job: str
+    stage: str
+    health: Health
+    severity: Literal["critical", "warning"]
+    since: str | None
+    ranges: int
+    examples: Sequence[str]
+    holds_back: Sequence[str]
+    because: str
+
+
+class JobProblemsAnswer(TypedDict):
+    """What is wrong with a job, the worst first."""
+
+    job: str
+    health: Health
+    problems: Sequence[ProblemLine]
+
+
+class ProblemsAnswer(TypedDict):
+    """What is wrong with all jobs that the key may read, the worst first."""
+
+    problems: Sequence[ProblemLine]
+    total: int
 
 
 class RangeCounts(TypedDict):
@@ -56,6 +116,7 @@ class WatermarkAnswer(TypedDict):
     generation: int
     version: int
     status: str
+    health: NotRequired[Health | None]
     input_watermark: int | None
     output_watermark: int | None
     ranges: RangeCounts

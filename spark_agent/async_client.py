@@ -17,8 +17,12 @@ from spark_agent.answers import (
     ExplainAnswer,
     HistoryAnswer,
     JobAnswer,
+    JobProblemsAnswer,
     JobsAnswer,
+    Outcome,
+    ProblemsAnswer,
     RangesAnswer,
+    RunsAnswer,
     SnapshotAnswer,
     ThrottleAnswer,
     WatermarkAnswer,
@@ -138,6 +142,22 @@ class AsyncClient:
     async def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
         """See `Client`."""
         return await self._run(self._client.explain, job, stage, limit=limit)
+
+    async def runs(self, job: str, *, limit: int = 20) -> RunsAnswer:
+        """See `Client`."""
+        return await self._run(self._client.runs, job, limit=limit)
+
+    async def end_run(self, job: str, run: int, outcome: Outcome, because: str = "") -> None:
+        """See `Client`."""
+        await self._run(self._client.end_run, job, run, outcome, because)
+
+    async def job_problems(self, job: str) -> JobProblemsAnswer:
+        """See `Client`."""
+        return await self._run(self._client.job_problems, job)
+
+    async def problems(self, *, limit: int = 100) -> ProblemsAnswer:
+        """See `Client`."""
+        return await self._run(self._client.problems, limit=limit)
 
     async def throttle(self, job: str) -> ThrottleAnswer:
         """See `Client`."""

@@ -24,8 +24,12 @@ from spark_agent.answers import (
     GroupAnswer,
     HistoryAnswer,
     JobAnswer,
+    JobProblemsAnswer,
     JobsAnswer,
+    Outcome,
+    ProblemsAnswer,
     RangesAnswer,
+    RunsAnswer,
     SnapshotAnswer,
     ThrottleAnswer,
     WatermarkAnswer,
@@ -175,10 +179,42 @@ class Client:
         """Return the number of the job's generation, which rises with each reset."""
         return int(self._http.call("GET", _job(job))[0]["generation"])
 
-    def open_run(self, job: str, stages: Sequence[str], holder: str) -> int:
-        """Open a run of these stages, which fences all older ones; return its number."""
-        body = {"stages": list(stages), "holder": holder}
+    def open_run(
+        self,
+        job: str,
+        stages: Sequence[str],
+        holder: str,
+        *,
+        program: str | None = None,
+        links: Mapping[str, str] | None = None,
+    ) -> int:
+        """Open a run of these stages, which fences all older ones; return its number.
+
+        `program` is its name, and `links` are addresses where more is shown of it, by name.
+        """
+        body: Json = {"stages": list(stages), "holder": holder}
+        if program:
+            body["program"] = program
+        if links:
+            body["links"] = dict(links)
         return int(self._http.call("POST", f"{_job(job)}/runs", body)[0]["run"])
+
+    def end_run(self, job: str, run: int, outcome: Outcome, because: str = "") -> None:
+        """End a run: its leases are given back, and no watermark moves. Raises `StaleRun`."""
+        body = {"outcome": outcome, "because": because}
+        self._http.call("POST", f"{_job(job)}/runs/{run:d}/end", body)
+
+    def runs(self, job: str, *, limit: int = 20) -> RunsAnswer:
+        """Return the newest runs of a job, and their ends."""
+        return cast("RunsAnswer", self._http.call("GET", f"{_job(job)}/runs?limit={limit}")[0])
+
+    def job_problems(self, job: str) -> JobProblemsAnswer:
+        """Return every root cause of what stands still in a job, the worst first."""
+        return cast("JobProblemsAnswer", self._http.call("GET", f"{_job(job)}/problems")[0])
+
+    def problems(self, *, limit: int = 100) -> ProblemsAnswer:
+        """Return the problems of all jobs that the key may read, the worst first."""
+        return cast("ProblemsAnswer", self._http.call("GET", f"/v1/problems?limit={limit}")[0])
 
     def claim(
         self,

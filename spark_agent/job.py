@@ -58,8 +58,13 @@ class DeclaredJob:
         client: Client,
         throttle: Mapping[str, Any] | None,
         replace: bool,
+        program: str | None = None,
+        links: Mapping[str, str] | None = None,
     ) -> None:
-        """Read the specification. Raises `ValueError`."""
+        """Read the specification. Raises `ValueError`.
+
+        `program` is its name, and `links` are addresses where more is shown of it: sent with each run.
+        """
         check_name("job", name)
         self.name = name
         self._client = client
@@ -67,6 +72,8 @@ class DeclaredJob:
         self._spec = {stage: dict(members) for stage, members in spec.items()}
         self._throttle = None if throttle is None else dict(throttle)
         self._replace = replace
+        self._program = program
+        self._links = dict(links or {})
         self._generation = 0
         self.is_throttled = throttle is not None
         """Whether the service may ask its sources to pause."""
@@ -124,13 +131,24 @@ class DeclaredJob:
         self._declare_now()
         found = self._commits(stages)
         check(found)
-        run = self._client.open_run(self.name, stages, holder=f"driver-{host()}-{os.getpid()}")
+        run = self._open(stages, holder=f"driver-{host()}-{os.getpid()}")
         # A reset from now on voids the run.
         generation = self._client.generation(self.name)
         if generation != found.generation:
             check(Commits(generation, None))
         opened(Commits(generation, found.last_epoch, run))
         return run
+
+    def _open(self, stages: Sequence[str], holder: str) -> int:
+        try:
+            return self._client.open_run(
+                self.name, stages, holder, program=self._program, links=self._links
+            )
+        except Refused as error:
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise
+            # A service that is older than this agent takes neither.
+            return self._client.open_run(self.name, stages, holder)
 
     def _commits(self, stages: Sequence[str]) -> Commits:
         try:

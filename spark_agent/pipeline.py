@@ -47,6 +47,7 @@ from spark_agent.job import DeclaredJob
 from spark_agent.link import LinkServer
 from spark_agent.queries import Queries, Start, Timing
 from spark_agent.reporting import RangeReporter, ReportTarget, SourceReporter
+from spark_agent.running import links_of, program_of
 from spark_agent.sources import logs
 from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.logs import LogsSource
@@ -123,7 +124,15 @@ class Pipeline:
         client = Client(
             url, patience_ms=max(timing.patience_ms, 1_000), key_file=self._key_file, clock=clock
         )
-        self._job = DeclaredJob(job, spec, client=client, throttle=throttle, replace=replace)
+        self._job = DeclaredJob(
+            job,
+            spec,
+            client=client,
+            throttle=throttle,
+            replace=replace,
+            program=program_of(self._spark),
+            links=links_of(self._spark),
+        )
         self._job.declare()
         tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())

@@ -327,8 +327,8 @@ class Queries:
         with self._events.starting(), self._local_properties(properties):
             try:
                 query = start.writer.start()
-            except BaseException:
-                supervisor.notify(Signal.STOP)
+            except BaseException as error:
+                supervisor.abandon(running.first_line(str(error)))
                 raise
             holder.append(query)
             supervisor.attach(self._handle(query, start))
@@ -343,7 +343,11 @@ class Queries:
             has_no_new_data=lambda: running.has_no_new_data(query),
             recent_batch=lambda: running.recent_batch(query),
             has_just_found_nothing=lambda: running.has_just_found_nothing(query),
-            failed=lambda: running.has_failed(query),
+            failure=lambda: running.failure(query),
+            has_ended_by_itself=lambda: (
+                start.trigger in {AVAILABLE_NOW, ONCE}
+                and running.has_ended_by_itself(query, available_now=start.available_now)
+            ),
             has_control_sources=any(not each.is_gate for each in start.controls),
         )
 

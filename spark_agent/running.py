@@ -8,6 +8,7 @@ The rest of the agent sees plain values: a finished batch is a `CommittedBatch`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,12 @@ from spark_agent.control_source import END_MS
 from spark_agent.link import Offset
 
 JavaObject: TypeAlias = Any
+
+_LONGEST_NAME: Final = 256
+"""Characters that the service takes of the name of a program."""
+
+_ADDRESS: Final = re.compile(r"https?://[^\s\0]{1,1900}")
+"""An address that the service takes."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,12 +75,51 @@ def is_active(query: StreamingQuery) -> bool:
     return bool(_execution(query).isActive())
 
 
-def has_failed(query: StreamingQuery) -> bool:
-    """Return whether a query has ended with an error, which includes that Spark is gone."""
+def failure(query: StreamingQuery) -> str | None:
+    """Return the first line of the error that a query has ended with; None: there is none.
+
+    That Spark is gone is an error, too.
+    """
     try:
-        return query.exception() is not None
+        error = query.exception()
     except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
-        return True
+        return "Spark is gone"
+    return None if error is None else first_line(str(error))
+
+
+def first_line(message: str) -> str:
+    r"""Return what is most telling of an error: its first line, without Spark's words about its query.
+
+    >>> first_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
+    'broken'
+    >>> first_line("broken"), first_line("")
+    ('broken', 'an error without a message')
+    """
+    line = next(iter(message.strip().splitlines()), "")
+    line = line.rpartition("terminated with exception: ")[2].strip()
+    return line or "an error without a message"
+
+
+def program_of(spark: SparkSession) -> str:
+    """Return the name of the application, for people."""
+    return str(spark.sparkContext.appName).replace("\0", "")[:_LONGEST_NAME]
+
+
+def links_of(spark: SparkSession) -> dict[str, str]:
+    """Return the addresses where more is shown of the application: Spark's own page, if it has one."""
+    address = spark.sparkContext.uiWebUrl
+    return {} if not address or not _ADDRESS.fullmatch(address) else {"spark": address}
+
+
+def has_ended_by_itself(query: StreamingQuery, *, available_now: bool) -> bool:
+    """Return whether a query that ends by itself has done so, rather than been stopped before.
+
+    One that reads what is there runs until a trigger finds nothing more; any other runs one batch.
+    """
+    try:
+        return has_no_new_data(query) if available_now else recent_batch(query) is not None
+    except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
+        return False
 
 
 def _execution(query: StreamingQuery) -> JavaObject:

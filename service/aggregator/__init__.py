@@ -3,9 +3,11 @@
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention
 from service.aggregator.definitions import Limits, Precondition
-from service.aggregator.explain import Explanation, HoldingRange
+from service.aggregator.explain import Explanation
 from service.aggregator.feeds import Change, Changes
+from service.aggregator.health import JobHealth, Problem
 from service.aggregator.history import PastWatermark
+from service.aggregator.holders import HoldingRange
 from service.aggregator.keys import ANYONE, Keys
 from service.aggregator.overview import JobSummary, Overview
 from service.aggregator.range_summary import SLOWEST, Condition, RangeSummary, Window
@@ -21,12 +23,14 @@ __all__ = [
     "Condition",
     "Explanation",
     "HoldingRange",
+    "JobHealth",
     "JobSummary",
     "Keys",
     "Limits",
     "Overview",
     "PastWatermark",
     "Precondition",
+    "Problem",
     "RangeSummary",
     "Retention",
     "StageState",

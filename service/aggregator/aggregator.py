@@ -16,10 +16,12 @@ from service.aggregator.background import Background, Retention
 from service.aggregator.definitions import Definitions, Limits
 from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.explain import Explainer
+from service.aggregator.health import Examiner
 from service.aggregator.history import History
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.aggregator.overview import Overviews
+from service.aggregator.problems import Problems
 from service.aggregator.range_summary import RangeSummaries
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
@@ -35,6 +37,7 @@ from service.errors import (
     UnknownStageError,
 )
 from service.frontier.graph import Stage
+from service.frontier.health import Outcome
 from service.last_seen import LastSeen
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
@@ -45,6 +48,7 @@ from service.model.jobs import StageView
 from service.model.keys import Key
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.reports import Commit, Report, Reported
+from service.model.runs import NewRun, RunEnd, RunRecord
 from service.publisher import Publisher
 from service.reconciler import Reconciler
 from service.stage_metrics import Survey
@@ -92,10 +96,14 @@ class Aggregator:
         )
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.throttling = Throttling(self._live, clock, shutdown)
-        self.explainer = Explainer(self._live, self.throttling)
-        self.reader = Reader(live, self._live, last_seen, self.throttling, shutdown, clock)
+        self.examiner = Examiner(self._live, self.throttling)
+        self.explainer = Explainer(self._live, self.throttling, self.examiner)
+        self.reader = Reader(
+            live, self._live, last_seen, self.throttling, self.examiner, shutdown, clock
+        )
         self.history = History(self.reader, ledger, clock)
-        self.overviews = Overviews(self.reader, clock)
+        self.problems = Problems(self.reader, self.examiner, clock)
+        self.overviews = Overviews(self.reader, self.problems.jobs_if_known, clock)
         self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,
@@ -171,17 +179,37 @@ class Aggregator:
     # ---- runs and leases
 
     @run_to_completion
-    async def open_run(
-        self, job: str, stages: Sequence[str], holder: str, by: Actor | None = None
-    ) -> int:
-        """Open a run for stages. Once this returns, their older runs are fenced."""
-        for stage in stages:
+    async def open_run(self, job: str, run: NewRun, by: Actor | None = None) -> int:
+        """Open a run. Once this returns, older runs of its stages are fenced."""
+        for stage in run.stages:
             await self.find_stage(job, stage)
-        deed = None if by is None else Deed(Action.OPEN_RUN, by, self._clock.wall_ms())
-        run = await self._ledger.open_run(job, stages, holder, deed)
-        await self._live.open_run(job, stages, run)
-        self._publisher.touch(job, stages)
-        return run
+        at_ms = self._clock.wall_ms()
+        deed = None if by is None else Deed(Action.OPEN_RUN, by, at_ms)
+        number = await self._ledger.open_run(job, run, at_ms, deed)
+        await self._live.open_run(job, run.stages, number)
+        self._publisher.touch(job, run.stages)
+        return number
+
+    @run_to_completion
+    async def end_run(
+        self, job: str, run: int, outcome: Outcome, because: str, by: Actor | None = None
+    ) -> RunEnd:
+        """End a run; return its end, which is the first one if it is ended again.
+
+        Its leases are given back. No promise changes, so nothing is published for it, but for the idle
+        words of its ranges, which lapse with the leases. Raises `UnknownRunError`, `StaleRunError`.
+        """
+        at_ms = self._clock.wall_ms()
+        deed = None if by is None else Deed(Action.END_RUN, by, at_ms)
+        ended = await self._ledger.end_run(job, RunEnd(run, outcome, at_ms, because), deed)
+        # Also if it had ended before: whoever ended it may not have come as far as this.
+        await self._live.end_run(job, ended.stages, ended.end)
+        self._publisher.touch(job, ended.stages)
+        return ended.end
+
+    async def runs(self, job: str, limit: int) -> Sequence[RunRecord]:
+        """Return the newest runs of a job, newest first. Raises `UnknownJobError`."""
+        return await self._ledger.runs(job, limit)
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
         """Claim ranges; see `LiveStore.claim`. Shards that a dynamic source does not have yet join

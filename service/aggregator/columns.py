@@ -27,7 +27,7 @@ class Columns:
     idle: Bools
     raised_at_ms: Int64s
     owners: Int64s
-    leased_since_ms: Int64s
+    held_since_ms: Int64s
 
     @classmethod
     def empty(cls, size: int) -> Columns:
@@ -43,7 +43,7 @@ class Columns:
         self.idle[into] = seen.idle[chosen]
         self.raised_at_ms[into] = seen.raised_at_ms[chosen]
         self.owners[into] = seen.owners[chosen]
-        self.leased_since_ms[into] = seen.leased_since_ms[chosen]
+        self.held_since_ms[into] = seen.held_since_ms[chosen]
 
 
 async def on_columns(

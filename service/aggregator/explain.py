@@ -5,42 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from service.aggregator.columns import Columns, on_columns
+from service.aggregator.health import Examiner, ended_text
+from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.throttling import Throttling
 from service.errors import UnknownStageError
 from service.frontier.columns import lowest, weights
 from service.frontier.durations import duration_text
-from service.frontier.explain import (
-    Holder,
-    Reason,
-    Step,
-    follows_input,
-    least_hold,
-    path,
-    reason,
-)
+from service.frontier.explain import Reason, Step, path
 from service.frontier.graph import Pipeline, StageWatermark
+from service.frontier.health import Health, Outcome
 from service.frontier.throttle import Advice, GroupLimit
 from service.frontier.timestamps import MAX, MIN, iso
 from service.live_jobs import LiveJobs
-from service.model.jobs import StageView
-from service.model.observations import StageObservation
+from service.model.jobs import JobView, StageView
+from service.model.observations import Instant, StageObservation
 from service.model.reports import RangeView
-
-
-@dataclass(frozen=True, slots=True)
-class HoldingRange:
-    """A range that holds a stage back."""
-
-    view: RangeView
-    reason: Reason
-    component: str | None
-    """The component whose hold it is, if it is buffering."""
-    would_be: int | None
-    """Where the stage's output would be without this range; None: no other counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +43,10 @@ class Explanation:
 class Explainer:
     """Explains watermarks."""
 
-    def __init__(self, live: LiveJobs, throttling: Throttling) -> None:
+    def __init__(self, live: LiveJobs, throttling: Throttling, examiner: Examiner) -> None:
         self._live = live
         self._throttling = throttling
+        self._examiner = examiner
 
     async def explain(self, job: str, stage: str, limit: int) -> Explanation:
         """Explain a stage's watermark. Raises `UnknownStageError`."""
@@ -75,7 +60,7 @@ class Explainer:
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
         throttle = await self._throttling.read(job)
         asked = throttle.shards
-        least |= _following(pipeline, observed, watermarks, least)
+        least |= following(pipeline, observed, observed, watermarks, least)
         least |= _paused(pipeline, observed, watermarks, asked)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
@@ -88,46 +73,59 @@ class Explainer:
         views = await self._live.range_views(job, root, held.chosen)
         advice = asked.get(root, {})
         output = watermarks[root].output
+        end = observed[root].end
         holders = [
-            _holding(
+            holding(
                 each,
                 None if held.without is None else max(held.without, output),
                 None if is_source else watermarks[root].input,
                 advice,
                 now_ms,
+                has_ended=end is not None and end.outcome is Outcome.FINISHED,
             )
             for each in views
         ]
         because = _because(stage, root, holders, held.total, watermarks[root].input, advice, now_ms)
+        cause = await self._cause(view, root, observed[root], now, holders)
+        if cause is not None:
+            because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
         if holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
         return Explanation(stage, view.stages[stage], because, way, holders, held.total)
 
+    async def _cause(
+        self,
+        view: JobView,
+        root: str,
+        seen: StageObservation,
+        now: Instant,
+        holders: Sequence[HoldingRange],
+    ) -> str | None:
+        """Return the root cause in the words of the job's problems; None: it is no problem."""
+        if not holders or holders[0].reason not in _HEALTH:
+            return None
+        if holders[0].reason is Reason.ENDED and seen.end is not None:
+            return f"its last run {ended_text(seen.end, now.wall_ms)}"
+        wanted = _HEALTH[holders[0].reason]
+        troubles = await self._examiner.troubles(view, root, seen, now)
+        return next((each.because for each in troubles if each.health in wanted), None)
 
-def _following(
-    pipeline: Pipeline,
-    observed: Mapping[str, StageObservation],
-    watermarks: Mapping[str, StageWatermark],
-    least: Mapping[str, int],
-) -> Mapping[str, int]:
-    """Return the stages that lag by their input, although they keep back something of it, with that
-    input: it is all that they wait for.
-    """
-    found: dict[str, int] = {}
-    for name, seen in observed.items():
-        at = watermarks[name].input
-        if seen.kept is None or seen.kept.observed_input < at:
-            continue
-        hold = min(seen.kept.holds.values())
-        sources = [
-            _newest(observed[each])
-            for each in pipeline.ancestors((name,))
-            if pipeline.stages[each].is_source and each in observed
-        ]
-        furthest = max(sources, default=MIN)
-        if least[name] >= hold and follows_input(furthest=furthest, published_input=at, hold=hold):
-            found[name] = at
-    return found
+
+_HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
+    Reason.NEVER_REPORTED: (Health.SILENT, Health.FAILED, Health.NO_WORKER),
+    Reason.ENDED: (Health.ENDED,),
+    Reason.LEASE_EXPIRED: (Health.NO_WORKER, Health.FAILED),
+    Reason.STALLED: (Health.STALLED,),
+}
+"""The reasons that are problems: all ranges that share one are counted, not only the first."""
+
+
+def _stands(stage: str, root: str, output: int) -> str:
+    if stage != root:
+        return f"{stage} waits for {root}"
+    return (
+        f"{stage} has no watermark" if output == MIN else f"{stage} stands at {time_text(output)}"
+    )
 
 
 def _paused(
@@ -156,11 +154,6 @@ def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> 
     return paused >= int((source.promises != MAX).sum())
 
 
-def _newest(seen: StageObservation) -> int:
-    """Return the furthest promise of a source's shards, but for the final ones."""
-    return int(seen.promises.max(initial=MIN, where=seen.promises != MAX))
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     chosen: Sequence[int]
@@ -187,34 +180,6 @@ def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
         without = int(others.min()) if bool(counts.any()) else None
     longest = lowest(seen.raised_at_ms.take(indices), limit)
     return _Held(indices[longest].tolist(), len(indices), None if without == MIN else without)
-
-
-def _holding(
-    view: RangeView,
-    would_be: int | None,
-    published_input: int | None,
-    advice: Mapping[str, Advice],
-    now_ms: int,
-) -> HoldingRange:
-    waiting = view.waiting_promise
-    paused = view.name in advice and advice[view.name].pause
-    found = reason(
-        Holder(
-            view.promise,
-            view.reported_at_ms is not None or waiting is not None,
-            view.holder is not None,
-            waiting is not None and waiting > view.promise,
-            paused,
-            view.idle,
-            view.note.holds,
-            view.facts,
-            view.raised_at_ms,
-        ),
-        published_input=published_input,
-        now_ms=now_ms,
-    )
-    component = least_hold(view.note.holds) if found is Reason.BUFFERING else None
-    return HoldingRange(view, found, component, would_be)
 
 
 def _because(
@@ -271,6 +236,7 @@ def _phrase(
     phrases = {
         Reason.NEVER_REPORTED: "has never reported"
         + ("" if view.holder else ", and nobody holds a lease on it"),
+        Reason.ENDED: f"is at {at}, as the last run has left it{still}",
         Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
         f" {at}{still}",
         Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet",

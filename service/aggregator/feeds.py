@@ -10,13 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from service.aggregator.states import StageState
 from service.aggregator.throttling import POLL_S
 from service.errors import UnavailableError, UnknownJobError
+from service.frontier.health import Health
 from service.frontier.throttle import NO_ADVICE, ThrottleView
 from service.live.port import LiveStore, Watch
 from service.tasks import Shutdown, Wakeups
@@ -28,6 +37,9 @@ HEARTBEAT_S = 15.0
 
 _RETRY_S = 1.0
 """How long a feed waits while the live store does not answer."""
+
+_HEALTH_POLL_S = 2.0
+"""How often a feed looks if nothing is published: when leases run out, nothing is."""
 
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 
@@ -105,6 +117,8 @@ class Feed:
         self._states: dict[str, StageState] = {}
         self._changed_at: dict[str, int] = {}
         """For each stage, the position at which it changed last."""
+        self._moved_at: dict[str, int] = {}
+        """Likewise, but for changes of its health alone, which the ledger does not number."""
         self._removed_at = 0
         """The position at which stages were last removed."""
         self._shared: dict[int, Changes] = {}
@@ -145,21 +159,31 @@ class Feed:
         if definition.generation > self.definition.generation:
             self._states.clear()
             self._changed_at.clear()
+            self._moved_at.clear()
         self.definition = definition
         for name in removed & self._states.keys():
-            del self._states[name], self._changed_at[name]
+            del self._states[name], self._changed_at[name], self._moved_at[name]
         fresh = [
             state
             for name, state in states.items()
             if (known := self._states.get(name)) is None or known.view.version < state.view.version
         ]
-        if fresh or removed:
+        unwell = [
+            state
+            for name, state in states.items()
+            if (known := self._states.get(name)) is not None
+            and known.view.version == state.view.version
+            and _health(known) is not _health(state)
+        ]
+        if fresh or unwell or removed:
             self._move()
         if removed:
             self._removed_at = self.position
-        for state in fresh:
+        for state in (*fresh, *unwell):
             self._states[state.name] = state
             self._changed_at[state.name] = self.position
+        for state in fresh:
+            self._moved_at[state.name] = self.position
 
     def _take_throttle(self, asked: ThrottleView) -> None:
         if asked != self.throttle:
@@ -180,7 +204,8 @@ class Feed:
             ]
             throttle = self.throttle if self._throttle_at > position else None
             stages = tuple(self._states) if self._removed_at > position > 0 else None
-            found = Changes(_in_order(fresh, self.definition), throttle, stages)
+            still = {state.name for state in fresh if self._moved_at[state.name] <= position}
+            found = Changes(_in_order(fresh, self.definition, still), throttle, stages)
             self._shared[position] = found
         return found
 
@@ -280,7 +305,7 @@ class Feeds:
                     log.exception("cannot read job %s for its followers, retrying", job)
                     await self._shutdown.sleep(_RETRY_S)
                     continue
-                await watch_for(watch, POLL_S if feed.is_throttled else None)
+                await watch_for(watch, POLL_S if feed.is_throttled else _HEALTH_POLL_S)
 
 
 async def watch_for(watch: Watch, poll_s: float | None) -> None:
@@ -302,16 +327,25 @@ async def _happens(event: asyncio.Event) -> bool:
     return True
 
 
-def _in_order(fresh: Sequence[StageState], definition: Definition) -> Sequence[Change]:
+def _in_order(
+    fresh: Sequence[StageState], definition: Definition, still: Collection[str] = ()
+) -> Sequence[Change]:
     """Put changes in order. Stages that changed in one step share a revision, and only the last of them
-    has a cursor: a reader that resumed after the first would miss the others.
+    has a cursor: a reader that resumed after the first would miss the others. Those that stand `still`,
+    of which only the health has changed, come first and have none.
     """
     if not fresh:
         return ()
-    ordered = sorted(fresh, key=lambda state: state.view.revision)
+    before = [Change(state, None) for state in fresh if state.name in still]
+    moved = [state for state in fresh if state.name not in still]
+    ordered = sorted(moved, key=lambda state: state.view.revision)
     following = [state.view.revision for state in ordered[1:]] + [-1]
     prefix = f"{definition.generation}-{definition.layout_version}"
-    return [
+    return before + [
         Change(state, f"{prefix}-{state.view.revision}" if state.view.revision != after else None)
-        for state, after in zip(ordered, following, strict=True)
+        for state, after in zip(ordered, following[: len(ordered)], strict=True)
     ]
+
+
+def _health(of: StageState) -> Health | None:
+    return None if of.soft is None else of.soft.health

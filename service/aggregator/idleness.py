@@ -149,7 +149,7 @@ def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Look
         stays = index in seen.idle_by_policy and not looks.is_paused(shard)
         quiet = is_quiet(
             facts,
-            leased_since_ms=int(seen.leased_since_ms[index]) if fence else None,
+            held_since_ms=int(seen.held_since_ms[index]) if fence else None,
             commits=seen.commits,
             unpaused_since_ms=MIN if stays else looks.unpaused_since(shard),
             now_ms=now.lease_ms,

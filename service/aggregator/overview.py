@@ -1,14 +1,18 @@
-"""All jobs at a glance: for each, the stage that is furthest behind, and since when it stands there."""
+"""All jobs at a glance: for each its health, the stage that is furthest behind, and since when it stands
+there.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from service.aggregator.health import JobHealth
 from service.aggregator.reader import Reader
 from service.clock import Clock
 from service.frontier.graph import Status
+from service.frontier.health import Health, badness
 from service.model.jobs import JobView, StageView
 
 _AT_ONCE = 200
@@ -26,6 +30,9 @@ _LONGEST_MS = 2_000
 _ORDER = {Status.UNKNOWN: 0, Status.ACTIVE: 0, Status.IDLE: 1, Status.FINAL: 2}
 
 
+_ReadHealths = Callable[[], Awaitable[Mapping[str, JobHealth]]]
+
+
 @dataclass(frozen=True, slots=True)
 class JobSummary:
     """A job, and its slowest stage."""
@@ -33,6 +40,8 @@ class JobSummary:
     job: JobView
     stage: str
     view: StageView
+    found: JobHealth | None = None
+    """What is wrong with it; None: it is not known."""
 
     @property
     def status(self) -> Status:
@@ -59,14 +68,17 @@ class _Known:
 class Overviews:
     """Looks at all jobs at once, for all who ask at the same time."""
 
-    def __init__(self, reader: Reader, clock: Clock) -> None:
+    def __init__(self, reader: Reader, read_healths: _ReadHealths, clock: Clock) -> None:
         self._reader = reader
+        self._read_healths = read_healths
         self._clock = clock
         self._known: _Known | None = None
         self._looking = asyncio.Lock()
 
     async def read(self, may_read: Callable[[str], bool], search: str, limit: int) -> Overview:
-        """Return the jobs whose names contain `search`, what stands still for longest first."""
+        """Return the jobs whose names contain `search`, the worst first, and of equal ones what
+        stands still for longest.
+        """
         wanted = search.lower()
         total, found = 0, list[JobSummary]()
         for each in await self._in_order():
@@ -81,29 +93,31 @@ class Overviews:
             known, now_ms = self._known, self._clock.steady_ms()
             if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
                 return known.jobs
+            healths = await self._read_healths()
             found: list[JobSummary] = []
             for number, view in enumerate(await self._reader.jobs()):
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)
-                found.append(summary(view))
-            found.sort(key=_still_first)
+                found.append(summary(view, healths.get(view.name)))
+            found.sort(key=_worst_first)
             at_ms = self._clock.steady_ms()
             self._known = _Known(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
             return found
 
 
-def summary(job: JobView) -> JobSummary:
+def summary(job: JobView, found: JobHealth | None = None) -> JobSummary:
     """Find the slowest stage: an active one before an idle one, and of equal ones the first upstream.
 
     What is downstream waits for it.
     """
     name = min(job.pipeline.order, key=lambda stage: _behind(job.stages[stage]))
-    return JobSummary(job, name, job.stages[name])
+    return JobSummary(job, name, job.stages[name], found)
 
 
 def _behind(view: StageView) -> tuple[int, int]:
     return _ORDER[view.watermark.status], view.watermark.output
 
 
-def _still_first(found: JobSummary) -> tuple[int, int, str]:
-    return _ORDER[found.status], found.view.updated_at_ms, found.job.name
+def _worst_first(of: JobSummary) -> tuple[int, int, int, str]:
+    health = Health.OK if of.found is None else of.found.health
+    return badness(health), _ORDER[of.status], of.view.updated_at_ms, of.job.name

@@ -231,4 +231,4 @@ def _held_since(seen: Columns, index: int, now: Instant) -> int | None:
     if not seen.owners[index]:
         return None
     # Leases run by a clock of their own.
-    return now.wall_ms - (now.lease_ms - int(seen.leased_since_ms[index]))
+    return now.wall_ms - (now.lease_ms - int(seen.held_since_ms[index]))

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from service.aggregator.feeds import Changes, Feeds, watch_for
+from service.aggregator.health import Examiner
 from service.aggregator.soft import SoftState, SoftStates
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
 from service.errors import UnavailableError
+from service.frontier.health import Health
 from service.last_seen import LastSeen
 from service.live.port import LiveStore
 from service.live_jobs import LiveJobs
@@ -28,6 +30,7 @@ class Reader:
         live: LiveJobs,
         last_seen: LastSeen,
         throttling: Throttling,
+        examiner: Examiner,
         shutdown: Shutdown,
         clock: Clock,
     ) -> None:
@@ -35,7 +38,7 @@ class Reader:
         self._live = live
         self._last_seen = last_seen
         self._clock = clock
-        self._soft = SoftStates(live, clock, shared=store.shared)
+        self._soft = SoftStates(live, examiner, clock, shared=store.shared)
         self._feeds = Feeds(store, self.snapshot, throttling.read, shutdown)
         self._released = False
 
@@ -80,6 +83,15 @@ class Reader:
             )
             for name in chosen
         }
+
+    async def healths(self, job: str) -> Mapping[str, Health]:
+        """Return the health of each stage of a job; nothing, while that is not known."""
+        try:
+            states = await self.snapshot(job)
+        except UnavailableError:
+            return {}
+        known = {name: state.soft for name, state in states.items()}
+        return {name: soft.health for name, soft in known.items() if soft is not None}
 
     async def job(self, job: str) -> JobView:
         """Return one job, without what is computed for readers. Raises `UnknownJobError`."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from service.aggregator.health import Examiner
 from service.clock import Clock
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
@@ -23,6 +24,7 @@ from service.frontier.facts import (
     work_since,
 )
 from service.frontier.graph import Pipeline
+from service.frontier.health import Health
 from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.live_jobs import LiveJobs
@@ -30,7 +32,7 @@ from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
 
 _FRESH_MS = 100
-"""How long values are shown if nothing was reported here meanwhile: other replicas take reports, too."""
+"""How long values are shown if nothing has changed here meanwhile: other replicas take reports, too."""
 
 _REST = 20
 """Values of more ranges are computed again after so many times as long as it took."""
@@ -54,6 +56,7 @@ class SoftState:
     counts: Counts
     percentiles: Mapping[int, int | None]
     """By percentage; None: some range has not said what it has in flight."""
+    health: Health
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]
@@ -62,8 +65,8 @@ _Key = tuple[str, tuple[int, int, int], frozenset[str]]
 
 @dataclass(slots=True)
 class _Known:
-    reports: int
-    """How many reports this process had taken for the job when these were computed."""
+    changes: int
+    """How many changes of the job this process had made when these were computed."""
     at_ms: int
     took_ms: int
     ranges: int
@@ -78,8 +81,9 @@ class SoftStates:
     asked: else one that turns from replica to replica could see them go back.
     """
 
-    def __init__(self, live: LiveJobs, clock: Clock, *, shared: bool) -> None:
+    def __init__(self, live: LiveJobs, examiner: Examiner, clock: Clock, *, shared: bool) -> None:
         self._live = live
+        self._examiner = examiner
         self._clock = clock
         self._shared = shared
         self._known: dict[_Key, _Known] = {}
@@ -98,14 +102,14 @@ class SoftStates:
         else:
             joined = self._next.get(key)
             if joined is None:
-                joined = self._next[key] = asyncio.create_task(self._round(key, job.pipeline))
+                joined = self._next[key] = asyncio.create_task(self._round(key, job))
                 # If all its readers have gone, nobody asks for its exception.
                 joined.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a reader that gives up must not cancel what others wait for.
             found = await asyncio.shield(joined)
         return found.states
 
-    async def _round(self, key: _Key, pipeline: Pipeline) -> _Known:
+    async def _round(self, key: _Key, view: JobView) -> _Known:
         before = self._running.get(key)
         if before is not None:
             await asyncio.wait((before,))
@@ -117,7 +121,7 @@ class SoftStates:
                 is_whole = await self._join(key, found.states)
                 if is_whole or found.ranges > _MANY:
                     return found
-            return await self._compute(key, pipeline)
+            return await self._compute(key, view)
         finally:
             del self._running[key]
 
@@ -151,19 +155,21 @@ class SoftStates:
         age_ms = self._clock.steady_ms() - known.at_ms
         if known.ranges > _MANY:
             return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
-        unchanged = known.reports == self._live.reports_of(key[0])
+        unchanged = known.changes == self._live.changes_of(key[0])
         return known if unchanged and age_ms < _FRESH_MS else None
 
-    async def _compute(self, key: _Key, pipeline: Pipeline) -> _Known:
+    async def _compute(self, key: _Key, view: JobView) -> _Known:
         job, _, wanted = key
-        reports, began_ms = self._live.reports_of(job), self._clock.steady_ms()
+        pipeline = view.pipeline
+        changes, began_ms = self._live.changes_of(job), self._clock.steady_ms()
         above = pipeline.ancestors(wanted)
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
             # What an upstream's processing watermark was shown to be counts for those behind it, too.
             shown = await self._live.raise_marks(job, key[1][1], {name: {} for name in above})
-            states = _derive(pipeline, above, observed, shown, wanted, now.wall_ms)
+            healths = await self._examiner.healths(view, above, observed, now)
+            states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
             await self._join(key, states)
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the reader looked. What is soft may be missing.
@@ -171,7 +177,7 @@ class SoftStates:
         ended_ms = self._clock.steady_ms()
         layouts = [pipeline.stages[name].layout for name in above]
         ranges = sum(len(layout) for layout in layouts if layout is not None)
-        known = _Known(reports, ended_ms, ended_ms - began_ms, ranges, states)
+        known = _Known(changes, ended_ms, ended_ms - began_ms, ranges, states)
         self._known[key] = known
         self._drop_old(ended_ms)
         return known
@@ -191,6 +197,7 @@ def _derive(
     observed: Mapping[str, StageObservation],
     shown: Mapping[str, Mapping[str, int]],
     wanted: Collection[str],
+    healths: Mapping[str, Health],
     now_ms: int,
 ) -> dict[str, SoftState]:
     since: dict[str, int] = {}
@@ -208,6 +215,7 @@ def _derive(
                 processing_watermark(since[name], now_ms),
                 Counts() if seen is None else seen.counts,
                 {} if seen is None else _percentiles(stage.policy.percentiles, seen),
+                healths[name],
             )
     return states
 
@@ -248,4 +256,5 @@ def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
             p: None if value is None else marks.get(f"p{p}", value)
             for p, value in state.percentiles.items()
         },
+        state.health,
     )

@@ -30,6 +30,7 @@ from service.api.exchange import (
     read_large,
     read_small,
     state,
+    whole_number,
 )
 from service.api.leaving import unless_gone
 from service.api.problems import MEDIA_TYPE
@@ -51,6 +52,7 @@ from service.errors import (
 from service.metrics import Metrics
 from service.model.audit import Actor
 from service.model.keys import Key, Role
+from service.model.runs import MAX_NUMBER
 from service.spec import NAME_PATTERN
 from service.tracing import SWITCH
 
@@ -106,6 +108,15 @@ class Call(Generic[B]):
     def stage(self) -> str:
         """The stage that the path names."""
         return self._names["stage"]
+
+    @property
+    def run(self) -> int:
+        """The run that the path names. Raises `InvalidRequestError`."""
+        return whole_number("run", self._names["run"], 1, MAX_NUMBER)
+
+    def may_read(self, job: str) -> bool:
+        """Return whether its key may read this job."""
+        return self.key is None or self.key.permits(Role.READ, job)
 
     @property
     def by(self) -> Actor:
@@ -283,7 +294,13 @@ def _run(
 
 # ---- the documentation
 
-_PATH_DOCS = {"job": "The job", "stage": "The stage", "key": "The name of the key"}
+_PATH_DOCS = {
+    "job": "The job",
+    "stage": "The stage",
+    "run": "The number of the run",
+    "key": "The name of the key",
+}
+_NUMBERS = frozenset({"run"})
 
 BEARER: Final = "key"
 """What the OpenAPI calls the way in which a key is sent."""
@@ -369,7 +386,9 @@ def _path_parameter(name: str) -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": _PATH_DOCS[name],
-        "schema": {"type": "string", "pattern": NAME_PATTERN},
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_NUMBER}
+        if name in _NUMBERS
+        else {"type": "string", "pattern": NAME_PATTERN},
     }
 
 

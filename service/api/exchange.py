@@ -240,8 +240,11 @@ def preferred_wait_s(request: Request, at_most: int = 60) -> int | None:
 def integer(request: Request, name: str, low: int, high: int, default: int | None) -> int | None:
     """Read a whole number from the query. Raises `InvalidRequestError`."""
     value = request.query_params.get(name)
-    if value is None:
-        return default
+    return default if value is None else whole_number(name, value, low, high)
+
+
+def whole_number(name: str, value: str, low: int, high: int) -> int:
+    """Read a whole number. Raises `InvalidRequestError`."""
     if re.fullmatch(r"-?[0-9]{1,19}", value) is None or not low <= int(value) <= high:
         raise InvalidRequestError(
             f"{name} is {value!r}: it must be a whole number, {low} to {high}"

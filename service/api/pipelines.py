@@ -37,7 +37,7 @@ DEFAULT_JOBS, MAX_JOBS = 200, 10_000
 _etag = {"ETag": "Names this specification, for If-Match"}
 
 
-def _show(found: Specification, status: int = 200) -> Response:
+def _show(found: Specification, status: int) -> Response:
     headers = {"ETag": f'"{found.etag}"'}
     return Response(written_job(found), status, headers, "application/json")
 
@@ -89,13 +89,12 @@ async def check_pipeline(call: Call[PipelineSpec]) -> Response:
 @endpoints.get("/v1/jobs", role=Role.READ, gives=JobsBody)
 async def list_pipelines(call: Call[None]) -> JobsBody:
     """List the jobs that the key may read."""
-    key = call.key
     jobs = await call.aggregator.definitions.jobs()
     return JobsBody(
         [
             JobLine(j.name, j.generation, j.layout_version, list(j.pipeline.stages))
             for j in jobs
-            if key is None or key.permits(Role.READ, j.name)
+            if call.may_read(j.name)
         ]
     )
 
@@ -115,18 +114,13 @@ async def list_pipelines(call: Call[None]) -> JobsBody:
     ),
 )
 async def get_overview(call: Call[None]) -> OverviewBody:
-    """Show the jobs that the key may read, each with its slowest stage: the longest still first."""
+    """Show the jobs that the key may read, each with its health and its slowest stage: worst first."""
     limit = integer(call.request, "limit", 1, MAX_JOBS, DEFAULT_JOBS) or DEFAULT_JOBS
     search = call.request.query_params.get("search", "")
     if len(search) > 128:
         raise InvalidRequestError(f"search has {len(search)} characters: it may have at most 128")
-    key = call.key
-
-    def may_read(job: str) -> bool:
-        return key is None or key.permits(Role.READ, job)
-
     async with call.turn():
-        found = await call.aggregator.overviews.read(may_read, search, limit)
+        found = await call.aggregator.overviews.read(call.may_read, search, limit)
         return overview_body(found, call.aggregator.now_ms())
 
 
@@ -138,9 +132,15 @@ async def get_overview(call: Call[None]) -> OverviewBody:
     headers=_etag,
 )
 async def get_pipeline(call: Call[None]) -> Response:
-    """Show a job's pipeline as it is stored."""
+    """Show a job's pipeline as it is stored, and the health of each stage.
+
+    The health is not part of the specification: it changes without a new ETag.
+    """
     async with call.turn():
-        return _show(await call.aggregator.definitions.get(call.job))
+        found = await call.aggregator.definitions.get(call.job)
+        headers = {"ETag": f'"{found.etag}"'}
+        body = written_job(found, await call.aggregator.reader.healths(call.job))
+        return Response(body, 200, headers, "application/json")
 
 
 @endpoints.get(
@@ -175,4 +175,4 @@ async def delete_pipeline(call: Call[None]) -> Response:
 async def reset_pipeline(call: Call[None]) -> Response:
     """Begin the next generation: watermarks, promises, leases, runs and epochs start over."""
     stored = await call.aggregator.definitions.reset(call.job, call.by)
-    return _show(stored.specification)
+    return _show(stored.specification, 200)

@@ -6,10 +6,12 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from service.frontier.health import Outcome
 from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.reports import MAX_REPORTED, RangeNote
+from service.model.runs import MAX_NUMBER
 from service.spec import MAX_RANGES, MAX_STAGES, Name
 
 T = TypeVar("T")
@@ -33,9 +35,17 @@ JobsPattern = Annotated[
 ]
 MAX_KEY_LIFE_MS = 100 * 365 * 86_400_000
 Number = Annotated[int, Meta(ge=0, le=2**53)]
-Run = Annotated[int, Meta(ge=1, le=2**53)]
+Run = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
 Holder = Name
+_TEXT = r"^[^\x00]*$(?!\n)"
+"""What Postgres stores: any text without a NUL."""
+
+Address = Annotated[
+    str, Meta(max_length=2_000, pattern=r"^https?://[^\s\x00]+$(?!\n)", description="An HTTP URL")
+]
+"""Not any URL: the page makes links of them, and one of `javascript:` would be run."""
+
 HoldName = Annotated[str, Meta(min_length=1, max_length=128)]
 Holds = Annotated[
     dict[HoldName, Time],
@@ -50,6 +60,33 @@ class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
 
     stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     holder: Holder
+    program: (
+        Annotated[str, Meta(max_length=256, pattern=_TEXT, description="Its name, for people")]
+        | None
+    ) = None
+    links: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)], Address],
+        Meta(
+            max_length=10,
+            description="Where more is shown of it, by name",
+            extra_json_schema={"examples": [{"spark": "http://driver:4040"}]},
+        ),
+    ] = field(default_factory=dict[str, str])
+
+
+class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
+    """The end of a run."""
+
+    outcome: Annotated[
+        Outcome,
+        Meta(
+            description="`finished`: it has done all that it had to do; `stopped`: somebody stopped it;"
+            " `failed`"
+        ),
+    ]
+    because: Annotated[
+        str, Meta(max_length=1_000, pattern=_TEXT, description="Why, in the program's own words")
+    ] = ""
 
 
 class ClaimBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,5 +300,5 @@ class CreateKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 REQUESTS = (
-    OpenRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody, CreateKey,
+    OpenRun, EndRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody, CreateKey,
 )  # fmt: skip

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from service.api.endpoints import Call, Endpoints, json_body
-from service.api.requests import OpenRun
-from service.api.responses.jobs import CommitsBody, RunBody
-from service.errors import UnavailableError, UnknownJobError, UnknownStageError
+from service.api.endpoints import Call, Endpoints, json_body, query
+from service.api.exchange import integer
+from service.api.requests import EndRun, OpenRun
+from service.api.responses.jobs import CommitsBody
+from service.api.responses.runs import EndedBody, RunBody, RunsBody, ended_body, runs_body
+from service.errors import (
+    InvalidRequestError,
+    StaleRunError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownRunError,
+    UnknownStageError,
+)
 from service.model.keys import Role
+from service.model.runs import MAX_RUNS, NewRun
 
 endpoints = Endpoints("runs")
+
+DEFAULT_RUNS = 20
 
 
 @endpoints.post(
@@ -22,8 +34,45 @@ endpoints = Endpoints("runs")
 async def open_run(call: Call[OpenRun]) -> RunBody:
     """Open a run for some stages. From then on, older runs of them are fenced."""
     body = call.body
-    run = await call.aggregator.open_run(call.job, body.stages, body.holder, call.by)
-    return RunBody(run)
+    run = NewRun(body.stages, body.holder, body.program, body.links)
+    return RunBody(await call.aggregator.open_run(call.job, run, call.by))
+
+
+@endpoints.get(
+    "/v1/jobs/{job}/runs",
+    role=Role.READ,
+    gives=RunsBody,
+    errors=(UnknownJobError, InvalidRequestError, UnavailableError),
+    parameters=(
+        query(
+            "limit",
+            "How many",
+            {"type": "integer", "minimum": 1, "maximum": MAX_RUNS, "default": DEFAULT_RUNS},
+        ),
+    ),
+)
+async def get_runs(call: Call[None]) -> RunsBody:
+    """Show the runs of a job and their ends, newest first."""
+    limit = integer(call.request, "limit", 1, MAX_RUNS, DEFAULT_RUNS) or DEFAULT_RUNS
+    return runs_body(await call.aggregator.runs(call.job, limit))
+
+
+@endpoints.post(
+    "/v1/jobs/{job}/runs/{run}/end",
+    json_body(EndRun),
+    role=Role.DRIVE,
+    gives=EndedBody,
+    errors=(UnknownJobError, UnknownRunError, StaleRunError, InvalidRequestError, UnavailableError),
+)
+async def end_run(call: Call[EndRun]) -> EndedBody:
+    """End a run with its outcome. No watermark moves, and its leases are given back.
+
+    To end it again with the same outcome changes nothing. A commit of the run that comes later counts
+    all the same. A run that no stage belongs to any more is fenced: 409, as for another outcome.
+    """
+    body = call.body
+    ended = await call.aggregator.end_run(call.job, call.run, body.outcome, body.because, call.by)
+    return ended_body(ended)
 
 
 @endpoints.get(

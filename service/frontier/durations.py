@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 _UNITS: Final = ((86_400_000, "d", 24), (3_600_000, "h", 60), (60_000, "min", 60))
+
+
+def moment_text(at_ms: int, now_ms: int) -> str:
+    """Write a moment of the wall clock, UTC: without its day, if that is today.
+
+    >>> moment_text(60_000, now_ms=86_399_000), moment_text(60_000, now_ms=86_400_000)
+    ('00:01', '1970-01-01 00:01')
+    """
+    at, now = (datetime.fromtimestamp(each // 1_000, UTC) for each in (at_ms, now_ms))
+    return f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
 
 
 def duration_text(duration_ms: float) -> str:

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     """Why a range holds its stage back; the first that fits."""
 
     NEVER_REPORTED = "never_reported"
+    ENDED = "ended"
+    """Nobody holds it, since the last run of its stage has finished."""
     LEASE_EXPIRED = "lease_expired"
     """Nobody holds it: its lease has run out, or there never was one."""
     WAITING_FOR_COMMIT = "waiting_for_commit"
@@ -42,6 +44,8 @@ class Holder:
     has_reported: bool
     """Whether any report of it was applied, or waits."""
     is_leased: bool
+    has_ended: bool
+    """Whether the last run of its stage has finished."""
     better_waits: bool
     """Whether a better promise waits in an epoch."""
     is_throttled: bool
@@ -64,15 +68,17 @@ def least_hold(holds: Mapping[str, int]) -> str | None:
 def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reason:
     """Return why a range is where it is. `published_input`: of its stage; None: it is a source.
 
-    >>> held = Holder(5, True, True, False, False, False, {"state": 5}, None, 90)
+    >>> from dataclasses import replace
+    >>> held = Holder(5, True, True, False, False, False, False, {"state": 5}, None, 90)
     >>> reason(held, published_input=9, now_ms=100)
     <Reason.BUFFERING: 'buffering'>
-    >>> reason(Holder(5, True, True, False, False, False, {}, None, 90), published_input=9, now_ms=100)
+    >>> reason(replace(held, holds={}), published_input=9, now_ms=100)
     <Reason.NO_INPUT: 'no_input'>
     """
     component = least_hold(holder.holds)
     fits = {
         Reason.NEVER_REPORTED: holder.promise == MIN and not holder.has_reported,
+        Reason.ENDED: holder.has_ended and not holder.is_leased,
         Reason.LEASE_EXPIRED: not holder.is_leased,
         Reason.WAITING_FOR_COMMIT: holder.better_waits,
         Reason.THROTTLED: holder.is_throttled,
@@ -147,14 +153,32 @@ def path(
     """
     found: list[tuple[str, Step]] = []
     while True:
-        at = views[stage]
-        if at.status is Status.FINAL:
-            return [*found, (stage, Step.FINAL)]
-        inputs = pipeline.stages[stage].inputs
-        if not inputs or (stage in lowest and lowest[stage] < at.input) or at.input == MAX:
-            return [*found, (stage, Step.RANGES)]
-        found.append((stage, Step.INPUT))
-        stage = slowest_input(inputs, views)
+        step = next_step(pipeline, stage, views, lowest.get(stage))
+        found.append((stage, step))
+        if step is not Step.INPUT:
+            return found
+        stage = slowest_input(pipeline.stages[stage].inputs, views)
+
+
+def next_step(
+    pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: int | None
+) -> Step:
+    """Return what a stage waits for, given the least promise of its ranges (None: it has none).
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import KeyLayout, ShardLayout
+    >>> keyed = Stage(("s",), KeyLayout.tile(1))
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "k": keyed})
+    >>> at = {"k": StageWatermark(9, 5)}
+    >>> str(next_step(flow, "k", at, 5)), str(next_step(flow, "k", at, 9))
+    ('ranges', 'input')
+    """
+    at = views[stage]
+    if at.status is Status.FINAL:
+        return Step.FINAL
+    keeps_back = lowest is not None and lowest < at.input
+    is_source = not pipeline.stages[stage].inputs
+    return Step.RANGES if is_source or keeps_back or at.input == MAX else Step.INPUT
 
 
 def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> str:
@@ -164,6 +188,18 @@ def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) 
     >>> slowest_input(("a", "b"), views)
     'b'
     """
+    return min(slowest_inputs(inputs, views))
+
+
+def slowest_inputs(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> list[str]:
+    """Return the inputs that are waited for: several, if they are equally low.
+
+    >>> views = {name: StageWatermark(output=at) for name, at in (("a", 3), ("b", 9), ("c", 3))}
+    >>> slowest_inputs(("a", "b", "c"), views)
+    ['a', 'c']
+    """
     active = [name for name in inputs if not views[name].idle and views[name].output != MAX]
     idle = [name for name in inputs if views[name].idle]
-    return min(active or idle or inputs, key=lambda name: (views[name].output, name))
+    counted = active or idle or inputs
+    least = min(views[name].output for name in counted)
+    return [name for name in counted if views[name].output == least]

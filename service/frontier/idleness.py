@@ -126,7 +126,7 @@ def next_look(
 def is_quiet(
     facts: Facts | None,
     *,
-    leased_since_ms: int | None,
+    held_since_ms: int | None,
     commits: Commits | None,
     unpaused_since_ms: int,
     now_ms: int,
@@ -135,7 +135,7 @@ def is_quiet(
     """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched, all that
     time, and has said last that nothing is unfinished (`Facts.is_unfinished`). `keeps_back` is the rest.
 
-    Watched means that its lease was current all the time (`leased_since_ms`: since when, without a gap),
+    Watched means that its lease was current all the time (`held_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
     prove nothing of the time since the last one: a long batch may be reading the shard just now.
 
@@ -144,13 +144,13 @@ def is_quiet(
 
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
-    >>> is_quiet(quiet, leased_since_ms=0, **at), is_quiet(quiet, leased_since_ms=None, **at)
+    >>> is_quiet(quiet, held_since_ms=0, **at), is_quiet(quiet, held_since_ms=None, **at)
     (True, False)
-    >>> is_quiet(None, leased_since_ms=0, **at), is_quiet(None, leased_since_ms=1, **at)
+    >>> is_quiet(None, held_since_ms=0, **at), is_quiet(None, held_since_ms=1, **at)
     (True, False)
-    >>> is_quiet(quiet, leased_since_ms=0, **at | {"unpaused_since_ms": 1})
+    >>> is_quiet(quiet, held_since_ms=0, **at | {"unpaused_since_ms": 1})
     False
-    >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "leased_since_ms": None}
+    >>> at = at | {"commits": Commits(since_ms=-90, last_ms=90, count=9), "held_since_ms": None}
     >>> is_quiet(quiet, **at), is_quiet(quiet, **at | {"after_ms": 90})
     (False, True)
     >>> is_quiet(Facts(0, None, 7, None, 0, quiet_since_ms=0), **at | {"after_ms": 90})
@@ -159,7 +159,7 @@ def is_quiet(
     if facts is not None and facts.is_unfinished:
         return False
     since_ms = MIN if facts is None else facts.quiet_since_ms
-    if leased_since_ms is not None and leased_since_ms <= now_ms - after_ms:
+    if held_since_ms is not None and held_since_ms <= now_ms - after_ms:
         proved_until_ms = now_ms
     elif commits is not None and committed_throughout(commits, now_ms, after_ms=after_ms):
         proved_until_ms = commits.last_ms

@@ -16,6 +16,7 @@ from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
 from service.model.keys import Key
 from service.model.positions import Position
+from service.model.runs import EndedRun, NewRun, RunEnd, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +158,20 @@ class Ledger(Protocol):
         """
         ...
 
-    async def open_run(
-        self, job: str, stages: Sequence[str], holder: str, deed: Deed | None = None
-    ) -> int:
-        """Give the stages to a new run of `holder`; return its number. Raises `UnknownJobError`."""
+    async def open_run(self, job: str, run: NewRun, at_ms: int, deed: Deed | None = None) -> int:
+        """Give its stages to a new run; return its number. Raises `UnknownJobError`."""
+        ...
+
+    async def end_run(self, job: str, end: RunEnd, deed: Deed | None = None) -> EndedRun:
+        """End a run. One that has ended with the same outcome stays as it is.
+
+        Raises `UnknownJobError`, `UnknownRunError`; `StaleRunError` if it has ended with another
+        outcome, or if no stage belongs to it any more.
+        """
+        ...
+
+    async def runs(self, job: str, limit: int) -> Sequence[RunRecord]:
+        """Return the newest runs of a job, newest first. Raises `UnknownJobError`."""
         ...
 
     async def run_holder(self, job: str, run: int) -> str | None:

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Row
 
 from service.frontier.graph import Pipeline, StageWatermark
+from service.frontier.health import Outcome
 from service.frontier.ranges import Layout
 from service.ledger.port import JobRecord, NewLayout
 from service.ledger.tables import WATERMARK
@@ -22,6 +23,7 @@ from service.model.checkpoints import (
 )
 from service.model.history import HistoryPoint
 from service.model.jobs import InstalledStage, StageProgress, StageView
+from service.model.runs import NewRun, RunEnd, RunRecord
 
 
 def packed_rows(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -139,6 +141,40 @@ def history_points(
     ]
 
 
+def end_of(row: Row[Any]) -> RunEnd | None:
+    """Return the end of the run in a row of a run, or of a stage with its run."""
+    if row.outcome is None:
+        return None
+    return RunEnd(row.run, Outcome(row.outcome), row.ended_at_ms, row.because or "")
+
+
+def run_row(job: str, number: int, run: NewRun, at_ms: int, epoch: int | None) -> dict[str, Any]:
+    """Return the row of a run that is opened while `epoch` is the last one of its stages."""
+    return {
+        "job": job,
+        "run": number,
+        "stages": msgspec.json.encode(sorted(set(run.stages))).decode(),
+        "holder": run.holder,
+        "program": run.program,
+        "links": msgspec.json.encode(run.links).decode(),
+        "started_at_ms": at_ms,
+        "epoch_before": epoch,
+    }
+
+
+def run_of(row: Row[Any]) -> RunRecord:
+    """Return the run in a row of `FIND_RUN` or `FIND_RUNS`."""
+    stages = msgspec.json.decode(row.stages, type=list[str])
+    links = msgspec.json.decode(row.links, type=dict[str, str])
+    return RunRecord(
+        row.run,
+        NewRun(stages, row.holder, row.program, links),
+        row.started_at_ms,
+        end_of(row),
+        row.last_epoch,
+    )
+
+
 def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) -> InstalledStage:
     """Return a stage with its progress and checkpoint."""
     layout = pipeline.stages[row.stage].layout
@@ -147,6 +183,7 @@ def installed_of(row: Row[Any], pipeline: Pipeline, chunks: Sequence[Row[Any]]) 
         progress=StageProgress(row.run, row.epoch),
         layout_since=row.layout_since,
         columns=None if layout is None else _columns(row, layout, chunks),
+        end=end_of(row),
     )
 
 

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.errors import InvalidRequestError
 from service.frontier.timestamps import MAX
-from service.ledger import audit, keys
+from service.ledger import audit, keys, runs, tables
 from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
@@ -35,6 +35,7 @@ from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StoredJob
 from service.model.keys import Key
+from service.model.runs import EndedRun, NewRun, RunEnd, RunRecord
 from service.tasks import run_to_completion
 
 P = ParamSpec("P")
@@ -221,6 +222,7 @@ class SqlLedger:
         if row is None:
             raise unknown_job(job)
         await db.execute(sql.DROP_CHUNKS, {"b_job": job})
+        await db.execute(sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
         await db.execute(sql.START_STAGES_OVER, key | {"b_revision": row.revision})
         await audit.write_audit(db, deed, job=job)
         return await load_job(db, job)
@@ -233,35 +235,29 @@ class SqlLedger:
         row = (await db.execute(sql.DELETE_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
             raise unknown_job(job)
-        for table in (stages, promise_chunks, history):
+        for table in (stages, promise_chunks, history, tables.runs):
             await db.execute(delete(table).where(table.c.job == job))
         await audit.write_audit(db, deed, job=job)
         return int(row.generation)
 
     @_writing
     async def open_run(
-        self,
-        db: AsyncConnection,
-        job: str,
-        stages: Sequence[str],
-        holder: str,
-        deed: Deed | None = None,
+        self, db: AsyncConnection, job: str, run: NewRun, at_ms: int, deed: Deed | None = None
     ) -> int:
         """See the port."""
-        row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
-        if row is None:
-            raise unknown_job(job)
-        run = int(row.last_run)
-        await db.execute(
-            sql.GIVE_STAGE_TO_RUN,
-            [
-                {"b_job": job, "b_stage": stage, "b_run": run, "b_holder": holder}
-                for stage in sorted(set(stages))
-            ],
-        )
-        detail = f"run {run} of {', '.join(sorted(set(stages)))} by {holder}"
-        await audit.write_audit(db, deed, job=job, detail=detail)
-        return run
+        return await runs.open_run(db, job, run, at_ms, deed)
+
+    @_writing
+    async def end_run(
+        self, db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None = None
+    ) -> EndedRun:
+        """See the port."""
+        return await runs.end_run(db, job, end, deed)
+
+    @_reading
+    async def runs(self, db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
+        """See the port."""
+        return await runs.find_runs(db, job, limit)
 
     @_reading
     async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     cast,
     column,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -34,7 +35,15 @@ from sqlalchemy import (
 
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import LATEST, MIN
-from service.ledger.tables import WATERMARK, history, incarnations, jobs, promise_chunks, stages
+from service.ledger.tables import (
+    WATERMARK,
+    history,
+    incarnations,
+    jobs,
+    promise_chunks,
+    runs,
+    stages,
+)
 
 _THINNING_LOCK = 0x7469_6465_7468_696E
 
@@ -62,7 +71,11 @@ FIND_HEADS = _HEAD.order_by(jobs.c.name)
 FIND_DELETED = select(jobs.c.name, jobs.c.generation).where(
     jobs.c.name.in_(bindparam("b_jobs", expanding=True)), jobs.c.deleted
 )
-FIND_STAGES = select(stages).where(stages.c.job.in_(bindparam("b_jobs", expanding=True)))
+FIND_STAGES = (
+    select(stages, runs.c.outcome, runs.c.ended_at_ms, runs.c.because)
+    .outerjoin(runs, and_(runs.c.job == stages.c.job, runs.c.run == stages.c.run))
+    .where(stages.c.job.in_(bindparam("b_jobs", expanding=True)))
+)
 FIND_CHUNKS = (
     select(promise_chunks)
     .where(promise_chunks.c.job.in_(bindparam("b_jobs", expanding=True)))
@@ -147,6 +160,50 @@ FIND_RUN_HOLDER = (
     .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
     .limit(1)
 )
+# An epoch that a run found when it was opened is none that it committed.
+_committed = and_(
+    stages.c.job == runs.c.job,
+    stages.c.run == runs.c.run,
+    stages.c.epoch > func.coalesce(runs.c.epoch_before, -1),
+)
+SAVE_EPOCHS_OF_RUNS = (
+    update(runs)
+    .where(
+        runs.c.job == bindparam("b_job"),
+        exists().where(_committed, stages.c.epoch > func.coalesce(runs.c.epoch, -1)),
+    )
+    .values(epoch=select(func.max(stages.c.epoch)).where(_committed).scalar_subquery())
+)
+FIND_LAST_EPOCH = select(func.max(stages.c.epoch)).where(
+    stages.c.job == bindparam("b_job"), stages.c.stage.in_(bindparam("b_stages", expanding=True))
+)
+ADD_RUN = insert(runs)
+_has_stage = exists().where(stages.c.job == runs.c.job, stages.c.run == runs.c.run)
+DROP_OLD_RUNS = delete(runs).where(
+    runs.c.job == bindparam("b_job"), runs.c.run <= bindparam("b_until"), ~_has_stage
+)
+END_RUN = (
+    update(runs)
+    .where(runs.c.job == bindparam("b_job"), runs.c.run == bindparam("b_run"))
+    .values(
+        outcome=bindparam("b_outcome"),
+        ended_at_ms=bindparam("b_at_ms"),
+        because=bindparam("b_because"),
+    )
+)
+FIND_STAGES_OF_RUN = (
+    select(stages.c.stage)
+    .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
+    .order_by(stages.c.stage)
+)
+_RUN = select(
+    runs,
+    func.coalesce(
+        select(func.max(stages.c.epoch)).where(_committed).scalar_subquery(), runs.c.epoch
+    ).label("last_epoch"),
+).where(runs.c.job == bindparam("b_job"))
+FIND_RUN = _RUN.where(runs.c.run == bindparam("b_run"))
+FIND_RUNS = _RUN.order_by(runs.c.run.desc()).limit(bindparam("b_limit"))
 CHANGE_LAYOUT_OF_STAGE = (
     update(stages)
     .where(stages.c.job == bindparam("b_job"), stages.c.stage == bindparam("b_stage"))

@@ -83,6 +83,24 @@ stages = Table(
     comment="The published watermark. A stage that was taken out keeps its row: it may come back",
 )
 
+runs = Table(
+    "runs",
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("run", BigInteger, primary_key=True),
+    Column("stages", Text, nullable=False),
+    Column("holder", String(128), nullable=False),
+    Column("program", Text, nullable=True),
+    Column("links", Text, nullable=False),
+    Column("started_at_ms", BigInteger, nullable=True),
+    Column("epoch_before", BigInteger, nullable=True),
+    Column("epoch", BigInteger, nullable=True),
+    Column("outcome", String(16), nullable=True),
+    Column("ended_at_ms", BigInteger, nullable=True),
+    Column("because", Text, nullable=True),
+    comment="What was executed, and its end. The epoch is written once a stage leaves the run",
+)
+
 promise_chunks = Table(
     "promise_chunks",
     metadata,

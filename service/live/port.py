@@ -26,6 +26,7 @@ from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
 
 REMEMBERED = 10_000
 """Ended leases of a job that are remembered with their reason; older ones are `unknown`."""
@@ -166,6 +167,13 @@ class LiveStore(Protocol):
 
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
         """Give the stages to this run: leases and waiting reports of older runs become void."""
+        ...
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """Note the end of a run at those stages that still belong to it, and end its leases on them.
+
+        Promises, and what waits for a commit, stay as they are. Readers are woken.
+        """
         ...
 
     async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:

@@ -14,6 +14,7 @@ class Action(StrEnum):
     RESET_JOB = "reset-job"
     DELETE_JOB = "delete-job"
     OPEN_RUN = "open-run"
+    END_RUN = "end-run"
     CREATE_KEY = "create-key"
     REVOKE_KEY = "revoke-key"
 

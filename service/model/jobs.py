@@ -8,6 +8,7 @@ from zlib import crc32
 
 from service.frontier.graph import Pipeline, StageWatermark
 from service.model.checkpoints import Columns
+from service.model.runs import RunEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class InstalledStage:
     """The layout version with which this stage's own ranges last changed."""
     columns: Columns | None = None
     """Of its ranges, from the last checkpoint; None: keep those of the live store."""
+    end: RunEnd | None = None
+    """The end of its run; None: that goes on, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)

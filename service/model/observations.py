@@ -9,7 +9,9 @@ from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
 from service.frontier.idleness import Commits
 from service.frontier.ranges import Layout
+from service.model.jobs import Census
 from service.model.reports import CommittedHolds
+from service.model.runs import RunEnd
 
 Marks = Mapping[str, int]
 """Soft values of a stage, by name, that only rise within an incarnation."""
@@ -34,14 +36,19 @@ class StageObservation:
     counts: Counts
     owners: Int64s
     """The fence of the lease on each range; 0: there is none."""
-    leased_since_ms: Int64s
-    """Since when each leased range has been under one lease or another without a gap, on their clock."""
+    held_since_ms: Int64s
+    """Since when each range has been under one lease or another without a gap, or under none, on the
+    clock of leases; 0: under none since its state began."""
     idle_by_policy: Collection[int]
     """The ranges that the service has decided to be idle, by index."""
     commits: Commits | None
     """The stage's commits; kept only if it has a policy for idleness."""
     kept: CommittedHolds | None = None
     """The holds that its last commit brought."""
+    end: RunEnd | None = None
+    """The end of its run; None: that goes on, or there is none."""
+    census: Census | None = None
+    """The counts of its ranges at the same instant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,10 @@ class QueryHandle:
     """Its latest batch, which its supervisor may not have been notified of yet; None: there is none."""
     has_just_found_nothing: Callable[[], bool]
     """Whether no trigger runs now, and the latest one found no new data."""
-    failed: Callable[[], bool]
-    """Whether it has ended with an error."""
+    failure: Callable[[], str | None]
+    """The error that it has ended with, in a line; None: it has not."""
+    has_ended_by_itself: Callable[[], bool]
+    """Whether it has done all that it had to do, if it has ended without an error."""
     has_control_sources: bool = True
     """Whether it has control sources; if so, the feed detects when its input is drained."""
 

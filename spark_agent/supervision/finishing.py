@@ -44,6 +44,11 @@ class Finishing:
         """Why the query can never finish; None: it can, as far as is known."""
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the query was stopped because all of its stages are final."""
+        return self._stop_requested
+
+    @property
     def are_final(self) -> bool:
         """Whether all sources are final, by the service: such a watermark is durable. A report that it
         has accepted may be lost with it.

@@ -15,9 +15,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
+from http import HTTPStatus
 from typing import Final
 
-from spark_agent.answers import MAX_MS
+from spark_agent.answers import MAX_MS, Outcome
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
@@ -34,6 +35,7 @@ from spark_agent.errors import (
     AggregatorError,
     InputAhead,
     LimitReached,
+    Refused,
     StaleEpoch,
     StaleRun,
     UnknownJob,
@@ -62,6 +64,8 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
 """How many times a lease that the driver keeps is renewed before it would run out."""
+_LONGEST_REASON: Final = 1_000
+"""Characters that the service takes of the reason why a run has ended."""
 _LOG_AGAIN_MS: Final = 60_000
 """How often an error that comes again is logged."""
 
@@ -103,6 +107,7 @@ class Supervisor:
         self._tallies = tallies
         self._query: QueryHandle | None = None
         self._failure: str | None = None
+        self._abandoned: str | None = None
         self._clock = clock
         self._inbox: queue.SimpleQueue[CommittedBatch | Signal] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -152,6 +157,11 @@ class Supervisor:
             failure = self._failure
         if failure is not None:
             query.fail(failure)
+
+    def abandon(self, because: str) -> None:
+        """End without a query: it could not be started."""
+        self._abandoned = because
+        self.notify(Signal.STOP)
 
     def fail_query(self, message: str) -> None:
         """Make the query fail with this error, as soon as it is attached."""
@@ -261,7 +271,7 @@ class Supervisor:
             if self._follow():
                 self._log_if_unreported()
                 self._log_if_unfinished()
-                self._release_leases()
+                self._end_run()
         finally:
             for stage in self._assignment.stages:
                 pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
@@ -300,15 +310,56 @@ class Supervisor:
                 pause_ms = _TICK_MS
         return True
 
-    def _release_leases(self) -> None:
-        """Give back the leases of a query that has ended well, so that nobody takes it for dead.
+    def _end_run(self) -> None:
+        """End the run with the query's outcome, so that nobody takes it for dead, or for alive.
 
-        The tasks hold them, whose tokens are not known here. The driver's claim takes them over.
+        It is the last that the service hears of the run: its commits have been sent, as far as the
+        service took them. One attempt is made, which the client's patience limits.
         """
-        if self._run is None or self._query is None or self._query.failed():
+        if self._run is None:
             return
+        outcome, because = self._outcome()
         try:
-            reporter = self._reporter(self._run)
+            self._client.end_run(
+                self._assignment.job, self._run, outcome, because[:_LONGEST_REASON]
+            )
+        except (StaleRun, UnknownJob) as error:
+            _log.debug("query %s: its run is over already: %s", self._assignment.query, error)
+        except Refused as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                self._log_unended(outcome, error)
+            elif outcome != "failed":
+                # A service that is older than this agent knows no ends.
+                self._release_leases(self._run)
+        except AggregatorError as error:
+            self._log_unended(outcome, error)
+
+    def _outcome(self) -> tuple[Outcome, str]:
+        query = self._query
+        if query is None:
+            return "failed", self._abandoned or "the query was not started"
+        failure = query.failure()
+        if failure is not None:
+            return "failed", failure.replace("\0", "")
+        if self._finishing.is_stopping or query.has_ended_by_itself():
+            return "finished", ""
+        return "stopped", ""
+
+    def _log_unended(self, outcome: Outcome, error: AggregatorError) -> None:
+        _log.warning(
+            "query %s has %s, and the service could not be told: it will take the query for dead"
+            " until its next start. %s",
+            self._assignment.query,
+            "been stopped" if outcome == "stopped" else outcome,
+            error,
+        )
+
+    def _release_leases(self, run: int) -> None:
+        """Give back the leases, which the tasks hold: their tokens are not known here. The driver's
+        claim takes them over.
+        """
+        try:
+            reporter = self._reporter(run)
             leases = [reporter.claim(stage, None) for stage in self._assignment.stages]
             self._client.release(
                 self._assignment.job, [each for each in leases if each is not None]
@@ -336,7 +387,7 @@ class Supervisor:
 
         If the query failed, Spark's own error says why.
         """
-        if self._query is not None and self._query.failed():
+        if self._query is None or self._query.failure() is not None:
             return
         try:
             watermarks = self._client.watermarks(self._assignment.job)
@@ -440,7 +491,7 @@ class Supervisor:
         """Set when to give up. A query that was ended is followed by another start, which makes good for
         its last reports. A bounded one that has read everything may not be.
         """
-        failed = self._query is not None and self._query.failed()
+        failed = self._query is not None and self._query.failure() is not None
         grace_ms = _SHUTDOWN_GRACE_MS
         if self._finishing.is_unfinished and not failed:
             grace_ms = max(grace_ms, self._assignment.finish_timeout_ms)

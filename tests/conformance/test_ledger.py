@@ -11,14 +11,22 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from service.errors import InvalidRequestError, StoreRefusedError, UnknownJobError
+from service.errors import (
+    InvalidRequestError,
+    StaleRunError,
+    StoreRefusedError,
+    UnknownJobError,
+    UnknownRunError,
+)
 from service.frontier.graph import StageWatermark
+from service.frontier.health import Outcome
 from service.frontier.timestamps import MAX, MIN
 from service.ledger.port import JobRecord, Ledger, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CHUNK, COLUMNS, CheckpointChunk, Columns
 from service.model.history import HistoryPoint
 from service.model.jobs import StageView, StoredJob
+from service.model.runs import MAX_RUNS, NewRun, RunEnd
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 FINER = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":4}}}'
@@ -153,7 +161,7 @@ def test_a_new_incarnation_takes_nothing_that_rests_on_an_older_one(
 
 def test_heads_tell_where_each_job_is(ledger: Ledger, runner: asyncio.Runner) -> None:
     runner.run(ledger.create(NewLayout("i", SPEC, ("s", "k")), 1))
-    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
+    run = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
     recorded = runner.run(ledger.record([record(output(5))], 2))["j"]
     runner.run(ledger.replace(NewLayout("j", FINER, ("k",)), 1, 1, 3))
     assert runner.run(ledger.delete("i", 4)) == 1
@@ -229,7 +237,7 @@ def test_a_column_that_a_checkpoint_lacks_is_not_known(
 def test_a_job_comes_back_as_it_was(
     ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner
 ) -> None:
-    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
+    run = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
     watermarks = {"s": StageWatermark(MIN, 20), "k": StageWatermark(20, MIN)}
     this = record(watermarks, epochs={"k": 7}, chunks=(chunk(10, MIN),))
     runner.run(ledger.record([this], 5))
@@ -258,7 +266,7 @@ def test_what_is_unknown_is_said_to_be(ledger: Ledger, runner: asyncio.Runner) -
         lambda: ledger.head("x"),
         lambda: ledger.reset("x", 1),
         lambda: ledger.delete("x", 1),
-        lambda: ledger.open_run("x", ["s"], "driver-1"),
+        lambda: ledger.open_run("x", NewRun(["s"], "driver-1"), 1),
     ):
         with pytest.raises(UnknownJobError):
             runner.run(ask())  # type: ignore[arg-type]
@@ -356,7 +364,7 @@ def test_a_stage_with_many_chunks_comes_back(ledgers: Reopen, runner: asyncio.Ru
 
 
 def test_a_reset_starts_over_but_numbers_go_on(ledger: Ledger, runner: asyncio.Runner) -> None:
-    first = runner.run(ledger.open_run("j", ["k"], "driver-1"))
+    first = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
     runner.run(ledger.record([record(output(9), epochs={"k": 3})], 2))
     stored = runner.run(ledger.reset("j", 4))
     assert stored.installed.generation == 2
@@ -364,23 +372,99 @@ def test_a_reset_starts_over_but_numbers_go_on(ledger: Ledger, runner: asyncio.R
     assert (stage.progress.run, stage.progress.epoch, stage.view.version) == (0, None, 0)
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
     assert runner.run(ledger.record([record(output(9))], 5)) == {}
-    assert runner.run(ledger.open_run("j", ["k"], "driver-1")) > first
+    assert runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1)) > first
 
 
 def test_a_run_knows_who_opened_it(ledger: Ledger, runner: asyncio.Runner) -> None:
-    first = runner.run(ledger.open_run("j", ["s", "k"], "driver-1"))
-    second = runner.run(ledger.open_run("j", ["k"], "driver-2"))
+    first = runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1"), 1))
+    second = runner.run(ledger.open_run("j", NewRun(["k"], "driver-2"), 1))
     assert runner.run(ledger.run_holder("j", first)) == "driver-1"
     assert runner.run(ledger.run_holder("j", second)) == "driver-2"
-    runner.run(ledger.open_run("j", ["s", "k"], "driver-3"))
+    runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-3"), 1))
     assert runner.run(ledger.run_holder("j", first)) is None
     assert runner.run(ledger.run_holder("nope", 1)) is None
+
+
+def test_a_run_is_ended_once(ledger: Ledger, ledgers: Reopen, runner: asyncio.Runner) -> None:
+    links = {"spark": "http://driver:4040"}
+    run = runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1", "scores", links), 5))
+    end = RunEnd(run, Outcome.FINISHED, 9)
+    ended = runner.run(ledger.end_run("j", end))
+    assert (ended.end, ended.stages) == (end, ["k", "s"])
+    again = RunEnd(run, Outcome.FINISHED, 20, "again")
+    assert runner.run(ledger.end_run("j", again)).end == end
+    with pytest.raises(StaleRunError):
+        runner.run(ledger.end_run("j", RunEnd(run, Outcome.FAILED, 21)))
+    with pytest.raises(UnknownRunError):
+        runner.run(ledger.end_run("j", RunEnd(run + 1, Outcome.FAILED, 21)))
+    with pytest.raises(UnknownJobError):
+        runner.run(ledger.end_run("nope", end))
+    reopened = ledgers()
+    runner.run(reopened.open(exclusive=True))
+    (found,) = runner.run(reopened.runs("j", 10))
+    assert (found.run, found.started_at_ms, found.end, found.epoch) == (run, 5, end, None)
+    assert found.opened == NewRun(["k", "s"], "driver-1", "scores", links)
+    with pytest.raises(UnknownJobError):
+        runner.run(reopened.runs("nope", 10))
+
+
+def test_the_end_of_a_run_is_restored_with_its_stages(
+    ledger: Ledger, runner: asyncio.Runner, revive: Callable[[], StoredJob]
+) -> None:
+    first = runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1"), 1))
+    second = runner.run(ledger.open_run("j", NewRun(["s"], "driver-2"), 2))
+    end = RunEnd(first, Outcome.FAILED, 3, "out of memory")
+    assert runner.run(ledger.end_run("j", end)).stages == ["k"]
+    stages = revive().installed.stages
+    assert (stages["s"].end, stages["k"].end) == (None, end)
+    runner.run(ledger.open_run("j", NewRun(["k"], "driver-3"), 4))
+    assert runner.run(ledger.get("j")).installed.stages["k"].end is None
+    # As before: whoever retries is told the same, though a newer run has the stage by now.
+    assert runner.run(ledger.end_run("j", end)).stages == []
+    runner.run(ledger.open_run("j", NewRun(["s"], "driver-4"), 5))
+    with pytest.raises(StaleRunError):
+        runner.run(ledger.end_run("j", RunEnd(second, Outcome.FINISHED, 6)))
+
+
+def test_a_run_knows_its_last_epoch(ledger: Ledger, runner: asyncio.Runner) -> None:
+    def epochs() -> list[int | None]:
+        return [each.epoch for each in runner.run(ledger.runs("j", 10))]
+
+    runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-1"), 1))
+    runner.run(ledger.record([record(epochs={"k": 3})], 2))
+    assert epochs() == [3]
+    second = runner.run(ledger.open_run("j", NewRun(["k"], "driver-2"), 3))
+    assert epochs() == [None, 3]
+    runner.run(ledger.record([record(epochs={"k": 5})], 4))
+    runner.run(ledger.end_run("j", RunEnd(second, Outcome.FINISHED, 5)))
+    assert epochs() == [5, 3]
+    runner.run(ledger.reset("j", 6))
+    runner.run(ledger.open_run("j", NewRun(["s", "k"], "driver-3"), 7))
+    assert epochs() == [None, 5, 3]
+    assert len(runner.run(ledger.runs("j", 2))) == 2
+    runner.run(ledger.delete("j", 8))
+    runner.run(ledger.create(LAYOUT, 9))
+    assert epochs() == []
+
+
+def test_old_runs_are_forgotten_unless_they_have_a_stage(
+    ledger: Ledger, runner: asyncio.Runner
+) -> None:
+    first = runner.run(ledger.open_run("j", NewRun(["s"], "driver-1"), 1))
+    second = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
+    last = second
+    for _ in range(MAX_RUNS):
+        last = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
+    numbers = [each.run for each in runner.run(ledger.runs("j", 2 * MAX_RUNS))]
+    assert numbers == [*range(last, second, -1), first]
+    with pytest.raises(StaleRunError):
+        runner.run(ledger.end_run("j", RunEnd(second, Outcome.FINISHED, 2)))
 
 
 def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     ledger: Ledger, runner: asyncio.Runner
 ) -> None:
-    run = runner.run(ledger.open_run("j", ["k"], "driver-1"))
+    run = runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1))
     runner.run(ledger.record([record(output(9))], 2))
     before = runner.run(ledger.head("j"))
     assert runner.run(ledger.delete("j", 3)) == 1
@@ -393,7 +477,7 @@ def test_a_deleted_job_is_gone_and_the_next_of_its_name_is_another(
     assert stored.installed.revision > before.revision
     assert stored.installed.last_run == run
     assert stored.installed.stages["s"].view.watermark == StageWatermark()
-    assert runner.run(ledger.open_run("j", ["k"], "driver-1")) > run
+    assert runner.run(ledger.open_run("j", NewRun(["k"], "driver-1"), 1)) > run
 
 
 def test_a_stage_that_was_taken_out_comes_back_where_it_was(

@@ -12,6 +12,7 @@ from service.errors import UnknownJobError
 from service.ledger.port import Ledger, NewLayout
 from service.model.audit import Action, Actor, AuditRecord, Deed
 from service.model.keys import Key, Role, digest_of
+from service.model.runs import NewRun
 
 SPEC = b'{"stages":{"s":{"shards":["a","b"]}}}'
 ME = Actor("me", "10.0.0.1")
@@ -94,7 +95,7 @@ def test_a_change_of_a_job_is_recorded_with_it(ledger: Ledger, runner: asyncio.R
     layout = NewLayout("j", SPEC, ("s",))
     runner.run(ledger.create(layout, 1, deed(Action.CREATE_JOB, 1)))
     runner.run(ledger.replace(layout, 1, 1, 2, deed(Action.CHANGE_JOB, 2)))
-    runner.run(ledger.open_run("j", ["s"], "driver-1", deed(Action.OPEN_RUN, 3)))
+    runner.run(ledger.open_run("j", NewRun(["s"], "driver-1"), 1, deed(Action.OPEN_RUN, 3)))
     runner.run(ledger.reset("j", 4, deed(Action.RESET_JOB, 4)))
     runner.run(ledger.delete("j", 5, deed(Action.DELETE_JOB, 5)))
     records = all_of(ledger, runner)
@@ -119,7 +120,7 @@ def test_a_change_that_does_not_happen_is_not_recorded(
     for work in (
         lambda: ledger.reset("x", 1, deed(Action.RESET_JOB)),
         lambda: ledger.delete("x", 1, deed(Action.DELETE_JOB)),
-        lambda: ledger.open_run("x", ["s"], "driver-1", deed(Action.OPEN_RUN)),
+        lambda: ledger.open_run("x", NewRun(["s"], "driver-1"), 1, deed(Action.OPEN_RUN)),
     ):
         with pytest.raises(UnknownJobError):
             runner.run(work())
@@ -149,7 +150,7 @@ def test_old_records_are_deleted(ledger: Ledger, runner: asyncio.Runner) -> None
 def test_an_endless_list_of_stages_is_cut(ledger: Ledger, runner: asyncio.Runner) -> None:
     runner.run(ledger.create(NewLayout("j", SPEC, ("s",)), 1))
     stages = [f"{number:0100}" for number in range(100)]
-    runner.run(ledger.open_run("j", stages, "driver-1", deed(Action.OPEN_RUN)))
+    runner.run(ledger.open_run("j", NewRun(stages, "driver-1"), 1, deed(Action.OPEN_RUN)))
     [record] = all_of(ledger, runner)
     assert len(record.detail) == 1_000
     assert record.detail.endswith("…")

@@ -24,6 +24,7 @@ from service.ledger import statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CheckpointChunk, joined_columns
+from service.model.runs import NewRun
 from tests.support.binaries import WAIT_S
 from tests.support.postgres_server import PostgresServer
 from tests.support.proxy import Proxy
@@ -201,7 +202,7 @@ def test_replicas_never_block_each_other_for_good_and_never_go_back(
                 await ledger.replace(new, head.generation, head.layout_version, 1)
                 stored = await ledger.begin_incarnations({job: head.incarnation}, 1)
                 begun.extend(each.installed.incarnation for each in stored.values())
-                await ledger.open_run(job, ["s", "k"], "driver-1")
+                await ledger.open_run(job, NewRun(["s", "k"], "driver-1"), 1)
 
     async def watch(ledger: SqlLedger, done: asyncio.Event) -> None:
         seen: list[tuple[int, int]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,12 +24,13 @@ from service.frontier.agreement import FINAL, STAND_STILL, Agreement
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.facts import UNFINISHED, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
+from service.frontier.health import Outcome
 from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
 from service.model.checkpoints import COLUMNS, Columns, joined_columns, packed_column
-from service.model.jobs import InstalledJob, InstalledStage, StageProgress, StageView
+from service.model.jobs import Census, InstalledJob, InstalledStage, StageProgress, StageView
 from service.model.leases import Claim, Grant
 from service.model.observations import Settled, StageObservation
 from service.model.reports import (
@@ -40,6 +42,7 @@ from service.model.reports import (
     Reported,
     StageCommit,
 )
+from service.model.runs import RunEnd
 
 SHARDS = ShardLayout.of(["a", "b"])
 KEYS = KeyLayout.tile(2)
@@ -278,6 +281,87 @@ def test_a_new_run_voids_what_older_ones_hold(worker: Worker) -> None:
     assert worker.lost(other.token) is None
     worker.run(worker.live.open_run("j", ["s"], 2))
     assert worker.lost(new.token) is None
+
+
+def test_a_run_that_ends_gives_its_leases_back(
+    worker: Worker, live: LiveStore, runner: asyncio.Runner
+) -> None:
+    runner.run(live.open_run("j", ["s", "k"], 3))
+    lease = worker.claim(None, rank=Rank(3))
+    other = worker.claim(None, stage="k", rank=Rank(3))
+    worker.report(lease.token, {"a": 5, "b": 6})
+    worker.report(lease.token, {"a": 7, "b": 8}, epoch=1)
+    before = worker.observe()
+    end = RunEnd(3, Outcome.FINISHED, 9, "it is done")
+    runner.run(live.end_run("j", ["s", "no-such-stage"], end))
+    assert worker.lost(lease.token) == "released"
+    assert worker.lost(other.token) is None
+    after = worker.observe()
+    assert (before.end, after.end) == (None, end)
+    assert after.promises.tolist() == before.promises.tolist()
+    assert after.owners.tolist() == [0, 0]
+    assert after.census == Census(total=2, reported=2, idle=0, final=0, leased=0)
+    # What waits for its commit still does.
+    assert worker.commit(1, run=3, s=None) == {"s": 2}
+    # One of another run changes nothing.
+    claimed = worker.claim(None, rank=Rank(3))
+    for run in (2, 4):
+        runner.run(live.end_run("j", ["s"], RunEnd(run, Outcome.FAILED, 10)))
+        assert worker.observe().end == end
+    assert worker.lost(claimed.token) is None
+    runner.run(live.open_run("j", ["s"], 4))
+    assert worker.observe().end is None
+
+
+def test_the_end_of_a_run_wakes_its_readers(
+    worker: Worker, live: LiveStore, runner: asyncio.Runner
+) -> None:
+    async def woken() -> None:
+        with live.watch("j") as watch:
+            watch.rearm()
+            await live.end_run("j", ["s"], RunEnd(0, Outcome.FINISHED, 9))
+            async with asyncio.timeout(60):
+                await watch.wait()
+
+    runner.run(woken())
+
+
+def test_the_end_of_a_run_comes_from_the_ledger(live: LiveStore, runner: asyncio.Runner) -> None:
+    def end() -> RunEnd | None:
+        return runner.run(live.observe("j", ["s"]))[1]["s"].end
+
+    def with_end(job: InstalledJob, end: RunEnd) -> InstalledJob:
+        return replace(job, stages={n: replace(s, end=end) for n, s in job.stages.items()})
+
+    first, second = RunEnd(3, Outcome.STOPPED, 9), RunEnd(4, Outcome.FINISHED, 11, "done")
+    runner.run(live.begin(with_end(installed(pipeline(), progress=StageProgress(3)), first)))
+    assert end() == first
+    wider = pipeline(ShardLayout.of(["a", "b", "c"]))
+    changed = installed(wider, progress=StageProgress(3), layout_version=2)
+    runner.run(live.install(with_end(changed, first)))
+    assert end() == first
+    caught_up = installed(wider, progress=StageProgress(4), layout_version=2)
+    runner.run(live.install(with_end(caught_up, second)))
+    assert end() == second
+    runner.run(live.install(installed(wider, generation=2, layout_version=2)))
+    assert end() is None
+
+
+def test_a_range_knows_since_when_nobody_holds_it(
+    worker: Worker, advance: Callable[[int], None]
+) -> None:
+    worker.claim(["a"], ttl_ms=1_000)
+    token = worker.claim(["b"], ttl_ms=1_200_000).token
+    began = worker.observe().held_since_ms.tolist()
+    advance(600_000)
+    worker.run(worker.live.expire())
+    seen = worker.observe()
+    assert seen.owners.tolist()[0] == 0
+    # When it ran out, not when somebody noticed.
+    assert worker.lease_ms() - seen.held_since_ms[0] >= 599_000
+    assert seen.held_since_ms[1] == began[1]
+    worker.run(worker.live.release("j", [token]))
+    assert worker.lease_ms() - worker.observe().held_since_ms[1] < 599_000
 
 
 def test_the_progress_of_a_stage(worker: Worker) -> None:
@@ -963,18 +1047,18 @@ def test_a_lease_that_nobody_has_ended_yet_leaves_a_gap(
     """Nobody has watched from its end to the next claim, though both leases are on record."""
     worker.claim(["a"], ttl_ms=1_000)
     worker.claim(["b"], ttl_ms=60_000)
-    before = worker.observe().leased_since_ms.tolist()
+    before = worker.observe().held_since_ms.tolist()
     advance(1_005)
     while worker.lease_ms() <= before[1]:
         pass
     now_ms = worker.lease_ms()
     assert worker.observe().owners[0], "it has run out, and nobody has ended it"
     worker.claim(["a", "b"], rank=Rank(epoch=1), ttl_ms=60_000)
-    after = worker.observe().leased_since_ms.tolist()
+    after = worker.observe().held_since_ms.tolist()
     assert after[0] >= now_ms
     assert after[1] == before[1], "it was taken over while it was current"
     worker.claim(["a", "b"], holder="y", rank=Rank(epoch=2))
-    assert worker.observe().leased_since_ms.tolist() == after
+    assert worker.observe().held_since_ms.tolist() == after
 
 
 def test_records_that_wait_for_a_commit_end_the_quiet(

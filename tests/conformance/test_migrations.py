@@ -25,7 +25,7 @@ from service.ledger.sql import SqlLedger
 from service.ledger.tables import history, incarnations, metadata
 from tests.support.server import ROOT
 
-NEWEST = "0006"
+NEWEST = "0007"
 SPEC = b'{"stages":{"s":{"shards":["a","b"]},"k":{"inputs":["s"],"ranges":2}}}'
 
 
@@ -133,6 +133,8 @@ def test_what_the_first_release_wrote_is_all_there_after_an_upgrade(
     assert columns["promises"].tolist() == [20, 30]
     assert columns["raised_at_ms"].tolist() == [0, 0], "it is not known"
     assert (stages["k"].progress.run, stages["k"].progress.epoch) == (7, 11)
+    [run] = runner.run(ledger.runs("j", 10))
+    assert (run.run, run.opened.stages, run.started_at_ms, run.epoch) == (7, ["k", "s"], None, 11)
     assert stages["s"].view.watermark == StageWatermark(MIN, 12)
     this = JobRecord(
         job="j",

@@ -137,3 +137,107 @@ async def test_an_invalid_run(job: Api, body: Any):
 
 async def test_a_run_that_is_no_json(job: Api):
     problem(await job.client.post(f"{job.root}/runs", content=b"{"), 400)
+
+
+async def test_a_run_is_ended_with_its_outcome(job: Api, gauge: InProcess):
+    run = await job.run("s", "t")
+    token = await job.token("s", run=run, ttl_ms=600_000)
+    await job.report("s", token, {"0": 5, "1": 6})
+    before = await job.get_watermark("s")
+    ended = await job.end(run, "failed", because="out of memory")
+    assert (ended["run"], ended["outcome"], ended["because"]) == (run, "failed", "out of memory")
+    after = await job.get_watermark("s")
+    assert after.headers["etag"] == before.headers["etag"]
+    assert ok(after)["output_watermark"] == 5
+    assert await job.promises("s") == {"0": 5, "1": 6}
+    assert ok(after)["ranges"]["leased"] == 0
+    assert [lost["reason"] for lost in (await job.renew(token))["lost"]] == ["released"]
+    gauge.advance(1_000)
+    again = await job.end(run, "failed", because="another word")
+    assert again == ended
+    problem(await job.post_end(run, "finished"), 409, "stale-run")
+    problem(await job.post_end(run + 1, "finished"), 404, "unknown-run")
+    problem(await gauge.api("other").post_end(run, "finished"), 404, "unknown-job")
+
+
+async def test_a_fenced_run_cannot_be_ended(job: Api):
+    first = await job.run("s", "t")
+    second = await job.run("s")
+    token = await job.token("s", run=second, ttl_ms=600_000)
+    # It still has t.
+    await job.end(first, "stopped")
+    assert (await job.renew(token))["lost"] == [], "another run has s"
+    third = await job.run("s")
+    problem(await job.post_end(second, "finished"), 409, "stale-run")
+    assert [run["outcome"] for run in await job.runs()] == [None, None, "stopped"]
+    assert [run["run"] for run in await job.runs()] == [third, second, first]
+
+
+async def test_a_commit_that_comes_after_the_end_counts(job: Api):
+    run = await job.run("s")
+    token = await job.token("s", run=run)
+    await job.report("s", token, {"0": 5, "1": 6}, epoch=1)
+    await job.end(run, "finished")
+    await job.commit(1, {"s": {}}, run=run)
+    assert await job.output("s") == 5
+
+
+async def test_the_runs_of_a_job_are_kept_over_restarts(job: Api, gauge: InProcess):
+    links = {"spark": "https://driver:4040/a", "logs": "http://logs/?q=1"}
+    first = ok(await job.open_run(["s"], program="scores", links=links), 201)["run"]
+    await job.commit(7, {"s": {}}, run=first)
+    await job.end(first, "finished", because="drained")
+    second = await job.run("s", "t")
+    await gauge.crash()
+    api = gauge.api()
+    newest, oldest = await api.runs()
+    assert await api.runs("?limit=1") == [newest]
+    assert newest | {"started_at": ""} == {
+        "run": second,
+        "stages": ["s", "t"],
+        "holder": "driver",
+        "program": None,
+        "links": {},
+        "started_at": "",
+        "ended_at": None,
+        "outcome": None,
+        "because": None,
+        "epoch": None,
+    }
+    assert (oldest["program"], oldest["links"], oldest["epoch"]) == ("scores", links, 7)
+    assert (oldest["outcome"], oldest["because"]) == ("finished", "drained")
+    assert oldest["started_at"] <= oldest["ended_at"]
+    problem(await api.client.get(f"{api.root}/runs?limit=0"), 422, "invalid-request")
+    problem(await gauge.api("other").client.get("/v1/jobs/other/runs"), 404, "unknown-job")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"outcome": "done"},
+        {"outcome": "failed", "because": "x" * 1_001},
+        {"outcome": "failed", "because": "a\0b"},
+        {"outcome": "failed", "why": "x"},
+    ],
+)
+async def test_an_end_that_does_not_fit_is_refused(job: Api, body: dict[str, Any]):
+    run = await job.run("s")
+    problem(await job.client.post(f"{job.root}/runs/{run}/end", json=body), 422, "invalid-request")
+    assert (await job.runs())[0]["outcome"] is None
+
+
+async def test_a_run_that_does_not_fit_is_refused(job: Api):
+    refused: list[dict[str, Any]] = [
+        {"links": {"spark": "javascript:alert(1)"}},
+        {"links": {"spark": "http://a b"}},
+        {"links": {"": "http://a"}},
+        {"links": {str(k): "http://a" for k in range(11)}},
+        {"program": "x" * 257},
+    ]
+    for members in refused:
+        problem(await job.open_run(["s"], **members), 422, "invalid-request")
+    for number in ("0", "x", "-1"):
+        end = await job.client.post(f"{job.root}/runs/{number}/end", json={"outcome": "failed"})
+        problem(end, 422, "invalid-request")
+    assert await job.runs() == []

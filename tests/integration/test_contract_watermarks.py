@@ -67,6 +67,7 @@ async def test_the_answer_says_everything(job: Api, token: str):
         "output_watermark": None,
         "ranges": {"total": 2, "reported": 1, "idle": 0, "final": 0, "leased": 2},
         "updated_at": body["updated_at"],
+        "health": "silent",
         "processing_watermark": None,
         "system_lag_ms": None,
         "data_lag_ms": None,

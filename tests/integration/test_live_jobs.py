@@ -22,6 +22,7 @@ from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim
 from service.model.reports import Report
+from service.model.runs import NewRun
 from service.spec import decode_spec
 
 pytestmark = pytest.mark.anyio
@@ -110,7 +111,7 @@ async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_p
     await gauge.open()
     await gauge.definitions.define("j", SPEC, Precondition())
     # The live store is behind the ledger now, and so has something to be brought up to date with.
-    await ledger.open_run("j", ["s"], "driver-1")
+    await ledger.open_run("j", NewRun(["s"], "driver-1"), 1)
     assert (await gauge.reader.stage("j", "s")).view.watermark.output == MIN
     assert live.losses == 2
     await gauge.close()

@@ -84,13 +84,35 @@ class Api:
     async def reset(self) -> httpx.Response:
         return await self.client.post(f"{self.root}/reset")
 
-    async def open_run(self, stages: Sequence[str], holder: str = "driver") -> httpx.Response:
+    async def open_run(
+        self, stages: Sequence[str], holder: str = "driver", **members: Any
+    ) -> httpx.Response:
         return await self.client.post(
-            f"{self.root}/runs", json={"stages": list(stages), "holder": holder}
+            f"{self.root}/runs", json={"stages": list(stages), "holder": holder} | members
         )
 
     async def run(self, *stages: str) -> int:
         return ok(await self.open_run(stages), 201)["run"]
+
+    async def post_end(self, run: int, outcome: str, **members: Any) -> httpx.Response:
+        return await self.client.post(
+            f"{self.root}/runs/{run}/end", json={"outcome": outcome} | members
+        )
+
+    async def end(self, run: int, outcome: str, **members: Any) -> Any:
+        return ok(await self.post_end(run, outcome, **members))
+
+    async def runs(self, query: str = "") -> list[dict[str, Any]]:
+        return ok(await self.client.get(f"{self.root}/runs{query}"))["runs"]
+
+    async def health(self, stage: str) -> str:
+        return (await self.watermark(stage))["health"]
+
+    async def problems(self) -> Any:
+        return ok(await self.client.get(f"{self.root}/problems"))
+
+    async def explain(self, stage: str) -> Any:
+        return ok(await self.client.get(f"{self.root}/stages/{stage}/explain"))
 
     async def post_claim(
         self,

@@ -25,7 +25,7 @@ QUIET = StageObservation(
     facts={0: Facts(49_900, 100, None, None, backlog=0, quiet_since_ms=500)},
     counts=Counts(),
     owners=np.array([3]),
-    leased_since_ms=np.array([100]),
+    held_since_ms=np.array([100]),
     idle_by_policy=set(),
     commits=None,
 )
@@ -72,7 +72,7 @@ def test_idle_by_its_workers_word_is_left_as_it_is() -> None:
 
 def test_a_batch_that_still_runs_may_have_rows_of_a_quiet_shard() -> None:
     """Its run committed all the time, but what the batch since then has read, nobody knows yet."""
-    unleased = replace(QUIET, owners=np.array([0]), leased_since_ms=np.array([0]))
+    unleased = replace(QUIET, owners=np.array([0]), held_since_ms=np.array([0]))
     recent = replace(unleased, commits=Commits(since_ms=0, last_ms=1_400, count=9))
     assert decide(EXCLUDE, recent, NOW, NEVER_PAUSED) == []
     enough = replace(unleased, commits=Commits(since_ms=0, last_ms=1_500, count=9))

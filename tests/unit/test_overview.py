@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from service.aggregator.health import JobHealth
 from service.aggregator.overview import Overview, Overviews
 from service.aggregator.reader import Reader
 from service.frontier.graph import Pipeline, Stage, StageWatermark
@@ -17,6 +18,10 @@ from tests.support.clock import FakeClock
 FLOW = Pipeline({"s": Stage((), ShardLayout.of(["0"]))})
 JOB = JobView("j", FLOW, 1, 1, 1, 0, {"s": StageView(StageWatermark(), 0, 0, 0)})
 TOOK_MS = 40
+
+
+async def _unknown() -> Mapping[str, JobHealth]:
+    return {}
 
 
 class Jobs:
@@ -37,7 +42,7 @@ class Jobs:
 def overviews(count: int) -> tuple[Overviews, Jobs, FakeClock]:
     clock = FakeClock()
     jobs = Jobs(clock, count)
-    return Overviews(cast("Reader", jobs), clock), jobs, clock
+    return Overviews(cast("Reader", jobs), _unknown, clock), jobs, clock
 
 
 def test_who_asks_at_the_same_time_shares_the_order_of_very_many_jobs() -> None:

@@ -37,8 +37,9 @@ class HolderBody(Struct, frozen=True):
     reason: Annotated[
         Reason,
         Meta(
-            description="The first that fits: `never_reported`; `lease_expired` (nobody has a lease on"
-            " it); `waiting_for_commit` (it has reported more, in an epoch that is not committed);"
+            description="The first that fits: `never_reported`; `ended` (nobody has a lease on it, since"
+            " its last run has finished); `lease_expired` (nobody has a lease on it);"
+            " `waiting_for_commit` (it has reported more, in an epoch that is not committed);"
             " `throttled` (it is asked to pause); `stalled` (it keeps reporting, its promise stands"
             " still, and its oldest work ages); `buffering` (a hold is its promise); `no_input` (it has"
             " observed less input than is published); `idle`; `behind` (it is simply the lowest)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from service.api.requests import Number, Run
 from service.api.responses.common import Count
 from service.frontier.graph import Stage
+from service.frontier.health import Health
 from service.model.jobs import JobView, Specification
 from service.spec import StageSpec, ThrottleSpec
 
@@ -21,6 +23,13 @@ class JobBody(Struct, frozen=True, omit_defaults=True):
     generation: Count
     layout_version: Count
     stages: dict[str, StageSpec]
+    health: (
+        Annotated[
+            dict[str, Health],
+            Meta(description="Of each stage, as in its watermark. Left out while it is not known"),
+        ]
+        | UnsetType
+    ) = UNSET
     throttle: ThrottleSpec | None = None
 
 
@@ -56,12 +65,6 @@ class GraphBody(Struct, frozen=True):
     stages: list[NodeBody]
 
 
-class RunBody(Struct, frozen=True):
-    """A run that has begun."""
-
-    run: Run
-
-
 class CommitsBody(Struct, frozen=True):
     """What was committed of a stage in the job's present generation."""
 
@@ -78,7 +81,7 @@ class CommitsBody(Struct, frozen=True):
     ]
 
 
-def written_job(found: Specification) -> bytes:
+def written_job(found: Specification, healths: Mapping[str, Health] | None = None) -> bytes:
     """Write a `JobBody`, with the stages as they are stored.
 
     The stored text is an object that begins with `stages`, so the other members are put before it.
@@ -92,6 +95,8 @@ def written_job(found: Specification) -> bytes:
         text = msgspec.json.encode(_authored(text))
     _, _, stages = text.partition(b"{")
     numbers = b'"generation":%d,"layout_version":%d' % (found.generation, found.layout_version)
+    if healths:
+        numbers += b',"health":%b' % msgspec.json.encode(healths)
     return b'{"job":%b,%b,%b' % (msgspec.json.encode(found.job), numbers, stages)
 
 

@@ -14,6 +14,7 @@ from service.aggregator import (
 )
 from service.api.responses.common import Count, Instant, Watermark, instant
 from service.frontier.graph import Status
+from service.frontier.health import Health
 from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
 
 
@@ -83,10 +84,15 @@ class JobSummaryBody(Struct, frozen=True):
     output_watermark: Watermark
     data_lag_ms: int | None
     since: Annotated[Instant, Meta(description="Since when it stands there")]
+    health: Annotated[
+        Health | None, Meta(description="The worst of all stages; null: it is not known")
+    ]
+    problems: Annotated[int, Meta(ge=0, description="How many root causes it has")]
+    because: Annotated[str | None, Meta(description="The worst of them, in one sentence")]
 
 
 class OverviewBody(Struct, frozen=True):
-    """The jobs that the key may read, the one that stands still for longest first."""
+    """The jobs that the key may read: the worst health first, of equal ones the longest still."""
 
     jobs: list[JobSummaryBody]
     matching: Annotated[int, Meta(ge=0, description="How many fit the search, listed or not")]
@@ -140,6 +146,7 @@ def overview_body(found: Overview, now_ms: int) -> OverviewBody:
 
 def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
     output = found.view.watermark.output
+    problems = () if found.found is None else found.found.problems
     return JobSummaryBody(
         found.job.name,
         len(found.job.stages),
@@ -148,4 +155,7 @@ def _job_summary_body(found: JobSummary, now_ms: int) -> JobSummaryBody:
         to_wire(output),
         data_lag_ms(output, now_ms),
         iso(found.view.updated_at_ms),
+        None if found.found is None else found.found.health,
+        len(problems),
+        problems[0].because if problems else None,
     )

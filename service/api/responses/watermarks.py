@@ -12,6 +12,7 @@ from service.aggregator import (
 )
 from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.graph import Status
+from service.frontier.health import Health
 from service.frontier.timestamps import data_lag_ms, iso, to_wire
 
 
@@ -37,6 +38,21 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     output_watermark: Watermark
     ranges: RangeCounts
     updated_at: Instant
+    health: (
+        Annotated[
+            Health | None,
+            Meta(
+                description="The first that fits: `final`; `failed` (its last run ended so); `silent` (a"
+                " range has never reported); `no_worker` (a range that counts has no current lease while"
+                " its run goes on, or its last run was stopped); `stalled` (reports keep coming, a"
+                " promise stands still, and old work ages); `waiting` (it is where its inputs let it be,"
+                " and one of their causes is one of these four); `ended` (its last run finished);"
+                " `idle`; `ok`. null: not known while the live store is away. It changes without a new"
+                " ETag"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     processing_watermark: (
         Annotated[
             int | None,
@@ -141,6 +157,7 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
         output_watermark=body.output_watermark
         if percentile is None
         else to_wire(state.percentile(percentile)),
+        health=None if soft is None else soft.health,
         processing_watermark=processing_ms,
         system_lag_ms=None if processing_ms is None else max(0, state.now_ms - processing_ms),
         data_lag_ms=data_lag_ms(output, state.now_ms),

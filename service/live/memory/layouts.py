@@ -106,6 +106,7 @@ def _fresh_stage(stage: Stage, installed: InstalledStage) -> LiveStage:
         epoch=installed.progress.epoch,
         recorded=installed.progress.epoch,
         layout_since=installed.layout_since,
+        end=installed.end,
     )
 
 

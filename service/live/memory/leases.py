@@ -26,6 +26,7 @@ from service.model.leases import (
     LostReason,
     Renewal,
 )
+from service.model.runs import RunEnd
 
 NOTHING: Int64s = np.zeros(0, dtype=np.int64)
 
@@ -87,7 +88,7 @@ def _lease(
     losers, taken = np.unique(owners, return_counts=True)
     # A lease that has run out left a gap, even if nobody has ended it yet.
     gone = [f for f in losers.tolist() if f == NOBODY or job.by_fence[f].lost(now_ms) is not None]
-    table.leased_since_ms[granted[np.isin(owners, gone)]] = now_ms
+    table.held_since_ms[granted[np.isin(owners, gone)]] = now_ms
     # The old leases are fenced here, in the same step that grants the new one: no report can come
     # between the two.
     table.own(granted, lease.fence)
@@ -126,14 +127,16 @@ def release(job: LiveJob, tokens: Sequence[str], now_ms: int) -> int:
     leases = [lease for token in dict.fromkeys(tokens) if (lease := job.leases.get(token))]
     current = [lease for lease in leases if lease.lost(now_ms) is None]
     for lease in current:
-        end(job, lease, "released")
+        end(job, lease, "released", now_ms)
     return len(current)
 
 
-def end(job: LiveJob, lease: Lease, reason: LostReason) -> None:
+def end(job: LiveJob, lease: Lease, reason: LostReason, now_ms: int) -> None:
     """End a lease: its ranges are free."""
     table = job.table(lease.stage)[1]
-    table.own(table.owned(lease.fence, lease.members), NOBODY)
+    freed = table.owned(lease.fence, lease.members)
+    table.own(freed, NOBODY)
+    table.held_since_ms[freed] = min(lease.deadline_ms, now_ms)
     forget(job, lease, reason)
 
 
@@ -154,18 +157,30 @@ def forget(job: LiveJob, lease: Lease, reason: LostReason) -> None:
         del job.leases[job.ended.popleft()]
 
 
-def open_run(job: LiveJob, stage: str, run: int) -> None:
+def open_run(job: LiveJob, stage: str, run: int, now_ms: int) -> None:
     """Give a stage to a run. The leases and waiting reports of older runs are void."""
     state = job.stage(stage)
     if not opens_run(run, state.run):
         return
     state.run = run
+    state.end = None
     state.waiting = {}
     state.commits = None
     state.kept = None
     for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
         if is_fenced(lease.rank.run, run):
-            end(job, lease, "superseded")
+            end(job, lease, "superseded", now_ms)
+
+
+def end_run(job: LiveJob, stage: str, ended: RunEnd, now_ms: int) -> None:
+    """End a run at a stage that still belongs to it, and its leases there."""
+    state = job.stage(stage)
+    if not is_of_run(ended.run, state.run):
+        return
+    state.end = ended
+    for lease in [lease for lease in job.by_fence.values() if lease.stage == stage]:
+        if is_of_run(lease.rank.run, ended.run):
+            end(job, lease, "released", now_ms)
 
 
 def current_lease(job: LiveJob, stage: str, state: LiveStage, token: str, now_ms: int) -> Lease:
@@ -228,7 +243,7 @@ class Deadlines:
             if is_current(lease.deadline_ms, now_ms):
                 heapq.heappush(self._heap, (lease.deadline_ms, fence, name))
                 continue
-            end(job, lease, "expired")
+            end(job, lease, "expired", now_ms)
             counts = self._expired.setdefault(name, {})
             counts[lease.stage] = counts.get(lease.stage, 0) + 1
 

@@ -125,12 +125,12 @@ class RangeTable:
         "counts",
         "facts",
         "final",
+        "held_since_ms",
         "hold_columns",
         "idle",
         "idle_by_policy",
         "layout",
         "leased",
-        "leased_since_ms",
         "notes",
         "owner",
         "promised",
@@ -159,7 +159,7 @@ class RangeTable:
         """When the last report of each was applied; 0: it has none."""
         self.raised_at_ms = columns["raised_at_ms"]
         """When the promise of each moved last; 0: it is not known."""
-        self.leased_since_ms: Int64s = np.zeros(size, dtype=np.int64)
+        self.held_since_ms: Int64s = np.zeros(size, dtype=np.int64)
         """Since when each leased range has been leased without a gap."""
         self.idle_by_policy: set[int] = set()
         """Those that the service has decided to be idle, and not their workers."""
@@ -478,7 +478,7 @@ class RangeTable:
             table._idle[new] = self._idle[old]
             table.reported_at_ms[new] = self.reported_at_ms[old]
             table.raised_at_ms[new] = self.raised_at_ms[old]
-            table.leased_since_ms[new] = self.leased_since_ms[old]
+            table.held_since_ms[new] = self.held_since_ms[old]
             for name, kept in self.hold_columns.items():
                 table.hold_columns[name] = np.full(len(layout), MAX, dtype=np.int64)
                 table.hold_columns[name][new] = kept[old]

@@ -15,6 +15,7 @@ from service.live.memory.range_table import RangeLookup, RangeTable
 from service.model.jobs import StageView
 from service.model.leases import LostReason
 from service.model.reports import CommittedHolds
+from service.model.runs import RunEnd
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +59,8 @@ class LiveStage:
     recorded: int | None
     """The last epoch that the ledger knows to be committed."""
     layout_since: int
+    end: RunEnd | None = None
+    """The end of its run; None: that goes on, or there is none."""
     waiting: dict[int, dict[int, Waiting]] = field(default_factory=dict[int, dict[int, Waiting]])
     commits: Commits | None = None
     """Kept only if the stage has a policy for idleness."""

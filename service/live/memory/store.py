@@ -34,6 +34,7 @@ from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
 
 VIEWS_AT_ONCE = 100
 """Ranges that are shown without a pause."""
@@ -85,8 +86,11 @@ class MemoryLiveStore:
 
     def _catch_up(self, job: LiveJob, installed: InstalledJob) -> None:
         """Take over what is newer in the ledger: it was recorded there, but not published here."""
+        now_ms = self._clock.steady_ms()
         for name, stage in installed.stages.items():
-            leases.open_run(job, name, stage.progress.run)
+            leases.open_run(job, name, stage.progress.run, now_ms)
+            if stage.end is not None:
+                leases.end_run(job, name, stage.end, now_ms)
         job.last_run = max(job.last_run, installed.last_run)
         self._publish(
             job, installed.revision, {name: stage.view for name, stage in installed.stages.items()}
@@ -188,8 +192,16 @@ class MemoryLiveStore:
         """See the port."""
         found = self._job(job)
         for name in stages:
-            leases.open_run(found, name, run)
+            leases.open_run(found, name, run, self._clock.steady_ms())
         found.last_run = max(found.last_run, run)
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """See the port."""
+        found = self._job(job)
+        there = [name for name in stages if name in found.stages]
+        for name in there:
+            leases.end_run(found, name, end, self._clock.steady_ms())
+        self._watches.wake(job, there)
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """See the port."""
@@ -332,10 +344,12 @@ class MemoryLiveStore:
                 table.facts,
                 table.counts,
                 table.owner,
-                table.leased_since_ms,
+                table.held_since_ms,
                 table.idle_by_policy,
                 found.stage(name).commits,
                 found.stage(name).kept,
+                found.stage(name).end,
+                views.census(table),
             )
             for name in stages
             if (table := found.stage(name).table) is not None

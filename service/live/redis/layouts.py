@@ -89,7 +89,9 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
         fields, *own_columns = fresh(name, job)
         installed = job.stages[name]
         view, facts = schema.pack_view(installed.view), restored_facts(installed)
-        entries.append([flat(fields), name, view, facts])
+        end = installed.end
+        noted = "" if end is None else f"{end.run} {schema.pack_end(end)}"
+        entries.append([flat(fields), name, view, facts, noted])
         columns += own_columns
     gone = [stage for stage in meta.stage_names if stage not in job.stages]
     keys = schema.job_keys(job.name)
@@ -115,8 +117,13 @@ async def _catch_up(steps: Steps, job: InstalledJob) -> bool:
     job_layout = await steps.layout(job.name)
     stages = list(job.stages)
     entries = [
-        [name, str(job.stages[name].progress.run), schema.pack_view(job.stages[name].view)]
-        for name in stages
+        [
+            name,
+            str(stage.progress.run),
+            schema.pack_view(stage.view),
+            schema.pack_end(stage.end),
+        ]
+        for name, stage in job.stages.items()
     ]
     await steps.step(
         job_layout,

@@ -16,6 +16,7 @@ from service.live.redis import schema
 from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Steps, reply, stage_layout
 from service.model.leases import MAX_DENIED, Claim, Denied, Grant, LostLease, Renewal
+from service.model.runs import RunEnd
 
 _RECHECK_MS = 500
 """How long a job's next expiry is relied on: another replica may have granted a lease since."""
@@ -133,6 +134,17 @@ async def open_run(steps: Steps, job: str, stages: Sequence[str], run: int) -> N
         await steps.step(job_layout, "open_run", known, str(run))
 
     await steps.with_layout(job, open_in)
+
+
+async def end_run(steps: Steps, job: str, stages: Sequence[str], end: RunEnd) -> None:
+    """See the port."""
+
+    async def end_in(job_layout: JobLayout) -> None:
+        known = [name for name in dict.fromkeys(stages) if name in job_layout.pipeline.stages]
+        args = [schema.channel(job), known, str(end.run), schema.pack_end(end)]
+        await steps.step(job_layout, "end_run", known, args)
+
+    await steps.with_layout(job, end_in)
 
 
 async def expire(steps: Steps, job: str | None = None) -> Mapping[str, Mapping[str, int]]:

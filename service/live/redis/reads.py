@@ -199,6 +199,10 @@ async def agreements(
     return await steps.with_layout(job, read)
 
 
+_PARTS = 9
+"""Parts of a reply to `observe` for each stage."""
+
+
 async def observe(
     steps: Steps, job: str, stages: Sequence[str]
 ) -> tuple[Instant, Mapping[str, StageObservation]]:
@@ -212,7 +216,7 @@ async def observe(
 
         def observations() -> Mapping[str, StageObservation]:
             return {
-                name: _observation(layouts[k], *parts[7 * k : 7 * k + 7])
+                name: _observation(layouts[k], *parts[_PARTS * k : _PARTS * (k + 1)])
                 for k, name in enumerate(found)
             }
 
@@ -231,6 +235,8 @@ def _observation(
     kept: bytes,
     idle: Any,  # noqa: ANN401 - parts of a reply
     facts: Any,  # noqa: ANN401
+    end: bytes,
+    census: Sequence[bytes],
 ) -> StageObservation:
     weights = np.frombuffer(raw_weights, dtype="<f8")
     packed = {int(index): each for index, each in schema.pairs(idle).items()}
@@ -250,10 +256,12 @@ def _observation(
         {int(index): schema.read_facts(each) for index, each in by_name.items()},
         Counts(*counted),
         _whole(raw_owners),
-        moments["leased_since_ms"],
+        moments["held_since_ms"],
         {index for index, each in packed.items() if schema.is_by_policy(each)},
         schema.read_commits(commits),
         _kept(kept),
+        schema.read_end(end),
+        Census(*map(int, census)),
     )
 
 

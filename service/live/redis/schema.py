@@ -25,6 +25,7 @@ from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
 from service.model.reports import Column, HoldColumns
+from service.model.runs import RunEnd
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,7 +84,7 @@ def channel(job: str) -> str:
 
 
 _JOB_KEYS = ("meta", "views", "leases", "deadlines", "ended", "dirty")
-MOMENTS: Final = ("reported_at_ms", "raised_at_ms", "leased_since_ms")
+MOMENTS: Final = ("reported_at_ms", "raised_at_ms", "held_since_ms")
 """The columns of `moments`: when each range's last report was applied, when its promise moved last, and
 since when it has been leased without a gap."""
 
@@ -170,6 +171,16 @@ def pack_view(view: StageView) -> msgspec.Raw:
     return blob(
         _VIEW.pack(w.input, w.output, w.idle, view.version, view.revision, view.updated_at_ms)
     )
+
+
+def pack_end(end: RunEnd | None) -> str:
+    """Write the end of a stage's run; the empty text: it goes on."""
+    return "" if end is None else msgspec.json.encode(end).decode()
+
+
+def read_end(raw: bytes) -> RunEnd | None:
+    """Read what `pack_end` wrote."""
+    return msgspec.json.decode(raw, type=RunEnd) if raw else None
 
 
 def read_view(fields: Sequence[float]) -> StageView:

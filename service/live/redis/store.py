@@ -43,6 +43,7 @@ from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
 from service.model.positions import Position
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
 from service.tasks import end_task
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,10 @@ class RedisLiveStore:
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
         """See the port."""
         await leases.open_run(self._steps, job, stages, run)
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """See the port."""
+        await leases.end_run(self._steps, job, stages, end)
 
     async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
         """See the port."""

@@ -165,6 +165,28 @@ def test_a_run_is_opened_after_the_comparison() -> None:
     assert [each.path for each in server.asked[-2:]] == ["/v1/jobs/j/runs", "/v1/jobs/j"]
 
 
+def test_a_run_carries_its_program_and_its_links() -> None:
+    links = {"spark": "http://driver:4040"}
+    with Answers(DECLARED, commits(4), OPENED, DECLARED) as server:
+        client = Client(server.url, clock=FakeClock(), jitter=lambda: 1.0)
+        job = DeclaredJob(
+            "j", SPEC, client=client, throttle=None, replace=False, program="p", links=links
+        )
+        assert job.open_run(["s"], *callbacks(resumption(5))) == 7
+    body = server.asked[2].body
+    assert (body["program"], body["links"]) == ("p", links)
+
+
+def test_a_service_that_is_older_is_sent_neither() -> None:
+    body = {"type": "/problems/invalid-request", "title": "No.", "status": 422, "detail": "unknown"}
+    refused = Answer(422, body, {"Content-Type": "application/problem+json"})
+    with Answers(DECLARED, commits(4), refused, OPENED, DECLARED) as server:
+        client = Client(server.url, clock=FakeClock(), jitter=lambda: 1.0)
+        job = DeclaredJob("j", SPEC, client=client, throttle=None, replace=False, program="p")
+        assert job.open_run(["s"], *callbacks(resumption(5))) == 7
+    assert set(server.asked[3].body) == {"stages", "holder"}
+
+
 def test_a_reset_between_the_comparison_and_the_run_is_noticed() -> None:
     """The run is of the new generation: what the query had to report would be taken."""
     after = Answer(200, {"job": "j", "generation": 2, "layout_version": 1, "stages": SPEC})

@@ -98,13 +98,13 @@ local function note_leased(st, runs, gone)
     local first = string.sub(raw, 1, 8)
     if consists_of(raw, first) then
       if gone[first] then
-        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start), moment(count))
+        call('SETRANGE', st.keys.moments, offset_of(st, HELD_SINCE, start), moment(count))
       end
       return
     end
     for i = 0, count - 1 do
       if gone[string.sub(raw, 8 * i + 1, 8 * i + 8)] then
-        call('SETRANGE', st.keys.moments, offset_of(st, LEASED_SINCE, start + i), moment(1))
+        call('SETRANGE', st.keys.moments, offset_of(st, HELD_SINCE, start + i), moment(1))
       end
     end
   end)
@@ -120,6 +120,11 @@ local function end_lease(st, lease, reason)
   end_idleness(st, struct.pack('<d', lease.fence))
   local runs, total = still_owned(st, lease.fence, members(lease.fence))
   set_owner(st, runs, NOBODY)
+  local freed_at = struct.pack('<d', math.min(lease.deadline, NOW))
+  for r = 1, #runs, 2 do
+    local at, count = offset_of(st, HELD_SINCE, runs[r]), runs[r + 1]
+    call('SETRANGE', st.keys.moments, at, repeated(freed_at, count))
+  end
   if total > 0 then call('HINCRBY', st.keys.state, 'leased', -total) end
   forget(lease, reason)
 end

@@ -23,7 +23,7 @@ local function tree_size(n)
   return total
 end
 
--- Where a range is within the moments, given the column: one of REPORTED_AT, RAISED_AT, LEASED_SINCE.
+-- Where a range is within the moments, given the column: one of REPORTED_AT, RAISED_AT, HELD_SINCE.
 local function offset_of(st, moment, index) return 8 * (moment * st.n + index) end
 
 -- A column that was lost and then written in part would read as zeros: a promise that nobody made.

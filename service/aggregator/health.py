@@ -1,0 +1,341 @@
+"""Health: of stages, and the problems of jobs, from one observation of their ranges.
+
+A reader of a watermark gets the health along with it, so it must cost nearly nothing while all is well:
+the counts that the stores keep show that. Single ranges are looked at only where the counts differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from service.aggregator.holders import following, holding
+from service.aggregator.throttling import Throttling
+from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
+from service.frontier.columns import Int64s, lowest
+from service.frontier.durations import moment_text
+from service.frontier.explain import Reason
+from service.frontier.health import (
+    SEVERITIES,
+    Health,
+    Outcome,
+    Severity,
+    Vitals,
+    badness,
+    counted_ranges,
+    healths,
+    holds_back,
+    past,
+    silent_ranges,
+    stalled_ranges,
+    worst,
+)
+from service.frontier.timestamps import MAX, MIN
+from service.live_jobs import LiveJobs
+from service.model.jobs import JobView
+from service.model.observations import Instant, StageObservation
+from service.model.runs import RunEnd
+
+EXAMPLES = 5
+"""Ranges of a problem that are named."""
+
+_CHECKED = 20
+"""Ranges that look stalled of which each is looked at singly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A root cause: a stage that holds itself back, and why."""
+
+    job: str
+    stage: str
+    health: Health
+    since_ms: int | None
+    """On the wall clock; None: it is not known."""
+    ranges: int
+    examples: Sequence[str]
+    """Some of these ranges: those that hold the stage back most."""
+    holds_back: Sequence[str]
+    """The stages below that wait for it, in the pipeline's order."""
+    because: str
+
+    @property
+    def severity(self) -> Severity:
+        """The severity that goes with its health."""
+        return SEVERITIES[self.health]
+
+
+@dataclass(frozen=True, slots=True)
+class JobHealth:
+    """A job, and all that is wrong with it."""
+
+    view: JobView
+    stages: Mapping[str, Health]
+    problems: Sequence[Problem]
+    """Every root cause, the worst first."""
+
+    @property
+    def health(self) -> Health:
+        """The worst of its stages."""
+        return worst(self.stages.values())
+
+
+class Examiner:
+    """Examines stages."""
+
+    def __init__(self, live: LiveJobs, throttling: Throttling) -> None:
+        self._live = live
+        self._throttling = throttling
+
+    async def healths(
+        self,
+        job: JobView,
+        stages: Iterable[str],
+        observed: Mapping[str, StageObservation],
+        now: Instant,
+    ) -> Mapping[str, Health]:
+        """Return the health of these stages, which come after all of their inputs."""
+        vitals = {name: _vitals(seen, now.wall_ms) for name, seen in observed.items()}
+        for name, each in vitals.items():
+            if each.stalled:
+                vitals[name] = replace(
+                    each, stalled=len(await self._stalled(job, name, observed[name], now))
+                )
+        return _healths(job, stages, observed, vitals)
+
+    async def job(self, job: str) -> JobHealth:
+        """Examine a whole job. Raises `UnknownJobError`, `UnavailableError`."""
+        view, _ = await self._live.snapshot(job)
+        now, observed = await self._live.observe(job, view.pipeline.order)
+        # Another layout may have come in between.
+        observed = {name: seen for name, seen in observed.items() if name in view.stages}
+        found = await self.healths(view, view.pipeline.order, observed, now)
+        watermarks = {name: each.watermark for name, each in view.stages.items()}
+        problems: list[Problem] = []
+        for name, seen in observed.items():
+            if found[name] is Health.FINAL:
+                continue
+            for trouble in await self.troubles(view, name, seen, now):
+                below = holds_back(view.pipeline, name, watermarks, found)
+                problems.append(
+                    Problem(
+                        view.name,
+                        name,
+                        trouble.health,
+                        trouble.since_ms,
+                        trouble.ranges,
+                        trouble.examples,
+                        below,
+                        trouble.because,
+                    )
+                )
+        return JobHealth(view, found, sorted(problems, key=worst_first))
+
+    async def troubles(
+        self, job: JobView, stage: str, seen: StageObservation, now: Instant
+    ) -> Sequence[Trouble]:
+        """Return what a stage holds itself back by, the worst first."""
+        found = _Ranges(stage, seen, now)
+        if seen.end is not None and seen.end.outcome is not Outcome.FINISHED:
+            return [_of_run(found, seen.end)]
+        troubles: list[Trouble] = []
+        vitals = _vitals(seen, now.wall_ms)
+        if vitals.no_worker:
+            troubles.append(_no_worker(found))
+        if vitals.silent:
+            troubles.append(
+                _silent(
+                    found,
+                    job.stages[stage].updated_at_ms
+                    if job.stages[stage].watermark.output == MIN
+                    else None,
+                )
+            )
+        if vitals.stalled:
+            stalled = await self._stalled(job, stage, seen, now)
+            if stalled:
+                troubles.append(_stalled(found, stalled))
+        return troubles
+
+    async def _stalled(
+        self, job: JobView, stage: str, seen: StageObservation, now: Instant
+    ) -> Sequence[int]:
+        """Return the ranges that are stalled: among those that look so, none that waits for its commit,
+        or that is asked to pause.
+        """
+        found = stalled_ranges(seen.promises, seen.idle, seen.raised_at_ms, seen.facts, now.wall_ms)
+        if not found:
+            return found
+        # The layout may have changed since: then they are as they look.
+        with suppress(UnknownStageError, InvalidRequestError, UnavailableError):
+            throttle = await self._throttling.read(job.name)
+            advice = throttle.shards.get(stage, {})
+            views = await self._live.range_views(job.name, stage, found[:_CHECKED])
+            stays = [
+                index
+                for index, view in zip(found, views, strict=False)
+                if holding(view, None, None, advice, now.wall_ms).reason is Reason.STALLED
+            ]
+            return [*stays, *found[_CHECKED:]] if stays else []
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What a stage holds itself back by."""
+
+    health: Health
+    since_ms: int | None
+    ranges: int
+    examples: Sequence[str]
+    because: str
+
+
+class _Ranges:
+    """The ranges of a stage, as a problem tells of them."""
+
+    def __init__(self, stage: str, seen: StageObservation, now: Instant) -> None:
+        self.stage = stage
+        self.seen = seen
+        self.now = now
+
+    def counted(self) -> Int64s:
+        """Return the indices of those that have reported and count."""
+        seen = self.seen
+        return np.flatnonzero(counted_ranges(seen.promises, seen.idle, seen.reported_at_ms))
+
+    def silent(self) -> Int64s:
+        """Return the indices of those that have never reported."""
+        seen = self.seen
+        return np.flatnonzero(silent_ranges(seen.promises, seen.idle, seen.reported_at_ms))
+
+    def trouble(
+        self, health: Health, indices: Int64s, since_ms: int | None, because: str
+    ) -> Trouble:
+        """Return what is wrong with some of them."""
+        chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
+        names = [self.seen.layout.name(index) for index in chosen.tolist()]
+        return Trouble(health, since_ms, len(indices), names, because)
+
+    def some(self, indices: Int64s) -> str:
+        """Write so many of them."""
+        return f"{len(indices):,} of {len(self.seen.promises):,} ranges of {self.stage}"
+
+    def moment(self, at_ms: int) -> str:
+        """Write a moment of the wall clock."""
+        return moment_text(at_ms, self.now.wall_ms)
+
+
+def ended_text(end: RunEnd, now_ms: int) -> str:
+    """Write how the last run of a stage ended.
+
+    >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
+    'failed at 00:01: out of memory'
+    """
+    said = f": {end.because}" if end.because else ""
+    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{said}"
+
+
+def _of_run(of: _Ranges, end: RunEnd) -> Trouble:
+    left = np.flatnonzero(of.seen.promises != MAX)
+    if end.outcome is Outcome.FAILED:
+        because = f"the last run of {of.stage} {ended_text(end, of.now.wall_ms)}"
+        return of.trouble(Health.FAILED, left, end.at_ms, because)
+    said = f": {end.because}" if end.because else ""
+    because = (
+        f"{of.some(left)} {_have(left)} no worker since {of.moment(end.at_ms)}"
+        f" ({_their(left)} last run was stopped{said})"
+    )
+    return of.trouble(Health.NO_WORKER, left, end.at_ms, because)
+
+
+def _no_worker(of: _Ranges) -> Trouble:
+    counted = of.counted()
+    free = counted[of.seen.owners[counted] == 0]
+    moments = of.seen.held_since_ms[free]
+    known = moments[moments > 0]
+    if not len(known):
+        because = f"{of.some(free)} {_have(free)} no worker (nobody holds a lease on {_them(free)})"
+        return of.trouble(Health.NO_WORKER, free, None, because)
+    # Leases run by a clock of their own.
+    since_ms = of.now.wall_ms - (of.now.lease_ms - int(known.min()))
+    leases = "its lease has run out" if len(free) == 1 else "their leases have run out"
+    because = f"{of.some(free)} {_have(free)} no worker since {of.moment(since_ms)} ({leases})"
+    return of.trouble(Health.NO_WORKER, free, since_ms, because)
+
+
+def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
+    silent = of.silent()
+    nobody = not bool(of.seen.owners[silent].any())
+    who = f", and nobody holds a lease on {_them(silent)}" if nobody else ""
+    because = f"{of.some(silent)} {_have(silent)} never reported{who}"
+    return of.trouble(Health.SILENT, silent, since_ms, because)
+
+
+def _stalled(of: _Ranges, stalled: Sequence[int]) -> Trouble:
+    indices = np.array(stalled, dtype=np.int64)
+    oldest = min(
+        each.oldest_work_ms
+        for index in stalled
+        if (each := of.seen.facts[index]).oldest_work_ms is not None
+    )
+    since_ms = int(of.seen.raised_at_ms[indices].min()) or None
+    keeps, their = ("keeps", "its") if len(stalled) == 1 else ("keep", "their")
+    because = (
+        f"{of.some(indices)} {keeps} reporting, while {their} oldest work has been waiting since"
+        f" {of.moment(oldest)}"
+    )
+    return of.trouble(Health.STALLED, indices, since_ms, because)
+
+
+def _have(of: Int64s) -> str:
+    return "has" if len(of) == 1 else "have"
+
+
+def _their(of: Int64s) -> str:
+    return "its" if len(of) == 1 else "their"
+
+
+def _them(of: Int64s) -> str:
+    return "it" if len(of) == 1 else "them"
+
+
+def _vitals(seen: StageObservation, now_ms: int) -> Vitals:
+    outcome = None if seen.end is None else seen.end.outcome
+    census = seen.census
+    silent = no_worker = 0
+    if census is None or census.reported < census.total or census.leased < census.total:
+        of = seen.promises, seen.idle, seen.reported_at_ms
+        silent = int(np.count_nonzero(silent_ranges(*of)))
+        if outcome is None:
+            no_worker = int(np.count_nonzero(counted_ranges(*of) & (seen.owners == 0)))
+    stalled = stalled_ranges(seen.promises, seen.idle, seen.raised_at_ms, seen.facts, now_ms)
+    return Vitals(silent, no_worker, len(stalled), outcome)
+
+
+def _healths(
+    job: JobView,
+    stages: Iterable[str],
+    observed: Mapping[str, StageObservation],
+    vitals: Mapping[str, Vitals],
+) -> Mapping[str, Health]:
+    there = [name for name in stages if name in job.stages]
+    watermarks = {name: job.stages[name].watermark for name in there}
+
+    def least(stage: str) -> int | None:
+        seen = observed.get(stage)
+        if seen is None or not len(seen.promises):
+            return None
+        promise = int(seen.promises.min())
+        follows = following(job.pipeline, {stage: seen}, observed, watermarks, {stage: promise})
+        return follows.get(stage, promise)
+
+    return healths(job.pipeline, there, watermarks, vitals, least)
+
+
+def worst_first(of: Problem) -> tuple[int, int, str, str]:
+    """Order problems: the worst first, of equal ones the oldest."""
+    return badness(of.health), of.since_ms or MAX, of.job, of.stage

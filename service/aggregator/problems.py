@@ -1,0 +1,85 @@
+"""The problems of all jobs: looked for once for all who ask, and not more often than that costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from service.aggregator.health import Examiner, JobHealth, Problem, worst_first
+from service.aggregator.reader import Reader
+from service.clock import Clock
+from service.errors import UnavailableError, UnknownJobError
+
+_AT_ONCE = 8
+"""Jobs that are examined at a time. Reports use the same connections."""
+
+_REST = 20
+"""All jobs are examined again after so many times as long as it took: a twentieth of a processor goes
+into it, however many people look."""
+
+_LONGEST_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    jobs: Mapping[str, JobHealth]
+    at_ms: int
+    took_ms: int
+
+
+class Problems:
+    """Examines all jobs."""
+
+    def __init__(self, reader: Reader, examiner: Examiner, clock: Clock) -> None:
+        self._reader = reader
+        self._examiner = examiner
+        self._clock = clock
+        self._known: _Known | None = None
+        self._looking = asyncio.Lock()
+
+    async def of_all(
+        self, may_read: Callable[[str], bool], limit: int
+    ) -> tuple[Sequence[Problem], int]:
+        """Return the problems of the jobs that may be read, the worst first, and how many there are.
+
+        Raises `UnavailableError`.
+        """
+        jobs = await self.jobs()
+        found = [
+            problem for name, job in jobs.items() if may_read(name) for problem in job.problems
+        ]
+        found.sort(key=worst_first)
+        return found[:limit], len(found)
+
+    async def jobs(self) -> Mapping[str, JobHealth]:
+        """Return every job with what is wrong with it. Raises `UnavailableError`."""
+        async with self._looking:
+            known, now_ms = self._known, self._clock.steady_ms()
+            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
+                return known.jobs
+            names = sorted(job.name for job in await self._reader.jobs())
+            found: dict[str, JobHealth] = {}
+            for start in range(0, len(names), _AT_ONCE):
+                # On the embedded stores nothing below gives way to other requests.
+                await asyncio.sleep(0)
+                some = names[start : start + _AT_ONCE]
+                for job in await asyncio.gather(*map(self._examine, some)):
+                    if job is not None:
+                        found[job.view.name] = job
+            at_ms = self._clock.steady_ms()
+            self._known = _Known(found, at_ms, at_ms - now_ms)
+            return found
+
+    async def _examine(self, job: str) -> JobHealth | None:
+        try:
+            return await self._examiner.job(job)
+        except UnknownJobError:
+            return None
+
+    async def jobs_if_known(self) -> Mapping[str, JobHealth]:
+        """Return the same; nothing, while the live store does not answer."""
+        try:
+            return await self.jobs()
+        except UnavailableError:
+            return {}

@@ -1,0 +1,83 @@
+"""Responses about runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from service.api.requests import Number, Run
+from service.api.responses.common import Instant
+from service.frontier.health import Outcome
+from service.frontier.timestamps import iso
+from service.model.runs import RunEnd, RunRecord
+
+
+class RunBody(Struct, frozen=True):
+    """A run that has begun."""
+
+    run: Run
+
+
+class EndedBody(Struct, frozen=True):
+    """A run that has ended."""
+
+    run: Run
+    outcome: Outcome
+    because: Annotated[str | None, Meta(description="The program's own words; null: it gave none")]
+    ended_at: Annotated[Instant, Meta(description="When it was ended first")]
+
+
+class RunLine(Struct, frozen=True):
+    """A run in the list of runs."""
+
+    run: Run
+    stages: Annotated[
+        list[str], Meta(description="Those it was opened for; newer runs may have them by now")
+    ]
+    holder: str
+    program: str | None
+    links: dict[str, str]
+    started_at: Annotated[
+        Instant | None, Meta(description="null: it was opened before a release that stores it")
+    ]
+    ended_at: Instant | None
+    outcome: Annotated[
+        Outcome | None,
+        Meta(description="null: it goes on, its program died without a word, or it was fenced"),
+    ]
+    because: str | None
+    epoch: Annotated[Number | None, Meta(description="The last epoch that it committed")]
+
+
+class RunsBody(Struct, frozen=True):
+    """The runs of a job, newest first."""
+
+    runs: list[RunLine]
+
+
+def ended_body(end: RunEnd) -> EndedBody:
+    """Return a run that has ended."""
+    return EndedBody(end.run, end.outcome, end.because or None, iso(end.at_ms))
+
+
+def runs_body(found: Sequence[RunRecord]) -> RunsBody:
+    """Return the runs of a job."""
+    return RunsBody([_line(each) for each in found])
+
+
+def _line(run: RunRecord) -> RunLine:
+    opened, end = run.opened, run.end
+    return RunLine(
+        run.run,
+        list(opened.stages),
+        opened.holder,
+        opened.program,
+        dict(opened.links),
+        None if run.started_at_ms is None else iso(run.started_at_ms),
+        None if end is None else iso(end.at_ms),
+        None if end is None else end.outcome,
+        None if end is None else end.because or None,
+        run.epoch,
+    )

@@ -1,0 +1,284 @@
+"""Health: whether a stage's watermark can move, and the first reason why it cannot.
+
+The *status* of a stage is about its watermark alone: one that stands still because all of its workers
+have died is `active`. The health is about those who would have to move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from service.frontier.columns import Bools, Int64s, weights
+from service.frontier.explain import Step, is_stalled, next_step, slowest_inputs
+from service.frontier.facts import Facts
+from service.frontier.graph import Pipeline, StageWatermark, Status
+from service.frontier.timestamps import MAX, MIN
+
+
+class Outcome(StrEnum):
+    """The outcome of a run, in the words of the program that ended it."""
+
+    FINISHED = "finished"
+    """The program did all that it had to do: a job between two nights."""
+    STOPPED = "stopped"
+    """Somebody stopped it, with work left."""
+    FAILED = "failed"
+
+
+def past(outcome: Outcome) -> str:
+    """Return an outcome as the end of a sentence about a run.
+
+    >>> past(Outcome.STOPPED), past(Outcome.FINISHED)
+    ('was stopped', 'finished')
+    """
+    return "was stopped" if outcome is Outcome.STOPPED else outcome.value
+
+
+class Health(StrEnum):
+    """The health of a stage: the first that fits."""
+
+    FINAL = "final"
+    """Nothing more will come."""
+    FAILED = "failed"
+    """Its last run ended so."""
+    SILENT = "silent"
+    """A range has never reported, and all wait for it."""
+    NO_WORKER = "no_worker"
+    """A range that counts has no current lease while its run goes on, or its last run was stopped."""
+    STALLED = "stalled"
+    """Reports keep coming for a range that holds it back, and its oldest work ages."""
+    WAITING = "waiting"
+    """It is where its inputs let it be, and one of their causes is one of the four above."""
+    ENDED = "ended"
+    """Its last run finished."""
+    IDLE = "idle"
+    OK = "ok"
+
+
+class Severity(StrEnum):
+    """The severity of a problem."""
+
+    CRITICAL = "critical"
+    """Nobody is there who could move the watermark: it stands until somebody acts."""
+    WARNING = "warning"
+    """It may pass by itself."""
+
+
+SEVERITIES: Final[Mapping[Health, Severity]] = {
+    Health.FAILED: Severity.CRITICAL,
+    Health.NO_WORKER: Severity.CRITICAL,
+    # Likewise before the first run of a job that was only just defined.
+    Health.SILENT: Severity.WARNING,
+    # Three intervals of reports may be three seconds.
+    Health.STALLED: Severity.WARNING,
+}
+"""The root causes, the worst first, each with its severity."""
+
+_TROUBLED: Final = frozenset({*SEVERITIES, Health.WAITING})
+
+_WORST_FIRST: Final = {
+    health: place
+    for place, health in enumerate(
+        (*SEVERITIES, Health.WAITING, Health.OK, Health.IDLE, Health.ENDED, Health.FINAL)
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """The ranges of a stage that hold it back for a reason of its own, and the end of its last run."""
+
+    silent: int = 0
+    """Ranges that have never reported."""
+    no_worker: int = 0
+    """Ranges that have reported and count, and that nobody holds a lease on."""
+    stalled: int = 0
+    """Ranges that report without moving, as in `explain.is_stalled`."""
+    outcome: Outcome | None = None
+    """None: the last run goes on, or there never was one."""
+
+
+def silent_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
+    """Return which ranges have never reported, and are waited for.
+
+    >>> import numpy as np
+    >>> promises, idle = np.array([MIN, MIN, MIN, 7]), np.array([False, True, False, False])
+    >>> silent_ranges(promises, idle, np.array([0, 0, 5, 0])).tolist()
+    [True, False, False, False]
+    """
+    return (promises == MIN) & ~idle & (reported_at_ms == 0)
+
+
+def counted_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
+    """Return which ranges have reported and count: they are neither idle nor final.
+
+    >>> import numpy as np
+    >>> promises, idle = np.array([MIN, 7, 7, MAX]), np.array([False, True, False, False])
+    >>> counted_ranges(promises, idle, np.array([0, 5, 5, 5])).tolist()
+    [False, False, True, False]
+    """
+    reported = (promises != MIN) | (reported_at_ms != 0)
+    return reported & (promises != MAX) & ~idle
+
+
+def stalled_ranges(
+    promises: Int64s, idle: Bools, raised_at_ms: Int64s, facts: Mapping[int, Facts], now_ms: int
+) -> list[int]:
+    """Return those ranges at a stage's minimum that are stalled, as far as their own facts tell.
+
+    >>> import numpy as np
+    >>> stuck = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
+    >>> at = np.array([5, 9]), np.zeros(2, bool), np.array([60, 60])
+    >>> stalled_ranges(*at, {0: stuck, 1: stuck}, 100), stalled_ranges(*at, {1: stuck}, 100)
+    ([0], [])
+    """
+    found = [
+        index
+        for index, each in facts.items()
+        if each.oldest_work_ms is not None
+        and is_stalled(each, int(raised_at_ms[index]), now_ms)
+        and promises[index] != MAX
+        and not idle[index]
+    ]
+    if not found:
+        return found
+    least = int(weights(promises, idle).min())
+    return [index for index in found if promises[index] == least]
+
+
+NO_VITALS: Final = Vitals()
+"""Those of a stage without ranges."""
+
+
+def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
+    """Return the health of a stage. `waits`: see `waits_for_trouble`.
+
+    >>> health(Status.ACTIVE, Vitals(no_worker=24), waits=False)
+    <Health.NO_WORKER: 'no_worker'>
+    >>> health(Status.ACTIVE, Vitals(no_worker=24, outcome=Outcome.FINISHED), waits=False)
+    <Health.ENDED: 'ended'>
+    >>> health(Status.ACTIVE, Vitals(no_worker=24, outcome=Outcome.STOPPED), waits=True)
+    <Health.NO_WORKER: 'no_worker'>
+    >>> health(Status.FINAL, Vitals(outcome=Outcome.FAILED), waits=False)
+    <Health.FINAL: 'final'>
+    >>> health(Status.UNKNOWN, NO_VITALS, waits=True), health(Status.IDLE, NO_VITALS, waits=False)
+    (<Health.WAITING: 'waiting'>, <Health.IDLE: 'idle'>)
+    """
+    outcome = vitals.outcome
+    if status is Status.ACTIVE and outcome is None and not waits and not has_trouble(vitals):
+        # Most are, and each reader asks.
+        return Health.OK
+    fits = {
+        Health.FINAL: status is Status.FINAL,
+        Health.FAILED: outcome is Outcome.FAILED,
+        Health.SILENT: vitals.silent > 0,
+        Health.NO_WORKER: outcome is Outcome.STOPPED or (outcome is None and vitals.no_worker > 0),
+        Health.STALLED: vitals.stalled > 0,
+        Health.WAITING: waits,
+        Health.ENDED: outcome is Outcome.FINISHED,
+        Health.IDLE: status is Status.IDLE,
+        Health.OK: True,
+    }
+    return next(each for each in Health if fits[each])
+
+
+def has_trouble(vitals: Vitals) -> bool:
+    """Whether any range of a stage holds it back for a reason of its own.
+
+    >>> has_trouble(NO_VITALS), has_trouble(Vitals(stalled=1))
+    (False, True)
+    """
+    return bool(vitals.silent or vitals.no_worker or vitals.stalled)
+
+
+def healths(
+    pipeline: Pipeline,
+    stages: Iterable[str],
+    watermarks: Mapping[str, StageWatermark],
+    vitals: Mapping[str, Vitals],
+    lowest: Callable[[str], int | None],
+) -> Mapping[str, Health]:
+    """Return the health of each of these stages, which come in an order in which inputs come first.
+
+    `vitals` has those with ranges. `lowest` returns a stage's least promise (None: it has no ranges); it
+    is called only for a stage that may be waiting.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import KeyLayout, ShardLayout
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",), KeyLayout.tile(1))})
+    >>> at = {"s": StageWatermark(output=9), "k": StageWatermark(9, 9)}
+    >>> seen = {"s": Vitals(no_worker=1), "k": Vitals()}
+    >>> [each.value for each in healths(flow, ("s", "k"), at, seen, {"s": 9, "k": 9}.get).values()]
+    ['no_worker', 'waiting']
+    >>> [each.value for each in healths(flow, ("s", "k"), at, seen, {"s": 9, "k": 7}.get).values()]
+    ['no_worker', 'ok']
+    """
+    found: dict[str, Health] = {}
+    for name in stages:
+        waits = waits_for_trouble(pipeline, name, watermarks, found, lowest)
+        found[name] = health(watermarks[name].status, vitals.get(name, NO_VITALS), waits=waits)
+    return found
+
+
+def waits_for_trouble(
+    pipeline: Pipeline,
+    stage: str,
+    watermarks: Mapping[str, StageWatermark],
+    above: Mapping[str, Health],
+    lowest: Callable[[str], int | None],
+) -> bool:
+    """Whether a stage is where its inputs let it be, and one that it waits for is in trouble itself."""
+    inputs = pipeline.stages[stage].inputs
+    # Most are not, and then the promises need not be looked at.
+    if not any(above.get(each) in _TROUBLED for each in inputs):
+        return False
+    if next_step(pipeline, stage, watermarks, lowest(stage)) is not Step.INPUT:
+        return False
+    return any(above.get(each) in _TROUBLED for each in slowest_inputs(inputs, watermarks))
+
+
+def worst(found: Iterable[Health]) -> Health:
+    """Return the health of a job, given those of its stages; `OK` of none.
+
+    >>> worst([Health.FINAL, Health.OK]), worst([Health.WAITING, Health.SILENT])
+    (<Health.OK: 'ok'>, <Health.SILENT: 'silent'>)
+    >>> worst([Health.FINAL, Health.ENDED])
+    <Health.ENDED: 'ended'>
+    """
+    return min(found, key=badness, default=Health.OK)
+
+
+def badness(of: Health) -> int:
+    """Return the place of a health among all, the worst first.
+
+    >>> sorted(Health, key=badness)[:3]
+    [<Health.FAILED: 'failed'>, <Health.NO_WORKER: 'no_worker'>, <Health.SILENT: 'silent'>]
+    """
+    return _WORST_FIRST[of]
+
+
+def holds_back(
+    pipeline: Pipeline,
+    root: str,
+    watermarks: Mapping[str, StageWatermark],
+    found: Mapping[str, Health],
+) -> list[str]:
+    """Return the stages below that wait for this one, in the pipeline's order.
+
+    >>> from service.frontier.graph import Stage
+    >>> from service.frontier.ranges import ShardLayout
+    >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
+    >>> at = {"s": StageWatermark(output=9), "u": StageWatermark(9, 9)}
+    >>> holds_back(flow, "s", at, {"s": Health.NO_WORKER, "u": Health.WAITING})
+    ['u']
+    """
+    held: list[str] = []
+    for name in pipeline.order:
+        if found.get(name) is Health.WAITING:
+            slowest = slowest_inputs(pipeline.stages[name].inputs, watermarks)
+            if any(each == root or each in held for each in slowest):
+                held.append(name)
+    return held

@@ -1,0 +1,88 @@
+"""Runs in the ledger, within a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from service.errors import StaleRunError, UnknownRunError
+from service.frontier.health import past
+from service.ledger import statements as sql
+from service.ledger.audit import write_audit
+from service.ledger.loading import unknown_job
+from service.ledger.rows import end_of, run_of, run_row
+from service.model.audit import Deed
+from service.model.runs import MAX_RUNS, EndedRun, NewRun, RunEnd, RunRecord
+
+
+async def open_run(
+    db: AsyncConnection, job: str, run: NewRun, at_ms: int, deed: Deed | None
+) -> int:
+    """See `Ledger.open_run`."""
+    row = (await db.execute(sql.TAKE_RUN_NUMBER, {"b_job": job})).one_or_none()
+    if row is None:
+        raise unknown_job(job)
+    number = int(row.last_run)
+    stages = sorted(set(run.stages))
+    # While the stages still belong to the runs before.
+    await db.execute(sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
+    found = await db.execute(sql.FIND_LAST_EPOCH, {"b_job": job, "b_stages": stages})
+    await db.execute(sql.ADD_RUN, run_row(job, number, run, at_ms, found.scalar_one()))
+    await db.execute(
+        sql.GIVE_STAGE_TO_RUN,
+        [
+            {"b_job": job, "b_stage": stage, "b_run": number, "b_holder": run.holder}
+            for stage in stages
+        ],
+    )
+    await db.execute(sql.DROP_OLD_RUNS, {"b_job": job, "b_until": number - MAX_RUNS})
+    detail = f"run {number} of {', '.join(stages)} by {run.holder}"
+    await write_audit(db, deed, job=job, detail=detail)
+    return number
+
+
+async def end_run(db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None) -> EndedRun:
+    """See `Ledger.end_run`."""
+    head = (await db.execute(sql.LOCK_JOB, {"b_job": job})).one_or_none()
+    if head is None or head.deleted:
+        raise unknown_job(job)
+    key = {"b_job": job, "b_run": end.run}
+    row = (await db.execute(sql.FIND_RUN, key)).one_or_none()
+    if row is None and end.run > head.last_run:
+        raise UnknownRunError(f"job {job!r} has no run {end.run}")
+    stages = [each.stage for each in await db.execute(sql.FIND_STAGES_OF_RUN, key)]
+    before = None if row is None else end_of(row)
+    if before is not None:
+        if before.outcome is not end.outcome:
+            raise StaleRunError(
+                f"run {end.run} has already ended: it {past(before.outcome)}, and cannot be ended as"
+                f" {end.outcome.value}",
+                end.run,
+                outcome=before.outcome.value,
+            )
+        return EndedRun(before, stages)
+    if not stages:
+        raise StaleRunError(
+            f"run {end.run} is fenced: each of its stages belongs to a newer run, or to none", None
+        )
+    await db.execute(
+        sql.END_RUN,
+        {
+            **key,
+            "b_outcome": end.outcome.value,
+            "b_at_ms": end.at_ms,
+            "b_because": end.because,
+        },
+    )
+    await write_audit(db, deed, job=job, detail=f"run {end.run} {past(end.outcome)}")
+    return EndedRun(end, stages)
+
+
+async def find_runs(db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
+    """See `Ledger.runs`."""
+    if (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none() is None:
+        raise unknown_job(job)
+    return [
+        run_of(row) for row in await db.execute(sql.FIND_RUNS, {"b_job": job, "b_limit": limit})
+    ]

@@ -1,0 +1,279 @@
+"""Contract section 3, health and problems: who is there to move a watermark, and what is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, events, eventually, ok, problem, tile_ids
+from tests.support.inprocess import InProcess
+
+pytestmark = pytest.mark.anyio
+
+CLICKS = [f"c-{k:02}" for k in range(24)]
+LEFT, RIGHT = tile_ids(2)
+SPEC = {
+    "clicks": {"shards": CLICKS},
+    "taps": {"shards": ["0"]},
+    "sessions": {"inputs": ["clicks"], "ranges": 2},
+    "both": {"inputs": ["sessions", "taps"], "passthrough": True},
+}
+MINUTES = 60_000
+
+
+@pytest.fixture
+async def job(api: Api) -> Api:
+    await api.define(SPEC)
+    return api
+
+
+async def all_well(job: Api, ttl_ms: int = 600_000) -> dict[str, str]:
+    """Every stage has workers that have reported, up to 10; taps is ahead."""
+    tokens = {
+        "clicks": await job.token("clicks", ttl_ms=10 * MINUTES),
+        "taps": await job.token("taps", ttl_ms=ttl_ms),
+        "sessions": await job.token("sessions", ttl_ms=ttl_ms),
+    }
+    await job.report("taps", tokens["taps"], {"0": 99})
+    await job.report("clicks", tokens["clicks"], dict.fromkeys(CLICKS, 10))
+    await job.report("sessions", tokens["sessions"], {LEFT: {}, RIGHT: {}}, input_watermark=10)
+    return tokens
+
+
+async def healths(job: Api) -> dict[str, str]:
+    """Of all stages, which all answers must agree on."""
+    found = {name: state["health"] for name, state in (await job.snapshot()).items()}
+    for name, health in found.items():
+        assert await job.health(name) == health
+    assert ok(await job.spec())["health"] == found
+    return found
+
+
+async def test_all_is_well(job: Api):
+    await all_well(job)
+    assert set((await healths(job)).values()) == {"ok"}
+    assert await job.problems() == {"job": "job", "health": "ok", "problems": []}
+
+
+async def test_the_dead_are_not_shown_as_alive(job: Api, gauge: InProcess):
+    """All leases of a stage had run out for 25 minutes: it was active, and one range of 24 was named."""
+    await all_well(job, ttl_ms=10 * MINUTES)
+    before = await job.get_watermark("clicks")
+    gauge.advance(25 * MINUTES)
+    tokens = {stage: await job.token(stage) for stage in ("taps", "sessions")}
+    await job.report("taps", tokens["taps"], {"0": 99})
+    assert await healths(job) == {
+        "clicks": "no_worker",
+        "taps": "ok",
+        "sessions": "waiting",
+        "both": "waiting",
+    }
+    after = await job.get_watermark("clicks")
+    assert ok(after)["status"] == "active", "that is about the watermark alone"
+    assert after.headers["etag"] == before.headers["etag"]
+    found = await job.problems()
+    assert found["health"] == "no_worker"
+    [only] = found["problems"]
+    because = only.pop("because")
+    assert re.fullmatch(
+        r"24 of 24 ranges of clicks have no worker since (\d{4}-\d\d-\d\d )?\d\d:\d\d"
+        r" \(their leases have run out\)",
+        because,
+    )
+    assert only.pop("since") is not None
+    assert only == {
+        "job": "job",
+        "stage": "clicks",
+        "health": "no_worker",
+        "severity": "critical",
+        "ranges": 24,
+        "examples": CLICKS[:5],
+        "holds_back": ["sessions", "both"],
+    }
+    assert (await job.explain("clicks"))["because"].endswith(f": {because}")
+    assert (await job.explain("both"))["because"] == f"both waits for clicks: {because}"
+    whole = ok(await job.client.get("/v1/problems"))
+    assert (whole["total"], whole["problems"][0]["because"]) == (1, because)
+    # One worker is back, for most of them.
+    token = await job.token("clicks", CLICKS[:23])
+    assert (await job.problems())["problems"][0]["because"].startswith(
+        "1 of 24 ranges of clicks has no worker since "
+    )
+    await job.report("clicks", token, dict.fromkeys(CLICKS[:23], 11))
+    assert await job.health("clicks") == "no_worker"
+    await job.token("clicks", CLICKS[23:])
+    assert (await healths(job))["clicks"] == "ok"
+
+
+async def test_since_is_when_the_leases_ran_out(job: Api, gauge: InProcess):
+    gauge.skip_on_redis()
+    await all_well(job, ttl_ms=10 * MINUTES)
+    gauge.advance(10 * MINUTES)
+    ran_out = ok(await job.client.get(f"{job.root}/problems"))["problems"]
+    gauge.advance(5 * MINUTES)
+    assert (await job.problems())["problems"][0]["since"] == ran_out[0]["since"]
+
+
+async def test_after_a_clean_end_nobody_is_missed(job: Api, gauge: InProcess):
+    """An `availableNow` run had finished: "has no worker", as after a crash."""
+    run = await job.run("clicks", "sessions")
+    clicks = await job.token("clicks", run=run)
+    sessions = await job.token("sessions", run=run)
+    await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
+    await job.report("sessions", sessions, {LEFT: {}, RIGHT: {}}, input_watermark=10)
+    taps = await job.token("taps", ttl_ms=600_000)
+    await job.report("taps", taps, {"0": 99})
+    await job.end(run, "finished")
+    gauge.advance(5 * MINUTES)
+    assert await healths(job) == {
+        "clicks": "ended",
+        "taps": "ok",
+        "sessions": "ended",
+        "both": "ok",
+    }
+    assert (await job.problems())["problems"] == []
+    found = await job.explain("sessions")
+    assert re.search(r"clicks: its last run finished at (\S+ )?\d\d:\d\d$", found["because"])
+    assert {each["reason"] for each in found["holders"]} == {"ended"}
+    assert "no worker" not in found["because"]
+    await gauge.restart()
+    assert await gauge.api().health("clicks") == "ended", "as the ledger has it"
+    # The next run begins.
+    await gauge.api().run("clicks", "sessions")
+    assert await gauge.api().health("clicks") == "no_worker"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "health", "says"),
+    [
+        ("failed", "failed", "the last run of clicks failed at "),
+        ("stopped", "no_worker", "24 of 24 ranges of clicks have no worker since "),
+    ],
+)
+async def test_a_run_that_ends_otherwise_is_a_problem(
+    job: Api, outcome: str, health: str, says: str
+):
+    run = await job.run("clicks")
+    clicks = await job.token("clicks", run=run)
+    await job.report("clicks", clicks, dict.fromkeys(CLICKS, 10))
+    await job.end(run, outcome, because="by hand")
+    assert await job.health("clicks") == health
+    found = next(p for p in (await job.problems())["problems"] if p["stage"] == "clicks")
+    assert (found["health"], found["severity"], found["ranges"]) == (health, "critical", 24)
+    assert found["because"].startswith(says)
+    assert "by hand" in found["because"]
+    assert (await job.explain("clicks"))["because"].endswith(found["because"])
+    await job.run("clicks")
+    await job.token("clicks", run=run + 1)
+    assert await job.health("clicks") == "ok"
+
+
+async def test_every_root_cause_is_listed_the_worst_first(job: Api, gauge: InProcess):
+    await all_well(job, ttl_ms=600_000)
+    gauge.advance(11 * MINUTES)
+    run = await job.run("taps")
+    await job.end(run, "failed")
+    sessions = await job.token("sessions", [LEFT])
+    await job.report("sessions", sessions, {LEFT: {}}, input_watermark=10)
+    found = await job.problems()
+    assert found["health"] == "failed"
+    listed = [(p["stage"], p["health"], p["ranges"]) for p in found["problems"]]
+    assert listed[0] == ("taps", "failed", 1)
+    # Their leases ran out at nearly the same moment.
+    assert sorted(listed[1:]) == [("clicks", "no_worker", 24), ("sessions", "no_worker", 1)]
+
+
+async def test_a_stage_that_never_reported_is_silent(job: Api):
+    found = await job.problems()
+    assert found["health"] == "silent"
+    clicks = next(p for p in found["problems"] if p["stage"] == "clicks")
+    assert (clicks["severity"], clicks["ranges"]) == ("warning", 24)
+    assert clicks["because"] == (
+        "24 of 24 ranges of clicks have never reported, and nobody holds a lease on them"
+    )
+    token = await job.token("clicks")
+    await job.report("clicks", token, dict.fromkeys(CLICKS[1:], 10))
+    [clicks] = [p for p in (await job.problems())["problems"] if p["stage"] == "clicks"]
+    assert clicks["because"] == "1 of 24 ranges of clicks has never reported"
+    assert clicks["examples"] == ["c-00"]
+
+
+async def test_idle_and_final_shards_need_no_worker(job: Api, gauge: InProcess):
+    token = await job.token("clicks", ttl_ms=600_000)
+    final = {"final": True}
+    await job.report("clicks", token, dict.fromkeys(CLICKS[1:], final))
+    await job.report("clicks", token, {CLICKS[0]: {"watermark": 5, "idle": True}})
+    assert await job.health("clicks") == "idle"
+    await job.report("clicks", token, {CLICKS[0]: final})
+    assert await job.health("clicks") == "final"
+    gauge.advance(11 * MINUTES)
+    assert await job.health("clicks") == "final"
+    assert [p["stage"] for p in (await job.problems())["problems"] if p["stage"] == "clicks"] == []
+
+
+async def test_a_shard_that_stalls(job: Api, gauge: InProcess):
+    gauge.skip_on_redis()
+    taps = await job.token("taps", ttl_ms=600_000)
+    began = ok(await job.client.get(f"{job.root}/watermarks"))
+    assert began
+    for _ in range(6):
+        await job.report("taps", taps, {"0": {"watermark": 5, "oldest_work": 1_000}})
+        gauge.advance(1_000)
+    assert await job.health("taps") == "stalled"
+    [found] = [p for p in (await job.problems())["problems"] if p["stage"] == "taps"]
+    assert (found["severity"], found["ranges"]) == ("warning", 1)
+    assert found["because"].startswith(
+        "1 of 1 ranges of taps keeps reporting, while its oldest work has been waiting since "
+    )
+    holder = (await job.explain("taps"))["holders"][0]
+    assert holder["reason"] == "stalled"
+
+
+async def test_a_stream_has_what_changes_in_health_alone(remote: Api):
+    await remote.define({"s": {"shards": ["0"]}})
+    run = await remote.run("s")
+    token = await remote.token("s", run=run)
+    await remote.report("s", token, {"0": 5})
+    async with remote.client.stream("GET", f"{remote.root}/events") as response:
+        stream = events(response)
+        name, state = await anext(stream)
+        assert (name is not None, state["health"]) == (True, "ok")
+        await remote.end(run, "failed")
+        name, changed = await anext(stream)
+        assert (name, changed["health"]) == (None, "failed")
+        assert changed["version"] == state["version"]
+        await remote.run("s")
+        assert (await anext(stream))[1]["health"] == "no_worker"
+
+
+async def test_the_overview_has_the_worst_first(gauge: InProcess):
+    spec = {"s": {"shards": ["0"]}}
+    for name in ("a", "b", "c", "d"):
+        await gauge.api(name).define(spec)
+    for name in ("a", "b", "c"):
+        api = gauge.api(name)
+        run = await api.run("s")
+        token = await api.token("s", run=run, ttl_ms=600_000)
+        await api.report("s", token, {"0": 5})
+        if name != "b":
+            await api.end(run, {"a": "finished", "c": "failed"}[name])
+    found: list[dict[str, Any]] = await eventually(
+        lambda: overview(gauge), lambda jobs: jobs[0]["health"] == "failed"
+    )
+    assert [(each["job"], each["health"], each["problems"]) for each in found] == [
+        ("c", "failed", 1),
+        ("d", "silent", 1),
+        ("b", "ok", 0),
+        ("a", "ended", 0),
+    ]
+    assert found[0]["because"].startswith("the last run of s failed at ")
+    whole = ok(await gauge.client.get("/v1/problems?limit=1"))
+    assert (whole["total"], [p["job"] for p in whole["problems"]]) == (2, ["c"])
+    problem(await gauge.client.get("/v1/problems?limit=0"), 422, "invalid-request")
+    problem(await gauge.api("nope").client.get("/v1/jobs/nope/problems"), 404, "unknown-job")
+
+
+async def overview(gauge: InProcess) -> list[dict[str, Any]]:
+    return ok(await gauge.client.get("/v1/overview"))["jobs"]
