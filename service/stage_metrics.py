@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from service.frontier.facts import Counts
+from service.frontier.health import Health
 from service.frontier.timestamps import MAX, MIN
 from service.model.jobs import Census, StageView
 
@@ -38,6 +39,10 @@ class SurveyedStage:
     """None: the live store does not answer."""
     work: Work | None
     """None: it does not answer, or the job has too many ranges to look at them all for a scrape."""
+    health: Health | None = None
+    """None likewise."""
+    throttled: int | None = None
+    """Shards that are asked to pause or to slow down; None: its job has no throttle, or likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class StageMetrics:
         left_out = GaugeMetricFamily(
             "tidegauge_left_out_stages",
             "Stages without metrics: without any (there are more stages than TIDEGAUGE_METRICS_STAGES),"
-            " or without those of work (the live store does not answer, or the job has too many ranges)",
+            " or without those of work and health (the live store does not answer, or the job has too"
+            " many ranges)",
             labels=["metrics"],
         )
         left_out.add_metric(["all"], self._survey.left_out)
@@ -95,6 +101,15 @@ class StageMetrics:
             "Version of a stage's watermark: a flat line is a watermark that stands still",
         )
         status = _gauge("tidegauge_stage_status", "1 for the status that a stage has", "status")
+        health = _gauge(
+            "tidegauge_stage_health",
+            "1 for the health that a stage has, and 0 for every other; absent while it is not known",
+            "health",
+        )
+        throttled = _gauge(
+            "tidegauge_throttled_shards",
+            "Shards of a source that are asked to pause or to slow down; absent without a throttle",
+        )
         for each in self._survey.stages:
             names, mark = [each.job, each.stage], each.view.watermark
             for side, value in (("input", mark.input), ("output", mark.output)):
@@ -105,7 +120,12 @@ class StageMetrics:
                 lag.add_metric(names, behind / 1_000)
             version.add_metric(names, each.view.version)
             status.add_metric([*names, mark.status.value], 1)
-        return iter((watermark, lag, version, status))
+            # Each of them, so that one that has passed is seen to be over at once.
+            for kind in Health if each.health is not None else ():
+                health.add_metric([*names, kind.value], kind is each.health)
+            if each.throttled is not None:
+                throttled.add_metric(names, each.throttled)
+        return iter((watermark, lag, version, status, health, throttled))
 
     def _ranges(self) -> Iterator[Metric]:
         ranges = _gauge(

@@ -32,8 +32,6 @@ class Thresholds:
     """A regular expression for the jobs that are watched. A job that runs at night is late all day."""
     window_s: int = 600
     """What counts as now: nothing has moved for so long, something has happened within it."""
-    memory_s: int = 86_400
-    """For how long a lease that ran out is remembered."""
     lag_s: int = 900
     system_lag_s: int = 1_800
     scrape_job: str = "tidegauge"
@@ -142,7 +140,9 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
     def ranges(state: str) -> str:
         return _highest(_series(at, "tidegauge_stage_ranges", state=state))
 
-    expired = _series(at, "tidegauge_stage_leases_expired_total")
+    def health(kind: str) -> str:
+        return _highest(_series(at, "tidegauge_stage_health", health=kind))
+
     late = _series(at, "tidegauge_stage_late_total")
     agents_late = _series(at, "tidegauge_agent_events_total", kind="late_rows")
     yield Alert(
@@ -157,15 +157,38 @@ def _of_workers(at: Thresholds) -> Iterator[Alert]:
         " tidegauge explain {{ $labels.job }} {{ $labels.stage }}",
     )
     yield Alert(
-        "TidegaugeLeaseExpired",
-        f"{ranges('unleased')} > 0\n"
-        f"and on (job, stage) {_summed(f'increase({expired}[{at.memory_s}s])')} > 0\n",
+        "TidegaugeRunFailed",
+        f"{health('failed')} == 1\n",
+        at.soon_s,
+        "critical",
+        "run-failed",
+        "The last run of {{ $labels.stage }} of {{ $labels.job }} has failed",
+        "Its program said so, and no other has begun: the watermark stands until one does. Ask why:"
+        " tidegauge explain {{ $labels.job }} {{ $labels.stage }}",
+    )
+    yield Alert(
+        "TidegaugeNoWorker",
+        f"{health('no_worker')} == 1\n"
+        # One range that never reported must not hide that the others have lost their workers.
+        f"or on (job, stage) ({health('silent')} == 1 and on (job, stage)"
+        f" {ranges('unleased')} - on (job, stage) {ranges('never_reported')} > 0)\n",
         at.while_s,
         "critical",
-        "lease-expired",
-        "{{ $value }} ranges of {{ $labels.stage }} of {{ $labels.job }} have lost their worker",
-        "Their leases have run out, and nobody has taken over. They keep their promises, and so hold the"
-        " watermark. See which: tidegauge explain {{ $labels.job }} {{ $labels.stage }}",
+        "no-worker",
+        "Ranges of {{ $labels.stage }} of {{ $labels.job }} have no worker",
+        "Their leases have run out and nobody has taken over, or the last run was stopped. They keep"
+        " their promises, and so hold the watermark. See which: tidegauge explain {{ $labels.job }}"
+        " {{ $labels.stage }}",
+    )
+    yield Alert(
+        "TidegaugeStalled",
+        f"{health('stalled')} == 1\n",
+        at.while_s,
+        "warning",
+        "stalled",
+        "{{ $labels.stage }} of {{ $labels.job }} is stalled",
+        "Its workers keep reporting, a promise stands still, and its oldest work ages. See which:"
+        " tidegauge explain {{ $labels.job }} {{ $labels.stage }}",
     )
     yield Alert(
         "TidegaugeLateRows",

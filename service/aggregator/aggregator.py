@@ -174,7 +174,7 @@ class Aggregator:
 
     async def survey(self) -> Survey:
         """Return the stages that metrics are shown of. Raises `UnavailableError`."""
-        return await survey(self.reader, self._metrics_stages)
+        return await survey(self.reader, self.throttling, self._metrics_stages)
 
     # ---- runs and leases
 

@@ -33,6 +33,7 @@ class Explanation:
 
     stage: str
     view: StageView
+    health: Health
     because: str
     path: Sequence[tuple[str, Step]]
     holders: Sequence[HoldingRange]
@@ -64,10 +65,11 @@ class Explainer:
         least |= _paused(pipeline, observed, watermarks, asked)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
+        above = pipeline.ancestors((stage,))
+        health = (await self._examiner.healths(view, above, observed, now))[stage]
         if step is Step.FINAL or root not in observed:
-            return Explanation(
-                stage, view.stages[stage], f"{stage} is final: nothing more will come", way, [], 0
-            )
+            because = f"{stage} is final: nothing more will come"
+            return Explanation(stage, view.stages[stage], health, because, way, [], 0)
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
@@ -91,7 +93,7 @@ class Explainer:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
         if holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
-        return Explanation(stage, view.stages[stage], because, way, holders, held.total)
+        return Explanation(stage, view.stages[stage], health, because, way, holders, held.total)
 
     async def _cause(
         self,

@@ -8,11 +8,13 @@ jobs at a time, so that other requests get their turns between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from service.aggregator.reader import Reader
 from service.aggregator.states import StageState
+from service.aggregator.throttling import Throttling
 from service.errors import UnavailableError, UnknownJobError
+from service.frontier.throttle import Advice
 from service.model.jobs import JobView
 from service.stage_metrics import Survey, SurveyedStage, Work
 
@@ -21,7 +23,7 @@ _RANGES = 200_000
 """The most ranges whose work is looked at for one scrape. Jobs beyond that are shown without."""
 
 
-async def survey(reader: Reader, limit: int) -> Survey:
+async def survey(reader: Reader, throttling: Throttling, limit: int) -> Survey:
     """Return the first `limit` stages, by the names of their jobs: the same ones at each scrape.
 
     Raises `UnavailableError` if neither store answers.
@@ -43,26 +45,42 @@ async def survey(reader: Reader, limit: int) -> Survey:
         some = chosen[start : start + _AT_ONCE]
         # On the embedded stores nothing below gives way to other requests.
         await asyncio.sleep(0)
-        for stages in await asyncio.gather(*(_look_at(reader, *each) for each in some)):
+        for stages in await asyncio.gather(*(_look_at(reader, throttling, *each) for each in some)):
             found.extend(stages)
     return Survey(found, sum(len(job.stages) for job in jobs) - (limit - left))
 
 
 async def _look_at(
-    reader: Reader, job: JobView, stages: Collection[str], looks: bool
+    reader: Reader, throttling: Throttling, job: JobView, stages: Collection[str], looks: bool
 ) -> list[SurveyedStage]:
     try:
         states = await reader.snapshot(job.name, stages, soft=looks)
+        asked = (await throttling.read(job.name)).shards if job.pipeline.throttle else None
     except UnknownJobError:
         return []
     except UnavailableError:
         return [SurveyedStage(job.name, name, job.stages[name], None, None) for name in stages]
-    return [_surveyed(job.name, state) for state in states.values()]
+    return [_surveyed(job.name, state, asked) for state in states.values()]
 
 
-def _surveyed(job: str, state: StageState) -> SurveyedStage:
-    work = None if state.soft is None else Work(state.soft.processing_ms, state.soft.counts)
-    return SurveyedStage(job, state.name, state.view, state.census, work)
+def _surveyed(
+    job: str, state: StageState, asked: Mapping[str, Mapping[str, Advice]] | None
+) -> SurveyedStage:
+    soft = state.soft
+    is_source = state.job.pipeline.stages[state.name].is_source
+    return SurveyedStage(
+        job,
+        state.name,
+        state.view,
+        state.census,
+        None if soft is None else Work(soft.processing_ms, soft.counts),
+        None if soft is None else soft.health,
+        None if asked is None or not is_source else _throttled(asked.get(state.name, {})),
+    )
+
+
+def _throttled(asked: Mapping[str, Advice]) -> int:
+    return sum(each.pause or each.rate < 1 for each in asked.values())
 
 
 def _ranges(job: JobView) -> int:

@@ -73,9 +73,7 @@ def test_each_alert_is_tested(broken: str, tmp_path: Path) -> None:
 # ---- one run, of everything that is real
 
 
-QUICK = Thresholds(
-    window_s=4, memory_s=3_600, lag_s=3, system_lag_s=3, soon_s=1, while_s=1, long_s=1
-)
+QUICK = Thresholds(window_s=4, lag_s=3, system_lag_s=3, soon_s=1, while_s=1, long_s=1)
 
 
 class Worker:
@@ -162,44 +160,48 @@ def test_faults_become_messages_and_end(
                 error.add_note(str(webhook.received()))
                 raise
 
-        for job in ("held", "lost"):
+        for job in ("held", "lost", "mute"):
             ok(client.put(f"/v1/jobs/{job}", json={"stages": {"s": {"shards": ["a", "b"]}}}), 201)
         # Prometheus must have seen the counts before they rise.
         wait_until(
             lambda: bool(prometheus.query('tidegauge_stage_late_total{job="lost"}')), "a scrape"
         )
 
-        # One shard of `held` stands still while the other one goes on. Of `lost` one has never reported,
-        # and the worker of the other is gone.
+        # One shard of `held` stands still while the other one goes on. The worker of one of `lost` is
+        # gone. One of `mute` has never reported.
         began = now_ms()
         fast, slow = Worker(client, "held", "a"), Worker(client, "held", "b")
         gone, other = Worker(client, "lost", "a", ttl_ms=1_000), Worker(client, "lost", "b")
-        for worker in (fast, slow, gone, other):
+        heard, mute = Worker(client, "mute", "a"), Worker(client, "mute", "b")
+        for worker in (fast, slow, gone, other, heard, mute):
             worker.claim()
         slow.report(began)
+        heard.report(began)
+        other.report(began)
         gone.report(began, late=3)
         held, lost = {"job": "held", "stage": "s"}, {"job": "lost", "stage": "s"}
+        unheard = {"job": "mute", "stage": "s"}
         with Beat(lambda: fast.report(now_ms())):
             await_all(
                 fires,
                 {
                     "TidegaugeLateRows": lost,
-                    "TidegaugeLeaseExpired": lost,
-                    "TidegaugeRangeNeverReported": lost,
+                    "TidegaugeNoWorker": lost,
+                    "TidegaugeRangeNeverReported": unheard,
                     "TidegaugeWatermarkStandsStill": held,
                     "TidegaugeLagRises": held,
                     "TidegaugeSystemLag": held,
                 },
             )
         gone.claim()
-        repaired = (fast, slow, gone, other)
+        repaired = (fast, slow, gone, other, heard, mute)
         with Beat(*(lambda w=worker: w.report(now_ms()) for worker in repaired)):
             await_all(
                 ends,
                 {
                     "TidegaugeLateRows": lost,
-                    "TidegaugeLeaseExpired": lost,
-                    "TidegaugeRangeNeverReported": lost,
+                    "TidegaugeNoWorker": lost,
+                    "TidegaugeRangeNeverReported": unheard,
                     "TidegaugeWatermarkStandsStill": held,
                     "TidegaugeLagRises": held,
                     "TidegaugeSystemLag": held,

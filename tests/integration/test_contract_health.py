@@ -277,3 +277,26 @@ async def test_the_overview_has_the_worst_first(gauge: InProcess):
 
 async def overview(gauge: InProcess) -> list[dict[str, Any]]:
     return ok(await gauge.client.get("/v1/overview"))["jobs"]
+
+
+async def test_health_and_throttled_shards_are_metrics(gauge: InProcess):
+    api = gauge.api()
+    throttle = {"groups": [{"stages": ["s"], "max_drift_ms": 10}]}
+    spec = {"stages": {"s": {"shards": ["0", "1"]}}, "throttle": throttle}
+    ok(await api.client.put(api.root, json=spec), 201)
+    run = await api.run("s")
+    token = await api.token("s", run=run)
+    await api.report("s", token, {"0": 5, "1": 500})
+
+    async def metrics() -> list[str]:
+        text = (await gauge.client.get("/metrics")).text
+        return [line for line in text.splitlines() if 'stage="s"' in line]
+
+    found = await metrics()
+    assert 'tidegauge_stage_health{health="ok",job="job",stage="s"} 1.0' in found
+    assert 'tidegauge_stage_health{health="failed",job="job",stage="s"} 0.0' in found
+    assert 'tidegauge_throttled_shards{job="job",stage="s"} 1.0' in found
+    await api.end(run, "failed")
+    found = await metrics()
+    assert 'tidegauge_stage_health{health="failed",job="job",stage="s"} 1.0' in found
+    assert sum(line.startswith("tidegauge_stage_health") for line in found) == 9

@@ -13,6 +13,7 @@ from service.aggregator import (
 from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.explain import Reason, Step
 from service.frontier.graph import Status
+from service.frontier.health import Health
 from service.frontier.timestamps import iso, to_wire
 
 
@@ -65,6 +66,7 @@ class ExplanationBody(Struct, frozen=True):
     stage: str
     output_watermark: Watermark
     status: Status
+    health: Annotated[Health, Meta(description="As in its watermark")]
     since: Annotated[
         Instant, Meta(description="Since when its watermarks and status are as they are")
     ]
@@ -91,6 +93,7 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         found.stage,
         to_wire(found.view.watermark.output),
         found.view.watermark.status,
+        found.health,
         iso(found.view.updated_at_ms),
         found.because,
         [StepBody(stage, step) for stage, step in found.path],
