@@ -58,6 +58,11 @@ class EpochCommitter(Protocol):
         """Why the query has to fail; None: it does not."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still supervises the query. A fenced query may go on without it."""
+        ...
+
     def wait_because(self, reason: str | None) -> None:
         """Keep the sources' leases while the query waits for this reason; None: it does not."""
         ...
@@ -245,7 +250,8 @@ class Feed:
             and not self._is_finalising
             and self._inputs[stage].is_current
         )
-        if is_settled or not config.ends_when_idle or latest is None or not self._is_active():
+        is_supervised = self._is_active() and self.supervisor.alive
+        if is_settled or not config.ends_when_idle or latest is None or not is_supervised:
             self._awaits_since_ms = None
             return False
         if self._gave_up or self.supervisor.failure is not None:

@@ -41,6 +41,7 @@ class Supervisor:
     """Commits at once, or never."""
 
     commits: bool = True
+    alive: bool = True
     committed: list[int] = field(default_factory=list[int])
     finalise_calls: int = 0
     finalises: bool = True
@@ -360,11 +361,14 @@ class TestDrained:
             query.clock.now_ms += 10 * POLL_MS
             assert following.next("r", STAGE, here) == Offset(END_MS, 3)
 
-    def test_one_that_is_being_stopped_does_not_wait(self) -> None:
-        query, supervisor = Query(FakeClock()), Supervisor(commits=False)
+    @pytest.mark.parametrize(("active", "alive"), [(False, True), (True, False)])
+    def test_one_that_is_being_stopped_or_was_fenced_does_not_wait(
+        self, active: bool, alive: bool
+    ) -> None:
+        query, supervisor = Query(FakeClock()), Supervisor(commits=False, alive=alive)
         with Answers(at(5)) as server:
             following = feed(server, query, supervisor, ends_when_idle=True)
-            following._is_active = lambda: False
+            following._is_active = lambda: active
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0, 5)
             assert following.next("r", STAGE, here) == here
