@@ -33,6 +33,7 @@ _INSTALL_LOOKS = 50
 """How often to look whether another replica has installed the incarnation that it has begun."""
 
 _POLL_S = 0.02
+_LONGEST_PAUSE_S = 0.5
 
 _RESTORED_AT_ONCE = 100
 """Jobs whose incarnations begin together. The others wait for the first to be installed."""
@@ -70,6 +71,7 @@ class Reconciler:
         Raises `UnknownJobError` if there is no such job, `UnavailableError` if it takes too long.
         """
         deadline_ms: int | None = None
+        pause_s = 0.0
         while True:
             try:
                 return await step()
@@ -79,12 +81,17 @@ class Reconciler:
                     deadline_ms = now_ms + _RESTORE_TIMEOUT_MS
                 # It may be lost again while it is restored, or another replica may begin its next
                 # incarnation meanwhile: then the next attempt finds that.
-                with suppress(StateLostError):
-                    await self.restore(job)
+                with suppress(StateLostError, TimeoutError):
+                    async with asyncio.timeout(_RESTORE_TIMEOUT_MS / 1_000):
+                        await self.restore(job)
                 if self._clock.steady_ms() > deadline_ms:
                     raise UnavailableError(
                         f"the state of job {job!r} is being restored: retry"
                     ) from None
+                # The first retry is at once. A state that is lost again and again is not restored in a
+                # loop that leaves nothing to others.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s + _POLL_S, _LONGEST_PAUSE_S)
 
     def note_installed(self, job: str, incarnation: int) -> None:
         """Note that this process has installed a job: if it is missing from now on, it is lost."""

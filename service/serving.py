@@ -17,7 +17,8 @@ import uvicorn
 from pydantic import ValidationError
 from uvicorn.supervisors import Multiprocess
 
-from service.app import SUPERVISOR, create_app, open_ledger
+from service.app import SUPERVISOR, create_app, open_ledger, open_live_store
+from service.clock import SystemClock
 from service.connection import GuardedProtocol
 from service.errors import CannotStartError, ProblemError
 from service.operator_keys import check_not_exposed, operator_keys
@@ -71,6 +72,8 @@ def read_settings(**options: object) -> Settings:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         return Settings(**given)  # type: ignore[arg-type]
+    except UnicodeDecodeError:
+        raise CannotStartError("the file .env cannot be read: it is not UTF-8") from None
     except ValidationError as error:
         first = error.errors()[0]
         member = "_".join(str(part) for part in first["loc"]).upper()
@@ -103,6 +106,7 @@ def _serve_many(settings: Settings, listeners: list[socket.socket], workers: int
     # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
     asyncio.run(_check_not_exposed(settings))
+    asyncio.run(_check_live_store(settings))
     # The processes are spawned, and read their settings from the environment. An operator's key is there
     # already, or in a file: it cannot be given as an option, which other users of the machine could see.
     given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key"})
@@ -139,6 +143,15 @@ async def _check_not_exposed(settings: Settings) -> None:
     finally:
         await ledger.close()
     check_not_exposed(settings, protected=protected)
+
+
+async def _check_live_store(settings: Settings) -> None:
+    """Raise `StoreRefusedError` if the live store cannot be used; one that is away may come back."""
+    store = open_live_store(settings.live_url, SystemClock())
+    try:
+        await store.open()
+    finally:
+        await store.close()
 
 
 class _Server(uvicorn.Server):
@@ -188,7 +201,10 @@ class _NoTracebackAtStart(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         message = record.getMessage()
-        refusals = ("StoreRefusedError", "UnavailableError", "CannotStartError")
+        refusals = (
+            *("StoreRefusedError", "UnavailableError", "CannotStartError"),
+            "Application startup failed",
+        )
         return not any(refusal in message for refusal in refusals)
 
 

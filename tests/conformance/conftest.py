@@ -16,6 +16,7 @@ from service.live.port import LiveStore
 from service.live.redis.store import RedisLiveStore
 from tests.support.clock import FakeClock
 from tests.support.postgres_server import PostgresServer
+from tests.support.redis_rights import documented, documented_in_cluster
 from tests.support.redis_server import RedisCluster, RedisServer
 from tests.support.stores import hasten
 
@@ -65,9 +66,11 @@ def live(
         case []:
             store = MemoryLiveStore(clock)
         case [server]:
-            store = RedisLiveStore(server.url, clock)
+            # As a user with no right that README does not list.
+            store = RedisLiveStore(documented(server), clock)
         case _:
-            store = RedisLiveStore(request.getfixturevalue("redis_cluster").url, clock)
+            cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+            store = RedisLiveStore(documented_in_cluster(cluster), clock)
     runner.run(store.open())
     yield store
     runner.run(store.close())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.postgres_server import PostgresServer
+from tests.support.redis_server import RedisServer
 from tests.support.server import Service
 
 
@@ -100,6 +102,53 @@ def test_a_taken_port_is_said_in_a_line(tmp_path: Path) -> None:
         done = run("serve", "--port", str(taken.getsockname()[1]), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("tidegauge: cannot listen on 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://HERE/99", "DB index is out of range. Choose another database"),
+        ("redis://HERE?db=-1", "DB index is out of range"),
+        ("redis://HERE/orders", "'orders' is not the number of a database"),
+        ("redis+sentinel://HERE/primary/0", "unknown command"),
+        ("redis+cluster://HERE", "the server is not a Cluster"),
+    ],
+)
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("doctor",)], ids=lambda c: c[0])
+def test_a_redis_that_cannot_be_used_is_said_in_a_line(
+    tmp_path: Path, redis_server: RedisServer, command: tuple[str, ...], url: str, says: str
+) -> None:
+    url = url.replace("HERE", f"127.0.0.1:{redis_server.port}")
+    done = run(*command, "--live-url", url, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert line.startswith(f"tidegauge: TIDEGAUGE_LIVE_URL '{url}' cannot be used: ")
+    assert says in line
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("doctor",), ("migrate",)])
+def test_settings_that_are_no_text_are_said_in_a_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / ".env").write_bytes(b"TIDEGAUGE_PORT=\xff")
+    done = run(*command, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "tidegauge: the file .env cannot be read: it is not UTF-8\n",
+    )
+
+
+def test_several_processes_refuse_a_wrong_database_in_a_line(
+    tmp_path: Path, redis_server: RedisServer, postgres_server: PostgresServer
+) -> None:
+    done = run(
+        *("serve", "--port", "0", "--workers", "2", "--live-url", f"{redis_server.url}/99"),
+        *("--ledger-url", postgres_server.database()),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert "DB index is out of range" in line
 
 
 def test_a_second_process_on_one_ledger_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ last writes. The step notices in the same atomic script that would have relied o
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -32,9 +35,15 @@ from redis.exceptions import (
 )
 
 from service.errors import StoreRefusedError, UnavailableError
+from service.live.redis import schema
 from service.live.redis.packing import Key
-from service.live.redis.scripts import script
+from service.live.redis.rights import DENIED, DeniedError, denied
+from service.live.redis.scripts import RIGHTS, script
 from service.redaction import shown
+
+log = logging.getLogger(__name__)
+
+CLIENT_NAME = "tidegauge"
 
 _CONNECTIONS = 32
 """To one server. Reports and reads are batched, so even a busy process needs only a few."""
@@ -45,13 +54,18 @@ _POOL_TIMEOUT_S = 3.0
 _PROBE_TTL_MS = 60_000
 
 _REFUSED = re.compile(
-    r"(?:^|[ -])(OOM|MISCONF|NOREPLICAS|READONLY|LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN|NOPERM) "
+    r"(?:^|[ -])(OOM|MISCONF|NOREPLICAS|READONLY|LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN) "
 )
 """Errors of a server that is up, but cannot take a write now.
 
 Of a plain command the code is the first word, or is taken off (then it is the error's `status_code`).
 Of a command within a script, older servers put it into the middle: `Error running script …: -OOM …`.
 """
+
+_WRONG_DATABASE = re.compile(r"DB index is out of range|invalid DB index|SELECT is not allowed")
+
+_RIGHTS_PAUSE_S = 0.5
+"""How often a server that has refused a command is asked for the rights that are missing."""
 
 _WRONG_TYPE = re.compile(r"(?:^|[ -])WRONGTYPE ")
 
@@ -126,6 +140,10 @@ class RedisClient:
         self._pool: Any = getattr(client, "connection_pool", None)
         manager: Any = getattr(self._pool, "sentinel_manager", None)
         self._sentinels: Sequence[Any] = () if manager is None else manager.sentinels
+        self._url = url
+        self._denied: DeniedError | None = None
+        self._rights_checked_s = 0.0
+        self._checking_rights: asyncio.Task[None] | None = None
         # Any argument that `_Encoder` knows, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
@@ -137,11 +155,119 @@ class RedisClient:
         Raises `UnavailableError`, `WrongTypeError`. A broken connection is retried once, since it may
         have broken long ago, unless the step must not be run twice.
         """
+        await self.confirm_rights()
         return await self._retried(lambda: self._evaluate(name, keys, args), 2 if repeatable else 1)
 
     async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
         """Run a plain command, which may be repeated. Raises `UnavailableError`, `WrongTypeError`."""
+        await self.confirm_rights()
         return await self._retried(lambda: self._send(*parts), 2)
+
+    # ---- rights
+
+    async def confirm_rights(self) -> None:
+        """Return if the user lacks no right, as far as is known. Raises `DeniedError`.
+
+        After a refusal nothing is sent, until every right is there: a script that is refused a command
+        in its middle is not rolled back.
+        """
+        if self._refusal() is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        if self._checking_rights is None and now_s >= self._rights_checked_s + _RIGHTS_PAUSE_S:
+            self._checking_rights = asyncio.ensure_future(self.check_rights())
+            self._checking_rights.add_done_callback(self._rights_are_checked)
+        if self._checking_rights is not None:
+            # Shielded: a client that gives up must not cancel what others wait for.
+            await asyncio.shield(self._checking_rights)
+        refusal = self._refusal()
+        if refusal is not None:
+            raise DeniedError(refusal.right, refusal.words)
+
+    def _refusal(self) -> DeniedError | None:
+        return self._denied
+
+    def _rights_are_checked(self, task: asyncio.Task[None]) -> None:
+        self._rights_checked_s = asyncio.get_running_loop().time()
+        self._checking_rights = None
+        if not task.cancelled():
+            # Retrieved, whether or not somebody still waits for it.
+            task.exception()
+
+    async def check_rights(self) -> None:
+        """Try every right that is needed. Raises `DeniedError`, which names all that are missing."""
+        missing = await self.missing_rights()
+        if not missing:
+            if self._denied is not None:
+                log.warning("the live store's user may use %s again", self._denied.right)
+            self._denied = None
+            return
+        self._denied = DeniedError(", ".join(missing), next(iter(missing.values())))
+        raise self._denied
+
+    async def missing_rights(self) -> Mapping[str, str]:
+        """Try every right that is needed; return those that are missing, each with the server's words.
+
+        Nothing is left behind, and no job is touched. Raises `UnavailableError`, or `StoreRefusedError`
+        if the server is of another kind.
+        """
+        missing: dict[str, str] = {}
+        probe = schema.RIGHTS_PROBE
+        plain: tuple[tuple[bytes | str | int, ...], ...] = (
+            ("INFO", "server"),
+            ("PING",),
+            ("CLIENT", "SETNAME", CLIENT_NAME),
+            ("SMEMBERS", schema.JOBS),
+            ("EVAL", "return 1", 1, probe),
+        )
+        for parts in plain:
+            try:
+                await self._retried(partial(self._send, *parts), 2)
+            except DeniedError as error:
+                missing.setdefault(error.right, error.words)
+            except ResponseError:
+                # Refused for another reason: in a cluster, some have no meaning.
+                continue
+        found: Sequence[bytes] = ()
+        try:
+            found = await self._retried(
+                lambda: self._evaluate(RIGHTS, [probe], [schema.channel("")]), 2
+            )
+        except DeniedError as error:
+            missing.setdefault(error.right, error.words)
+        except ResponseError as error:
+            # Not even that: it is another kind of server than the URL has it.
+            raise StoreRefusedError(
+                f"TIDEGAUGE_LIVE_URL {shown(self._url)} cannot be used: Redis says: {error}"
+            ) from None
+        for command, words in zip(found[::2], found[1::2], strict=True):
+            said = words.decode()
+            if DENIED.search(said) is not None:
+                of_channel = "channel" in said or "key" in said
+                right = _denied(said).right if of_channel else command.decode()
+                missing.setdefault(right, said)
+        try:
+            await self._try_listening()
+        except DeniedError as error:
+            missing.setdefault(error.right, error.words)
+        return missing
+
+    async def _try_listening(self) -> None:
+        client: Any = await self._hint_source()
+        pubsub = client.pubsub()
+        try:
+            await pubsub.psubscribe(schema.CHANNELS)
+            await pubsub.get_message(timeout=_TIMEOUT_S)
+        except ResponseError as error:
+            raise _translated(error, self._url) from error
+        except (RuntimeError, AttributeError) as error:
+            raise _unavailable(_broken(error)) from error
+        except (RedisError, OSError) as error:
+            raise _unavailable(error) from error
+        finally:
+            await pubsub.aclose()
+            if client is not self._client:
+                await client.aclose()
 
     async def _retried(self, attempt: Callable[[], Awaitable[Any]], tries: int) -> Any:  # noqa: ANN401
         while True:
@@ -165,19 +291,23 @@ class RedisClient:
         source, digest = script(name)
         rest = (len(keys), *keys, SERVER, *args)
         try:
-            return await self._send("EVALSHA", digest, *rest)
+            return await self._send("EVALSHA", digest, *rest, source=source)
         except NoScriptError:
             # Redis forgets scripts when it restarts. EVAL loads this one again.
-            return await self._send("EVAL", source, *rest)
+            return await self._send("EVAL", source, *rest, source=source)
 
-    async def _send(self, *parts: object) -> Any:  # noqa: ANN401
+    async def _send(self, *parts: object, source: str | None = None) -> Any:  # noqa: ANN401
         try:
             return await self._execute(*parts)
         except NoScriptError:
             raise
         except ResponseError as error:
-            raise _translated(error) from error
+            translated = _translated(error, self._url, source)
+            if isinstance(translated, DeniedError):
+                self._denied = translated
+            raise translated from error
         except RedisClusterException as error:
+            self._check_is_cluster(error)
             raise RedisConnectionError(str(error)) from error
         except (RuntimeError, AttributeError) as error:
             raise _broken(error) from error
@@ -203,6 +333,8 @@ class RedisClient:
                     await pubsub.ping()
                 elif message["type"] == "pmessage":
                     yield message["channel"].decode(), message["data"]
+        except ResponseError as error:
+            raise _translated(error, self._url) from error
         except (RuntimeError, AttributeError) as error:
             raise _unavailable(_broken(error)) from error
         except (RedisError, OSError) as error:
@@ -218,6 +350,9 @@ class RedisClient:
             return self._client
         try:
             await self._client.initialize()
+        except RedisClusterException as error:
+            self._check_is_cluster(error)
+            raise _unavailable(error) from error
         except (RedisError, OSError) as error:
             raise _unavailable(error) from error
         node = self._client.get_random_node()
@@ -227,6 +362,14 @@ class RedisClient:
             if name in ("username", "password", "socket_timeout", "socket_connect_timeout")
         }
         return Redis(host=node.host, port=int(node.port), **options)
+
+    def _check_is_cluster(self, error: RedisClusterException) -> None:
+        """Raise `StoreRefusedError` if the server is a single one."""
+        if "Cluster mode is not enabled" in str(error):
+            raise StoreRefusedError(
+                f"TIDEGAUGE_LIVE_URL {shown(self._url)} cannot be used: the server is not a Cluster. Use"
+                " redis://…"
+            ) from None
 
     async def close(self) -> None:
         """Close every connection."""
@@ -247,9 +390,23 @@ def _broken(error: RuntimeError | AttributeError) -> RedisConnectionError:
     return RedisConnectionError(str(error))
 
 
-def _translated(error: ResponseError) -> Exception:
-    """Say what a server's error means; return the error itself if it is none that was foreseen."""
+def _denied(words: str, source: str | None = None) -> DeniedError:
+    return denied(words, schema.CHANNELS, schema.KEYS, source=source)
+
+
+def _translated(error: ResponseError, url: str, source: str | None = None) -> Exception:
+    """Return the error that a server's reply means; the reply itself if it was not foreseen.
+
+    `source` is the script that failed; None: it was a plain command.
+    """
     message = f"{error.status_code or ''} {error}"
+    if DENIED.search(message):
+        return _denied(str(error), source)
+    if _WRONG_DATABASE.search(message):
+        return StoreRefusedError(
+            f"TIDEGAUGE_LIVE_URL {shown(url)} cannot be used: {error}. Choose another database"
+            " (…/0), or raise `databases` in Redis"
+        )
     if _WRONG_TYPE.search(message):
         return WrongTypeError(str(error))
     refused = _REFUSED.search(message)
@@ -276,6 +433,9 @@ def _client(url: str) -> Redis | RedisCluster:
         case "cluster":
             return _cluster(parts, tls=scheme == "rediss")
         case _:
+            database = parts.path.strip("/")
+            if database and not database.isdecimal():
+                raise ValueError(f"{database!r} is not the number of a database: write …/0")
             options: dict[str, Any] = {**parse_url(url)} | _options()
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS, timeout=_POOL_TIMEOUT_S, **options
@@ -309,7 +469,7 @@ def _options() -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "redis_connect_func": _ask_run_id,
         "encoder_class": _Encoder,
-        "client_name": "tidegauge",
+        "client_name": CLIENT_NAME,
     }
 
 

@@ -25,8 +25,20 @@ async def examine(url: str, clock: Clock) -> Sequence[Finding]:
 
 
 async def _examine(client: RedisClient, clock: Clock) -> list[Finding]:
+    missing = await client.missing_rights()
+    if missing:
+        return [
+            Finding(
+                "live store's rights",
+                "fault",
+                f"its user may not use {', '.join(missing)}: grant it (README, *Settings that matter*)",
+            )
+        ]
     await client.probe(schema.PROBE)
-    found = [Finding("live store", "ok", "answers, and takes writes")]
+    found = [
+        Finding("live store", "ok", "answers, and takes writes"),
+        Finding("live store's rights", "ok", "its user may do all that is needed"),
+    ]
     info = _fields(await client.command("INFO"))
     version = info.get("redis_version", "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

@@ -47,6 +47,10 @@ JOBS: Key = "tidegauge:jobs"
 PROBE: Key = "tidegauge:probe"
 """Written to prove that the server takes writes."""
 
+RIGHTS_PROBE: Key = "tidegauge:rights"
+"""Written and removed to find out which commands the user may run."""
+
+KEYS = "tidegauge:*"
 CHANNELS = "tidegauge:changes:*"
 
 _VIEW = struct.Struct("<dd?ddd")

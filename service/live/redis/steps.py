@@ -27,6 +27,7 @@ from service.live.redis import schema
 from service.live.redis.client import RedisClient, WrongTypeError
 from service.live.redis.lookups import Lookups
 from service.live.redis.packing import pack
+from service.live.redis.rights import DeniedError
 from service.live.redis.schema import JobLayout
 from service.live.redis.spans import ResolvedReport
 from service.model.jobs import Census, JobView
@@ -97,6 +98,10 @@ class Steps:
         self.clock = clock
         self.caches: dict[str, JobCache] = {}
         self.lookups = Lookups()
+        self._torn: set[str] = set()
+        """Jobs of which a script was refused a command in its middle. They are kept while the right is
+        missing. Once it is back they are dropped, and restored from the ledger: a part of that step may
+        have been written."""
 
     def cache(self, job: str) -> JobCache:
         """Return what is remembered of a job."""
@@ -167,8 +172,16 @@ class Steps:
         self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
     ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a script with these keys. Raises `StateLostError`, `UnavailableError`."""
+        if job in self._torn:
+            await self.drop(job)
+            self._torn.discard(job)
+            raise StateLostError(job)
         try:
             return await self.client.step(name, keys, *args, repeatable=repeatable)
+        except DeniedError as error:
+            if error.may_have_written:
+                self._torn.add(job)
+            raise
         except WrongTypeError as error:
             await self.drop(job)
             raise StateLostError(job) from error

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from service.clock import Clock
-from service.errors import UnavailableError
+from service.errors import StoreRefusedError, UnavailableError
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
 from service.live.port import Watch, new_token
@@ -49,6 +49,7 @@ from service.tasks import end_task
 log = logging.getLogger(__name__)
 
 _LISTEN_RETRY_S = 0.2
+_LONGEST_LISTEN_RETRY_S = 2.0
 
 
 class RedisLiveStore:
@@ -65,6 +66,9 @@ class RedisLiveStore:
 
     async def open(self) -> None:
         """See the port."""
+        with contextlib.suppress(UnavailableError):
+            # Known before the first step, so that none is refused in its middle.
+            await self._client.check_rights()
         self._listening = asyncio.create_task(self._listen(), name="listen")
 
     async def close(self) -> None:
@@ -75,6 +79,7 @@ class RedisLiveStore:
 
     async def ping(self) -> None:
         """See the port."""
+        await self._client.check_rights()
         await self._client.probe(schema.PROBE)
 
     # ---- jobs
@@ -248,16 +253,21 @@ class RedisLiveStore:
 
     async def _listen(self) -> None:
         """Listen to what other processes publish. A message is only a hint: who is woken reads again."""
+        pause_s = _LISTEN_RETRY_S
         while True:
             try:
                 async with contextlib.aclosing(self._hints()) as hints:
                     async for hint in hints:
                         self._handle(hint)
-            except UnavailableError as error:
+                        # The first is sent before the server has answered.
+                        if hint is not None:
+                            pause_s = _LISTEN_RETRY_S
+            except (UnavailableError, StoreRefusedError) as error:
                 log.warning("cannot listen to other replicas, retrying: %s", error.detail)
             except Exception:
                 log.exception("listening to other replicas failed; retrying")
-            await asyncio.sleep(_LISTEN_RETRY_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_LISTEN_RETRY_S)
 
     def _hints(self) -> AsyncGenerator[Hint]:
         return self._client.hints(schema.CHANNELS)
