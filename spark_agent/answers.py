@@ -227,6 +227,7 @@ class ExplainAnswer(TypedDict):
     stage: str
     output_watermark: int | None
     status: str
+    health: NotRequired[Health]
     since: str
     because: str
     path: Sequence[StepAnswer]

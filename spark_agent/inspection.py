@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -30,10 +30,18 @@ from spark_agent.answers import (
     HeldByAnswer,
     HolderAnswer,
     JobsAnswer,
-    SnapshotAnswer,
+    ProblemLine,
     WatermarkAnswer,
 )
 from spark_agent.client import Client
+from spark_agent.health import (
+    health_text,
+    problem_lines,
+    problems_of,
+    range_text,
+    stage_text,
+    style_of,
+)
 from spark_agent.polling import eta_text
 from spark_agent.times import INSTANT_FORMS, instant_text, read_instant_ms
 
@@ -63,7 +71,7 @@ def show(
         if job is None:
             _show_jobs(client.jobs(), json_=json_)
         elif stage is None:
-            _show_stages(client.snapshot(job), json_=json_)
+            _show_stages(client, job, json_=json_)
         else:
             _show_stage(client, job, stage, json_=json_)
 
@@ -76,28 +84,40 @@ def _show_jobs(found: JobsAnswer, *, json_: bool) -> None:
     print_table(("job", "generation", "stages"), rows)
 
 
-def _show_stages(found: SnapshotAnswer, *, json_: bool) -> None:
+def _show_stages(client: Client, job: str, *, json_: bool) -> None:
+    found = client.snapshot(job)
+    problems = problems_of(client, job)
     if json_:
-        typer.echo(json.dumps(found))
-    else:
-        _print_stages(found["watermarks"])
+        typer.echo(json.dumps({**found, "problems": problems}))
+        return
+    _print_stages(found["watermarks"])
+    _print_problems(problems)
+
+
+def _print_problems(problems: Sequence[ProblemLine]) -> None:
+    if problems:
+        typer.echo()
+    for line in problem_lines(problems):
+        output().print(line)
 
 
 def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
+    problems = [each for each in problems_of(client, job) if each["stage"] == stage]
     if json_:
-        typer.echo(json.dumps({"watermark": watermark, "held_by": ranges}))
+        typer.echo(json.dumps({"watermark": watermark, "held_by": ranges, "problems": problems}))
         return
     _print_stages({stage: watermark})
+    _print_problems(problems)
     if ranges:
         typer.echo()
         print_table(
-            ("held by", "status", "promise", "holds", "holder", "reported at"),
+            ("held by", "health", "promise", "holds", "holder", "reported at"),
             [
                 (
                     each["range"],
-                    each["status"],
+                    range_text(each, watermark.get("health")),
                     instant_text(each["promise"]),
                     ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
                     each["holder"] or "nobody",
@@ -110,11 +130,11 @@ def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
 
 def _print_stages(watermarks: Mapping[str, WatermarkAnswer]) -> None:
     print_table(
-        ("stage", "status", "input watermark", "output watermark", "reported", "leased", "since"),
+        ("stage", "health", "input watermark", "output watermark", "reported", "leased", "since"),
         [
             (
                 name,
-                each["status"],
+                stage_text(each),
                 instant_text(each["input_watermark"]),
                 instant_text(each["output_watermark"]),
                 f"{each['ranges']['reported']}/{each['ranges']['total']}",
@@ -239,7 +259,9 @@ def _tree(found: ExplainAnswer) -> Tree:
     since = f", since {found['since']}" if found["since"] else ""
     where = instant_text(found["output_watermark"])
     # As plain text throughout: names may look like markup.
-    root = Tree(Text(f"{found['stage']}: {where} ({found['status']}{since})"))
+    stands = found.get("health", "ok")
+    shown = found["status"] if stands == "ok" else health_text(stands)
+    root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
     root.add(Text(found["because"]))
     branch = root
     for step in found["path"]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
@@ -28,14 +28,26 @@ from spark_agent.admin import (
     explained,
     print_table,
 )
-from spark_agent.answers import MAX_MS, SnapshotAnswer, WatermarkAnswer
+from spark_agent.answers import MAX_MS, Health, ProblemLine, SnapshotAnswer, WatermarkAnswer
 from spark_agent.client import Client
 from spark_agent.clock import SystemClock
 from spark_agent.errors import Refused, Unavailable, UnknownJob
+from spark_agent.health import (
+    badness,
+    health_text,
+    problem_lines,
+    problems_of,
+    range_text,
+    stage_text,
+    style_of,
+    worst,
+)
 from spark_agent.times import duration_text, instant_text
 
 _AT_ONCE: Final = 4
 _UNKNOWN_FIRST: Final = MAX_MS
+_PROBLEMS: Final = 5
+"""Problems that `watch` lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class JobState:
     stages: int
     slowest: str
     status: str
+    health: Health | None
+    """The worst of its stages; None: it is not known."""
     output_watermark: int | None
     data_lag_ms: int | None
     system_lag_ms: int | None
@@ -62,13 +76,19 @@ def jobs(
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Show every job by its slowest stage, those that are furthest behind first.
+    """Show every job by its health and its slowest stage: the worst first, then the furthest behind.
 
     Examples: `tidegauge jobs`, `tidegauge jobs 'scores-*' --json`
     """
     with explained("jobs", url, READER):
         found = list(_states(client_of(url, key_file), pattern))
-    found.sort(key=lambda each: (-_lag(each.output_watermark, each.data_lag_ms), each.job))
+    found.sort(
+        key=lambda each: (
+            badness(each.health),
+            -_lag(each.output_watermark, each.data_lag_ms),
+            each.job,
+        )
+    )
     if json_:
         typer.echo(json.dumps({"jobs": [asdict(each) for each in found[:limit]]}))
         return
@@ -77,7 +97,7 @@ def jobs(
             "job",
             "stages",
             "slowest stage",
-            "status",
+            "health",
             "output watermark",
             "lag",
             "system lag",
@@ -88,7 +108,7 @@ def jobs(
                 each.job,
                 each.stages,
                 each.slowest,
-                each.status,
+                each.status if each.health in {None, "ok"} else health_text(each.health),
                 instant_text(each.output_watermark),
                 duration_text(each.data_lag_ms),
                 duration_text(each.system_lag_ms),
@@ -124,6 +144,7 @@ def _state(job: str, found: SnapshotAnswer) -> JobState:
         len(stages),
         slowest,
         stage["status"],
+        worst(each.get("health") for each in stages.values()),
         stage["output_watermark"],
         stage.get("data_lag_ms"),
         stage.get("system_lag_ms"),
@@ -169,7 +190,7 @@ def watch(
         looks = _looks(client, job, interval, count)
         if json_:
             for look in looks:
-                typer.echo(json.dumps({"error": look.lost} if look.lost else look.found))
+                typer.echo(json.dumps({"error": look.lost} if look.lost else _as_json(look)))
             return
         with suppress(KeyboardInterrupt):
             if console.is_terminal:
@@ -177,6 +198,10 @@ def watch(
             else:
                 for look in looks:
                     console.print(_screen(job, look), Text())
+
+
+def _as_json(look: Look) -> Mapping[str, object]:
+    return {**(look.found or {}), "problems": look.problems}
 
 
 def _watch_live(console: Console, job: str, looks: Iterable[Look], *, full_screen: bool) -> None:
@@ -193,6 +218,7 @@ class Look:
     found: SnapshotAnswer | None
     because: str = ""
     """What holds the slowest stage back."""
+    problems: Sequence[ProblemLine] = ()
     lost: str = ""
     """Why the service could not be asked; then `found` is what was seen before."""
 
@@ -202,11 +228,11 @@ def _looks(client: Client, job: str, interval_s: float, count: int) -> Iterator[
     while True:
         try:
             found = client.snapshot(job)
-            seen = Look(found, _because(client, job, found))
+            seen = Look(found, _because(client, job, found), problems_of(client, job))
         except Unavailable as error:
             if seen.found is None:
                 raise
-            seen = Look(seen.found, seen.because, str(error))
+            seen = replace(seen, lost=str(error))
         yield seen
         looks += 1
         if looks == count:
@@ -227,28 +253,31 @@ def _screen(job: str, look: Look, height: int | None = None) -> Group:
     found = look.found
     assert found is not None  # noqa: S101  (narrows the type: the first look raises instead)
     table = Table(box=None, pad_edge=False)
-    for column in ("stage", "status", "input watermark", "output watermark"):
+    for column in ("stage", "health", "input watermark", "output watermark"):
         table.add_column(column, no_wrap=True)
     for column in ("lag", "system lag", "reported", "leased", "late"):
         table.add_column(column, justify="right", no_wrap=True)
     slowest = slowest_stage(found)
     rows = list(found["watermarks"].items())
+    problems = problem_lines(look.problems)[:_PROBLEMS]
     # The title, the heading, what holds it back, and what is not shown.
-    shown = len(rows) if height is None else max(1, height - 5)
+    shown = len(rows) if height is None else max(1, height - 5 - len(problems))
     for name, stage in rows[:shown]:
-        table.add_row(*_row(name, stage), style="yellow" if name == slowest else None)
+        style = style_of(stage.get("health")) or ("yellow" if name == slowest else None)
+        table.add_row(*_row(name, stage), style=style)
     title = Text(f"{job}, generation {found['generation']}", style="bold")
     if look.lost:
         title.append(f"  not connected: {look.lost}", style="bold red")
     more = [Text(f"and {len(rows) - shown:,} more stages")] if len(rows) > shown else []
-    return Group(title, table, *more, Text(look.because, style="yellow"))
+    because = [] if problems else [Text(look.because, style="yellow")]
+    return Group(title, table, *more, *problems, *because)
 
 
 def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
     ranges, late = stage["ranges"], stage.get("late", 0)
     cells = (
         name,
-        stage["status"],
+        stage_text(stage),
         instant_text(stage["input_watermark"]),
         instant_text(stage["output_watermark"]),
         duration_text(stage.get("data_lag_ms")),
@@ -279,16 +308,18 @@ def ranges(
     `tidegauge ranges scores average --order range --limit 1000 --json`
     """
     with explained("ranges", url, READER):
-        found = client_of(url, key_file).ranges(job, stage, limit=limit, order=order)
+        client = client_of(url, key_file)
+        found = client.ranges(job, stage, limit=limit, order=order)
+        health = None if json_ else client.show(job, stage).get("health")
     if json_:
         typer.echo(json.dumps(found))
         return
     print_table(
-        ("range", "status", "promise", "holds", "holder", "lease ends in", "reported at"),
+        ("range", "health", "promise", "holds", "holder", "lease ends in", "reported at"),
         [
             (
                 each["range"],
-                each["status"],
+                range_text(each, health),
                 instant_text(each["promise"]),
                 ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
                 each["holder"] or "nobody",

@@ -24,7 +24,7 @@ def test_jobs(flights: Flights, service: Service, open_page: Opened):
         expect(row).to_contain_text("newark")
         expect(row).to_contain_text("2013-01-")
         expect(row.get_by_role("img", name="moved in the last hour", exact=True)).to_be_visible()
-        expect(page.locator('tr[data-job="quiet-one"]')).to_contain_text("waiting")
+        expect(page.locator('tr[data-job="quiet-one"]')).to_contain_text("silent")
         expect(page.get_by_role("img", name="has not moved in the last hour").first).to_be_visible()
 
 

@@ -13,6 +13,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {number} generation
  * @property {number} version
  * @property {"unknown" | "active" | "idle" | "final"} status
+ * @property {string | null} [health]
  * @property {number | null} input_watermark
  * @property {number | null} output_watermark
  * @property {{total: number, reported: number, idle: number, final: number, leased: number}} ranges

@@ -5,7 +5,7 @@ import { NODE, curve, layout } from "../lib/layout.js";
 import { changed, go, link } from "../lib/route.js";
 import { duration, instant, isEnd, isInstant, lag } from "../lib/time.js";
 import { Following, Unchanged } from "./following.js";
-import { SIGNS, wordOf } from "./status.js";
+import { kindOf, signOf, wordOf } from "./status.js";
 
 const MARGIN = 12;
 const ZOOMS = [0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.25];
@@ -16,6 +16,7 @@ const NAME_LENGTH = 24;
 /** The reasons of the API, as words under a stage. */
 export const REASONS = {
   never_reported: "has never reported",
+  ended: "is as the last run has left it",
   lease_expired: "nobody has a lease on it",
   waiting_for_commit: "waits for a commit",
   throttled: "is asked to pause",
@@ -110,15 +111,15 @@ class EdgeLine extends Following {
 class StageBox extends Following {
   render({ name, place, store, node, held, range, more, zone }) {
     const stage = store.stages.get(name);
-    const status = stage?.status ?? "unknown";
+    const kind = kindOf(stage);
     const lines = [instant(stage?.output_watermark ?? null, zone), lags(stage, now()), reported(stage, node)];
-    return html`<a href=${link({ job: store.job, stage: name })} class=${`stage ${status}${held ? " held" : ""}`} data-stage=${name}
-      aria-label=${`${name}, ${wordOf(status)}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
+    return html`<a href=${link({ job: store.job, stage: name })} class=${`stage ${kind}${held ? " held" : ""}`} data-stage=${name}
+      aria-label=${`${name}, ${wordOf(kind)}: ${lines.join(", ")}${held ? ", on the path that holds back" : ""}`}>
       <title>${name}</title>
       <g transform=${`translate(${place.x} ${place.y})`}>
         <rect class="box" width=${NODE.width} height=${NODE.height} rx="6" />
         <text class="name" x="12" y="22">${shortened(name)}</text>
-        <text class="sign" x=${NODE.width - 12} y="22">${SIGNS[status]}</text>
+        <text class="sign" x=${NODE.width - 12} y="22">${signOf(kind)}</text>
         <text class="output" x="12" y="44">${lines[0]}</text>
         <text x="12" y="63">${lines[1]}</text>
         <text x="12" y="81">${lines[2]}</text>

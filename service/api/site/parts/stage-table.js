@@ -37,7 +37,7 @@ function Table({ store, graph, held: joined, route, zone, nowMs }) {
     </div>
     <div class="scroll"><table class="cards">
       <caption class="hidden">Stages, each after its inputs</caption>
-      <thead><tr><th scope="col">Stage</th><th scope="col">Status</th><th scope="col">Output watermark</th>
+      <thead><tr><th scope="col">Stage</th><th scope="col">Health</th><th scope="col">Output watermark</th>
         <th scope="col">Data lag</th><th scope="col">System lag</th><th scope="col">Ranges reported</th>
         <th scope="col">Late rows</th><th scope="col"><span class="hidden">Explanation</span></th></tr></thead>
       <tbody>${names.slice(0, limit).map((name) => html`<${Row} key=${name} name=${name} store=${store} route=${route}
@@ -55,7 +55,7 @@ class Row extends Following {
     const system = stage?.processing_watermark;
     return html`<tr class=${held ? "held" : ""}>
       <th scope="row"><a href=${link({ job, stage: name })}>${name}</a></th>
-      <td data-label="Status"><${Status} status=${stage?.status ?? "unknown"} /></td>
+      <td data-label="Health"><${Status} of=${stage} /></td>
       <td data-label="Output watermark" class="time">${instant(output, zone)}</td>
       <td data-label="Data lag">${isEnd(output) ? "–" : duration(lag(output, nowMs))}</td>
       <td data-label="System lag">${isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"}</td>

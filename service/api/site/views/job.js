@@ -5,6 +5,7 @@ import { Connection } from "../parts/connection.js";
 import { Danger } from "../parts/danger.js";
 import { Explanation, useExplanation } from "../parts/explanation.js";
 import { Graph } from "../parts/graph.js";
+import { Problems } from "../parts/problems.js";
 import { StageTable } from "../parts/stage-table.js";
 
 /** How often lags are written again of stages that have not moved. */
@@ -24,6 +25,7 @@ export function JobView({ route, me, zone }) {
   return html`
     <div class="heading"><h1>${route.job}</h1><${Connection} connection=${store.connection} /></div>
     ${ready && html`
+      <${Problems} job=${route.job} />
       <${Graph} ...${given} />
       <${Explanation} why=${why} zone=${zone} nowMs=${nowMs} />
       <${StageTable} ...${given} />

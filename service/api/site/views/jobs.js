@@ -1,4 +1,4 @@
-/** All jobs: what stands still for longest comes first. */
+/** All jobs: the worst health first, and of equal ones what stands still for longest. */
 import { read } from "../lib/api.js";
 import { html, useRef } from "../lib/html.js";
 import { useNow, usePoll } from "../lib/hooks.js";
@@ -26,8 +26,8 @@ export function JobsView({ route, zone }) {
     ${data && !data.total && html`<p class="empty">There are no jobs yet. A pipeline defines its own when it starts;
       <code>make demo</code> shows one.</p>`}
     ${data && data.total > 0 && html`<div class="scroll"><table class="cards">
-      <caption class="hidden">Jobs, the one that stands still for longest first</caption>
-      <thead><tr><th scope="col">Job</th><th scope="col">Status</th><th scope="col">Slowest stage</th>
+      <caption class="hidden">Jobs, the worst first</caption>
+      <thead><tr><th scope="col">Job</th><th scope="col">Health</th><th scope="col">Slowest stage</th>
         <th scope="col">Output watermark</th><th scope="col">Lag</th><th scope="col">Unchanged for</th>
         <th scope="col">Last hour</th></tr></thead>
       <tbody>${data.jobs.map((job) => html`<${Row} key=${job.job} job=${job} nowMs=${nowMs} zone=${zone} />`)}</tbody>
@@ -57,7 +57,7 @@ function Row({ job, nowMs, zone }) {
   const still = job.status !== "final" && stillMs > STILL_MS;
   return html`<tr data-job=${job.job}>
     <th scope="row"><a href=${link({ job: job.job })}>${job.job}</a> <small>${counted(job.stages, "stage")}</small></th>
-    <td data-label="Status"><${Status} status=${job.status} /></td>
+    <td data-label="Health" title=${job.because ?? undefined}><${Status} of=${job} /></td>
     <td data-label="Slowest stage"><a href=${link({ job: job.job, stage: job.slowest })}>${job.slowest}</a></td>
     <td data-label="Output watermark" class="time">${instant(job.output_watermark, zone)}</td>
     <td data-label="Lag">${isEnd(job.output_watermark) ? "–" : duration(lag(job.output_watermark, nowMs))}</td>

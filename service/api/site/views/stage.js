@@ -34,7 +34,7 @@ function Facts({ stage, zone, nowMs }) {
   const system = stage.processing_watermark;
   const { total, reported, idle, final, leased } = stage.ranges;
   const facts = [
-    ["Status", html`<${Status} status=${stage.status} />`],
+    ["Health", html`<${Status} of=${stage} />`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
     ["Input watermark", stage.input_watermark === null ? "–" : html`<span class="time">${instant(stage.input_watermark, zone)}</span>`],
     ["Data lag", isEnd(stage.output_watermark) ? "–" : duration(lag(stage.output_watermark, nowMs))],

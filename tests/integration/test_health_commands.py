@@ -1,0 +1,86 @@
+"""The commands speak from health and problems: the dead are not shown as alive."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from spark_agent.client import Client
+from spark_agent.messages import RangeReport, Rank
+from tests.support.server import Service
+from tests.unit.agent.test_inspection import run
+
+SHARDS = [f"c-{k:02}" for k in range(24)]
+STAGES = {
+    "clicks": {"shards": SHARDS},
+    "both": {"inputs": ["clicks"], "passthrough": True},
+}
+BECAUSE = r"24 of 24 ranges of clicks have no worker since [^(]*\(their last run was stopped\)"
+
+
+class Job:
+    """A job whose only run ends."""
+
+    def __init__(self, service: Service, name: str, outcome: str) -> None:
+        self.url, self.name = service.url, name
+        client = Client(service.url, patience_ms=30_000)
+        client.declare(name, STAGES)
+        opened = client.open_run(name, ["clicks"], holder="driver-1")
+        lease = client.claim(
+            name, "clicks", None, holder="exec-3", ttl_ms=600_000, rank=Rank(opened, 0, 0)
+        )
+        client.report(name, "clicks", lease, {each: RangeReport(5) for each in SHARDS})
+        if outcome == "finished" or outcome == "stopped":
+            client.end_run(name, opened, outcome)
+
+    def run(self, command: str, *arguments: str) -> str:
+        done = run(command, self.name, *arguments, "--url", self.url)
+        assert done.exit_code == 0, done.stderr
+        return re.sub(r"\s+", " ", done.stdout)
+
+
+@pytest.fixture
+def job_name(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"\W+", "-", request.node.name)[:100]
+
+
+def test_the_dead_are_not_shown_as_alive(server: Service, job_name: str) -> None:
+    """`show`, `ranges`, `jobs` and `watch` said active."""
+    job = Job(server, job_name, "stopped")
+    shown = job.run("show")
+    assert "clicks no worker" in shown
+    assert "both waiting" in shown
+    assert re.search(rf"no worker: {BECAUSE}; for it waits both", shown)
+    assert "active" not in shown
+    of_stage = job.run("show", "clicks")
+    assert "c-00 no worker" in of_stage
+    assert "active" not in of_stage
+    assert "active" not in job.run("ranges", "clicks")
+    assert re.search(f"both waits for clicks: {BECAUSE}", job.run("explain", "both"))
+    watched = job.run("watch", "--count", "1")
+    assert re.search(BECAUSE, watched)
+    assert "active" not in watched
+    assert f"{job_name} 2 both no worker" in job.run("jobs")
+    found = json.loads(job.run("show", "--json"))
+    assert [each["health"] for each in found["problems"]] == ["no_worker"]
+    [line] = json.loads(job.run("jobs", "--json"))["jobs"]
+    assert (line["health"], line["status"]) == ("no_worker", "active")
+
+
+def test_a_job_between_two_nights_has_ended(server: Service, job_name: str) -> None:
+    job = Job(server, job_name, "finished")
+    shown = job.run("show", "clicks")
+    assert "clicks ended" in shown
+    assert "c-00 ended" in shown
+    assert "no worker" not in shown
+    explained = job.run("explain", "clicks")
+    assert ": its last run finished at " in explained
+    assert "no worker" not in explained
+
+
+def test_all_is_well(server: Service, job_name: str) -> None:
+    shown = Job(server, job_name, "").run("show")
+    assert "clicks active" in shown
+    assert "no worker" not in shown

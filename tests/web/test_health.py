@@ -1,0 +1,75 @@
+"""The page speaks from health and problems: the dead are not shown as alive."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.support.api import ok
+from tests.support.server import Service
+from tests.web.conftest import Opened
+
+SHARDS = [f"c-{k:02}" for k in range(24)]
+
+
+def define(client: httpx.Client, job: str) -> str:
+    root = f"/v1/jobs/{job}"
+    spec = {
+        "stages": {
+            "clicks": {"shards": SHARDS},
+            "both": {"inputs": ["clicks"], "passthrough": True},
+        }
+    }
+    ok(client.put(root, json=spec), 201)
+    return root
+
+
+def report(client: httpx.Client, root: str, **claim: int) -> None:
+    body = {"ranges": "all", "holder": "w"} | claim
+    token = ok(client.post(f"{root}/stages/clicks/leases", json=body), 201)["token"]
+    at = int(time.time() * 1_000)
+    ranges = dict.fromkeys(SHARDS, at)
+    ok(client.post(f"{root}/stages/clicks/reports", json={"token": token, "ranges": ranges}))
+
+
+def test_the_dead_are_not_shown_as_alive(service: Service, open_page: Opened):
+    """All leases of a stage had run out: graph, table and card said active, in green."""
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        root = define(client, "dead")
+        report(client, root, ttl_ms=2_000)
+        with open_page("#/jobs/dead") as page:
+            box = page.locator('a[data-stage="clicks"]')
+            problems = page.locator(".problems li")
+            expect(problems).to_have_count(1)
+            expect(problems).to_contain_text(
+                re.compile(r"24 of 24 ranges of clicks have no worker since \d\d:\d\d")
+            )
+            expect(problems).to_contain_text("For it waits both")
+            expect(box).to_have_class(re.compile(r"\bno_worker\b"))
+            expect(box).to_have_attribute("aria-label", re.compile("no worker"))
+            expect(page.locator('a[data-stage="both"]')).to_have_class(re.compile(r"\bwaiting\b"))
+            row = page.locator("tbody tr", has=page.get_by_role("rowheader", name="clicks"))
+            expect(row.first).to_contain_text("no worker")
+            expect(page.locator(".because")).to_contain_text("24 of 24 ranges of clicks")
+            # A worker is back, and nothing is left of it.
+            report(client, root, ttl_ms=600_000)
+            expect(problems).to_have_count(0)
+            expect(box).to_have_class(re.compile(r"\bactive\b"))
+        with open_page("#/jobs/dead/stages/clicks") as page:
+            expect(page.locator(".facts .status")).to_contain_text("active")
+
+
+def test_a_job_between_two_nights_has_ended(service: Service, open_page: Opened):
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        root = define(client, "nightly")
+        opened = {"stages": ["clicks"], "holder": "driver"}
+        run = ok(client.post(f"{root}/runs", json=opened), 201)["run"]
+        report(client, root, run=run)
+        ok(client.post(f"{root}/runs/{run}/end", json={"outcome": "finished"}))
+        with open_page("#/jobs/nightly") as page:
+            expect(page.locator('a[data-stage="clicks"]')).to_have_class(re.compile(r"\bended\b"))
+            expect(page.locator(".because")).to_contain_text("its last run finished at")
+            expect(page.locator(".problems")).to_have_count(0)
