@@ -44,7 +44,7 @@ Health = Literal[
 ]
 """Whether a stage's watermark can move, or the first reason why not."""
 
-Outcome = Literal["finished", "stopped", "failed"]
+RunOutcome = Literal["finished", "stopped", "failed"]
 """The outcome of a run."""
 
 
@@ -58,7 +58,7 @@ class RunLine(TypedDict):
     links: Mapping[str, str]
     started_at: str | None
     ended_at: str | None
-    outcome: Outcome | None
+    outcome: RunOutcome | None
     because: str | None
     epoch: int | None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_agent.client import Client
 from spark_agent.errors import Unavailable, WrongAddress
-from spark_agent.outcomes import Outcome
+from spark_agent.outcomes import WaitOutcome
 from spark_agent.times import Instant, instant_text, read_instant_ms
 
 
@@ -22,7 +22,7 @@ class Arrival:
         self.until_ms = read_instant_ms(until, name="until")
         self.because = ""
         """Why it had not, when it was asked last."""
-        self.outcome: Outcome | None = None
+        self.outcome: WaitOutcome | None = None
         """The outcome of the last question, in the words of `tidegauge wait`; None before the first."""
 
     def is_complete(self) -> bool:
@@ -31,14 +31,14 @@ class Arrival:
         Raises `Wrong` where a retry does not help: `UnknownJob`, `UnknownStage`, `NotAllowed`,
         `NoUsableKey`.
         """
-        self.outcome = Outcome.WRONG
+        self.outcome = WaitOutcome.WRONG
         try:
             seen = self._client.show(self._job, self._stage)
             output = seen["output_watermark"]
             if output is not None and output >= self.until_ms:
-                self.because, self.outcome = "", Outcome.REACHED
+                self.because, self.outcome = "", WaitOutcome.REACHED
                 return True
-            self.outcome = Outcome.NOT_IN_TIME
+            self.outcome = WaitOutcome.NOT_IN_TIME
             self.because = (
                 f"{self._stage} is at {instant_text(output)} and not at {instant_text(self.until_ms)}:"
                 f" {self._client.explain(self._job, self._stage, limit=1)['because']}"
@@ -48,6 +48,6 @@ class Arrival:
         except Unavailable as error:
             self.because = str(error)
             # Where the watermark was read, only its explanation is missing.
-            if self.outcome is Outcome.WRONG:
-                self.outcome = Outcome.CANNOT_BE_ASKED
+            if self.outcome is WaitOutcome.WRONG:
+                self.outcome = WaitOutcome.CANNOT_BE_ASKED
         return False

@@ -19,9 +19,9 @@ from spark_agent.answers import (
     JobAnswer,
     JobProblemsAnswer,
     JobsAnswer,
-    Outcome,
     ProblemsAnswer,
     RangesAnswer,
+    RunOutcome,
     RunsAnswer,
     SnapshotAnswer,
     ThrottleAnswer,
@@ -147,7 +147,7 @@ class AsyncClient:
         """See `Client`."""
         return await self._run(self._client.runs, job, limit=limit)
 
-    async def end_run(self, job: str, run: int, outcome: Outcome, because: str = "") -> None:
+    async def end_run(self, job: str, run: int, outcome: RunOutcome, because: str = "") -> None:
         """See `Client`."""
         await self._run(self._client.end_run, job, run, outcome, because)
 

@@ -26,9 +26,9 @@ from spark_agent.answers import (
     JobAnswer,
     JobProblemsAnswer,
     JobsAnswer,
-    Outcome,
     ProblemsAnswer,
     RangesAnswer,
+    RunOutcome,
     RunsAnswer,
     SnapshotAnswer,
     ThrottleAnswer,
@@ -199,7 +199,7 @@ class Client:
             body["links"] = dict(links)
         return int(self._http.call("POST", f"{_job(job)}/runs", body)[0]["run"])
 
-    def end_run(self, job: str, run: int, outcome: Outcome, because: str = "") -> None:
+    def end_run(self, job: str, run: int, outcome: RunOutcome, because: str = "") -> None:
         """End a run: its leases are given back, and no watermark moves. Raises `StaleRun`."""
         body = {"outcome": outcome, "because": because}
         self._http.call("POST", f"{_job(job)}/runs/{run:d}/end", body)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class Outcome(StrEnum):
+class WaitOutcome(StrEnum):
     """The outcome of waiting for a watermark. The words are those of `--json`, errors and logs."""
 
     REACHED = "reached"
@@ -25,8 +25,8 @@ EXIT_NOT_INSTALLED: Final = 6
 # 1 is left to the interpreter and to a refused confirmation, 2 to a typing error.
 
 EXIT_CODES: Final = {
-    Outcome.REACHED: 0,
-    Outcome.NOT_IN_TIME: EXIT_NOT_IN_TIME,
-    Outcome.CANNOT_BE_ASKED: EXIT_CANNOT_BE_ASKED,
-    Outcome.WRONG: EXIT_WRONG,
+    WaitOutcome.REACHED: 0,
+    WaitOutcome.NOT_IN_TIME: EXIT_NOT_IN_TIME,
+    WaitOutcome.CANNOT_BE_ASKED: EXIT_CANNOT_BE_ASKED,
+    WaitOutcome.WRONG: EXIT_WRONG,
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from spark_agent.answers import EtaAnswer, WatermarkAnswer
 from spark_agent.clock import Clock
 from spark_agent.errors import AggregatorError, NotInTime, Unavailable, WrongAddress
-from spark_agent.outcomes import Outcome
+from spark_agent.outcomes import WaitOutcome
 from spark_agent.times import instant_text
 
 if TYPE_CHECKING:
@@ -36,19 +36,19 @@ class Waited:
     """Whether the service answered the last request. If not, `seen` is older."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> WaitOutcome:
         """The outcome, in the words of `tidegauge wait`."""
         if self.reached:
-            return Outcome.REACHED
-        return Outcome.NOT_IN_TIME if self.answers else Outcome.CANNOT_BE_ASKED
+            return WaitOutcome.REACHED
+        return WaitOutcome.NOT_IN_TIME if self.answers else WaitOutcome.CANNOT_BE_ASKED
 
     def require(self) -> WatermarkAnswer:
         """Return the watermark if it is there. Raises `NotInTime`, `Unavailable`."""
         at = f"the output watermark is at {instant_text(self.seen['output_watermark'])}"
         match self.outcome:
-            case Outcome.REACHED:
+            case WaitOutcome.REACHED:
                 return self.seen
-            case Outcome.NOT_IN_TIME:
+            case WaitOutcome.NOT_IN_TIME:
                 raise NotInTime(f"after {self.waited_ms:,} ms {at}")
             case _:
                 raise Unavailable(f"the service does not answer; when it last did, {at}")

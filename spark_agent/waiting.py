@@ -22,7 +22,7 @@ from spark_agent.admin import (
 )
 from spark_agent.clock import SystemClock
 from spark_agent.durations import duration_ms
-from spark_agent.outcomes import EXIT_CODES, Outcome
+from spark_agent.outcomes import EXIT_CODES, WaitOutcome
 from spark_agent.polling import Show, Waited, Waiting
 from spark_agent.times import INSTANT_FORMS, instant_text, read_instant_ms
 
@@ -117,7 +117,7 @@ def _end(
         console.print(
             f"tidegauge wait: {stage} has reached {instant_text(target_ms)}", markup=False
         )
-    if waited.outcome is Outcome.NOT_IN_TIME:
+    if waited.outcome is WaitOutcome.NOT_IN_TIME:
         console.print(
             f"tidegauge wait: after {timeout}, {stage} is at {instant_text(output_ms)} and not at"
             f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final
 
-from spark_agent.answers import MAX_MS, Outcome
+from spark_agent.answers import MAX_MS, RunOutcome
 from spark_agent.client import Client
 from spark_agent.clock import Clock
 from spark_agent.control_source import END_MS
@@ -334,7 +334,7 @@ class Supervisor:
         except AggregatorError as error:
             self._log_unended(outcome, error)
 
-    def _outcome(self) -> tuple[Outcome, str]:
+    def _outcome(self) -> tuple[RunOutcome, str]:
         query = self._query
         if query is None:
             return "failed", self._abandoned or "the query was not started"
@@ -345,7 +345,7 @@ class Supervisor:
             return "finished", ""
         return "stopped", ""
 
-    def _log_unended(self, outcome: Outcome, error: AggregatorError) -> None:
+    def _log_unended(self, outcome: RunOutcome, error: AggregatorError) -> None:
         _log.warning(
             "query %s has %s, and the service could not be told: it will take the query for dead"
             " until its next start. %s",
