@@ -227,7 +227,7 @@ class ExplainAnswer(TypedDict):
     stage: str
     output_watermark: int | None
     status: str
-    health: NotRequired[Health]
+    health: Health
     since: str
     because: str
     path: Sequence[StepAnswer]

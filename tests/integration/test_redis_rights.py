@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -21,7 +21,7 @@ from service.live.redis.scripts import LUA
 from tests.support.api import ok, problem
 from tests.support.binaries import wait_until
 from tests.support.redis_rights import documented, documented_rights, grant
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisCluster, RedisServer
 from tests.support.server import ROOT, Service
 
 EVERYTHING = ("~*", "&*", "+@all")
@@ -237,6 +237,22 @@ def test_every_command_of_the_scripts_is_listed_and_tried() -> None:
     tried = set(re.findall(r"\{'([A-Z]+)'", (LUA / "rights.lua").read_text()))
     listed = {rule[1:].upper() for rule in documented_rights() if rule.startswith("+")}
     assert used <= tried <= listed
+
+
+def test_a_cluster_is_tried_for_every_right_and_ready(tmp_path: Path) -> None:
+    """CLIENT SETNAME has no key by which a Cluster's node is found: no service became ready."""
+    with RedisCluster(tmp_path / "cluster") as cluster:
+
+        async def missing() -> Mapping[str, str]:
+            client = RedisClient(cluster.url)
+            try:
+                return await client.missing_rights()
+            finally:
+                await client.close()
+
+        assert asyncio.run(missing()) == {}
+        with Service(tmp_path, options=("--live-url", cluster.url)) as running:
+            assert httpx.get(f"{running.url}/readyz", timeout=PATIENCE_S).status_code == 200
 
 
 def test_doctor_names_every_right_that_is_missing(tmp_path: Path, redis: RedisServer) -> None:

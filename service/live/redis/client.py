@@ -216,7 +216,7 @@ class RedisClient:
         plain: tuple[tuple[bytes | str | int, ...], ...] = (
             ("INFO", "server"),
             ("PING",),
-            ("CLIENT", "SETNAME", CLIENT_NAME),
+            ("CLIENT SETNAME", CLIENT_NAME),
             ("SMEMBERS", schema.JOBS),
             ("EVAL", "return 1", 1, probe),
         )
