@@ -62,6 +62,8 @@ class Operator:
     equal: Literal["rows", "ids", "newest", "some"] = "rows"
     """To the batch answer are equal: its rows; their ids, since of duplicates any may come; the
     newest versions of its rows; or some of them stand for all (LIMIT)."""
+    is_undated: bool = False
+    """Some of its rows have no stamp, which is counted."""
     lag_ms: int = 0
     """How far what leaves it may be behind the watermark that goes in."""
     refused: str | None = None
@@ -332,6 +334,7 @@ OPERATORS: Final = (
         "clicked_at",
         sources=_PAIRS,
         event_time="clicked_at",
+        is_undated=True,
         lag_ms=_INTERVAL_MS,
         comes="before the watermark",
         issue=(1, 2, 5),
