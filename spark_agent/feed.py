@@ -155,10 +155,12 @@ class Feed:
             found = at
             if stage in self._inputs:  # else it is a gate, which only holds batches back
                 found = self._next_offset(reader, stage, at, latest)
-                if found == at and self._must_await_service(stage, latest):
-                    # The trigger goes on: the answer is not noted, so that a second poll of the same
-                    # trigger is not taken for a trigger without data.
-                    return Hold(self._config.poll_ms)
+                if found == at:
+                    found = self._settled(stage, at, latest)
+                    if isinstance(found, Hold):
+                        # The trigger goes on: the answer is not noted, so that a second poll of the
+                        # same trigger is not taken for a trigger without data.
+                        return found
                 self._raise_failure()
                 self._last_answers[reader] = found, _epoch(latest)
             waited = None if self._throttle is None else self._throttle.end_wait()
@@ -237,12 +239,13 @@ class Feed:
         self._drained = drained or not self._config.ends_when_idle
         self._is_finalising = not self._drained
 
-    def _must_await_service(self, stage: str, latest: CommittedBatch | None) -> bool:
-        """Return whether a run that would end now has to wait for the service first.
+    def _settled(self, stage: str, at: Offset, latest: CommittedBatch | None) -> Offset | Hold:
+        """Return `at`, unless a run would end by it for which the service may still have news.
 
         Spark ends an `availableNow` run at the first trigger without news. The next watermark may be
         such news, but is known only once the service has taken the last epoch, has made drained sources
-        final, and has answered a poll after that.
+        final, and has answered a poll after that. So the run goes on until a batch has read nothing,
+        and then waits for the service.
         """
         config = self._config
         is_settled = (
@@ -253,17 +256,23 @@ class Feed:
         is_supervised = self._is_active() and self.supervisor.alive
         if is_settled or not config.ends_when_idle or latest is None or not is_supervised:
             self._awaits_since_ms = None
-            return False
+            return at
         if self._gave_up or self.supervisor.failure is not None:
-            return False
+            return at
+        if not latest.read_nothing:
+            return Offset(at.watermark_ms, at.turn + 1)
+        return self._await_service(stage, at)
+
+    def _await_service(self, stage: str, at: Offset) -> Offset | Hold:
+        """Return a `Hold`, for `finish_timeout` at most; then `at`, which ends the run."""
         now_ms = self._clock.steady_ms()
         if self._awaits_since_ms is None:
             self._awaits_since_ms = now_ms
             _log.info("stage %s: the run ends once the service has answered", stage)
-        if now_ms - self._awaits_since_ms < config.finish_timeout_ms:
-            return True
+        if now_ms - self._awaits_since_ms < self._config.finish_timeout_ms:
+            return Hold(self._config.poll_ms)
         self._give_up()
-        return False
+        return at
 
     def _give_up(self) -> None:
         """Let the run end without the service. A bounded one fails: nothing follows it."""

@@ -20,6 +20,7 @@ from tests.spark.flow import (
     Flow,
     ended,
     steady,
+    until,
     windows,
 )
 from tests.support.server import Service
@@ -146,6 +147,33 @@ def test_a_night_closes_what_it_has_read_though_the_service_was_away(
     assert outage.has_been
     expected = windows(readings)
     assert flow.counted() == {each: expected[each] for each in expected if each[1] < 20}
+
+
+def test_a_night_reads_on_while_the_service_is_away(
+    flow: Flow, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its middle, a run has nothing to wait for."""
+    MOMENTS["first commit"](monkeypatch, Gone(service))
+    readings = steady(range(30))
+    files = 3
+    for each in range(files):
+        flow.write(readings[each::files])
+    with flow.pipeline(patience="300 ms") as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW)
+        until(lambda: rows_read(query) == len(readings), "all files are read")
+        service.start()
+        ended(query)
+    assert sum(flow.counted().values()) > 0
+
+
+def rows_read(query: StreamingQuery) -> int:
+    """Rows of files that this start of a query has read."""
+    return sum(
+        source["numInputRows"]
+        for batch in query.recentProgress
+        for source in batch["sources"]
+        if source["description"].startswith("FileStreamSource")
+    )
 
 
 def test_a_source_alone_becomes_final_though_the_service_was_away_at_the_end(
