@@ -20,6 +20,7 @@ from spark_agent.durations import duration_ms
 from spark_agent.errors import (
     AggregatorError,
     Forbidden,
+    NotServing,
     NoUsableKey,
     Refused,
     Unauthenticated,
@@ -256,6 +257,8 @@ def explained(command: str, url: str, key: str = "an admin key") -> Generator[No
         raise exit_with(command, str(error.problem.get("detail", error))) from None
     except WrongAddress as error:
         raise exit_with(command, str(error)) from None
+    except NotServing as error:
+        raise exit_with(command, f"{str(error).rstrip('.')}. Retry", EXIT_CANNOT_BE_ASKED) from None
     except AggregatorError as error:
         raise exit_with(
             command,

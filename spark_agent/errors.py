@@ -20,6 +20,10 @@ class WrongAddress(Unavailable):
     """The address answers for another one. The only `Unavailable` that a retry does not mend."""
 
 
+class NotServing(Unavailable):
+    """The service cannot serve now: one of its stores does not answer. It says which. Retry."""
+
+
 class NotInTime(AggregatorError):  # noqa: N818
     """The watermark was not there in time."""
 

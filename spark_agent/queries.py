@@ -328,7 +328,7 @@ class Queries:
             try:
                 query = start.writer.start()
             except BaseException as error:
-                supervisor.abandon(running.first_line(str(error)))
+                supervisor.abandon(running.most_telling_line(str(error)))
                 raise
             holder.append(query)
             supervisor.attach(self._handle(query, start))

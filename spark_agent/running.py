@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.control_source import END_MS
-from spark_agent.link import Offset
+from spark_agent.link import Offset, QueryFailedError
 
 JavaObject: TypeAlias = Any
 
@@ -28,6 +28,10 @@ _LONGEST_NAME: Final = 256
 
 _ADDRESS: Final = re.compile(r"https?://[^\s\0]{1,1900}")
 """An address that the service takes."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_REFUSAL: Final = f"{QueryFailedError.__module__}.{QueryFailedError.__qualname__}: "
+"""Precedes the agent's own words in such a traceback."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -76,7 +80,7 @@ def is_active(query: StreamingQuery) -> bool:
 
 
 def failure(query: StreamingQuery) -> str | None:
-    """Return the first line of the error that a query has ended with; None: there is none.
+    """Return the most telling line of the error that a query has ended with; None: there is none.
 
     That Spark is gone is an error, too.
     """
@@ -84,20 +88,40 @@ def failure(query: StreamingQuery) -> str | None:
         error = query.exception()
     except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
         return "Spark is gone"
-    return None if error is None else first_line(str(error))
+    return None if error is None else most_telling_line(str(error))
 
 
-def first_line(message: str) -> str:
+def most_telling_line(message: str) -> str:
     r"""Return what is most telling of an error: its first line, without Spark's words about its query.
 
-    >>> first_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
+    Spark wraps an error of Python with its traceback, of which the exception's own line is returned.
+
+    >>> most_telling_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
     'broken'
-    >>> first_line("broken"), first_line("")
+    >>> traced = "Traceback (most recent call last):\n  File \"a.py\"\nValueError: broken\n\tat b.c"
+    >>> most_telling_line(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {traced}")
+    'ValueError: broken'
+    >>> refused = traced.replace("ValueError", "spark_agent.link.QueryFailedError")
+    >>> most_telling_line(f"[FAILED] latestOffset: {refused}\n\nDuring handling of that:\n\n{traced}")
+    'ValueError: broken'
+    >>> most_telling_line(f"[FAILED] latestOffset: {refused}")
+    'broken'
+    >>> most_telling_line("broken"), most_telling_line("")
     ('broken', 'an error without a message')
     """
-    line = next(iter(message.strip().splitlines()), "")
-    line = line.rpartition("terminated with exception: ")[2].strip()
-    return line or "an error without a message"
+    lines = message.strip().splitlines()
+    line = next(iter(lines), "").rpartition("terminated with exception: ")[2].strip()
+    if line.endswith(_TRACEBACK):
+        line = _exception_line(lines) or line
+    return line.removeprefix(_REFUSAL) or "an error without a message"
+
+
+def _exception_line(lines: Sequence[str]) -> str | None:
+    """Return the line of the exception that a text's last traceback of Python ends with."""
+    last = max(at for at, line in enumerate(lines) if line.endswith(_TRACEBACK))
+    return next(
+        (line for line in lines[last + 1 :] if line.strip() and not line[0].isspace()), None
+    )
 
 
 def program_of(spark: SparkSession) -> str:

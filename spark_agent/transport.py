@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Self, cast
 
@@ -20,6 +21,7 @@ from spark_agent.errors import (
     LeaseConflict,
     LeaseLost,
     LimitReached,
+    NotServing,
     NoUsableKey,
     PreconditionRequired,
     Refused,
@@ -37,6 +39,8 @@ from spark_agent.messages import Json
 _RETRYABLE_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
 _FIRST_PAUSE_MS: Final = 50
 _LONGEST_PAUSE_MS: Final = 1_000
+
+_PROBLEMS: Final = "/problems/"
 
 _REFUSALS: Final = {
     refusal.slug: refusal
@@ -110,7 +114,8 @@ class Transport:
                 return self._try_once(method, path, body, headers or {}, left_ms)
             except (HTTPError, _RetryableError) as error:
                 if self._clock.steady_ms() + pause_ms >= deadline_ms:
-                    raise Unavailable(f"{method} {self._url}{path}: {error}") from error
+                    kind = NotServing if isinstance(error, _NotServingError) else Unavailable
+                    raise kind(f"{method} {self._url}{path}: {error}") from error
             # Full jitter: tasks that lost the service together must not retry together.
             self._clock.pause(int(pause_ms * self._jitter()) + 1)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
@@ -134,7 +139,7 @@ class Transport:
         if answer.status == 304:
             return {}, etag
         if answer.status in _RETRYABLE_STATUSES:
-            raise _RetryableError(f"status {answer.status}")
+            raise _retryable(answer.status, answer.data)
         if answer.status >= 300 and answer.status < 400:
             location = answer.headers.get("Location", "another address")
             raise WrongAddress(
@@ -155,6 +160,19 @@ class Transport:
 
 class _RetryableError(Exception):
     """An answer that is worth a retry."""
+
+
+class _NotServingError(_RetryableError):
+    """A problem (RFC 9457) that is worth a retry: it is the service that answers, and it says why."""
+
+
+def _retryable(status: int, data: bytes) -> _RetryableError:
+    """Return the error for a status. Proxies answer with such ones, too, but not with a problem."""
+    with suppress(_RetryableError):
+        problem = _json_object(data)
+        if str(problem.get("type", "")).startswith(_PROBLEMS) and "detail" in problem:
+            return _NotServingError(f"status {status}: {problem['detail']}")
+    return _RetryableError(f"status {status}")
 
 
 class _AnswerObject(dict[str, Any]):

@@ -268,32 +268,51 @@ class Supervisor:
 
     def _run_thread(self) -> None:
         try:
-            if self._follow():
-                self._log_if_unreported()
-                self._log_if_unfinished()
-                self._end_run()
+            self._supervise()
         finally:
             for stage in self._assignment.stages:
                 pop_tallies(self._tallies, self._assignment.query, stage, _LAST_EPOCH)
             self._notify_step(failing=True)
 
-    def _follow(self) -> bool:
-        """Supervise the query to its end; return False if its stages are not, or no longer, its own."""
+    def _supervise(self) -> None:
+        try:
+            self._follow()
+        except StaleRun as error:
+            self._on_fenced(error)
+            return  # Its run is over.
+        except UnknownStage as error:
+            self._on_removed(error)
+        except (OldCheckpointError, FinalSourceError) as error:
+            # The service was away when the query was started.
+            self.fail_query(str(error))
+        else:
+            self._log_if_unreported()
+            self._log_if_unfinished()
+            self._end_run()
+            return
+        if self.failure is not None:
+            self._notify_step(failing=True)
+            self._await_end()
+            self._end_run()
+
+    def _await_end(self) -> None:
+        """Wait until Spark has ended the query, so that its error is known."""
+        while self._shutdown_deadline_ms is None:
+            self._receive(_LONGEST_PAUSE_MS)
+
+    def _follow(self) -> None:
+        """Supervise the query to its end.
+
+        Raises `StaleRun`, `UnknownStage`, `OldCheckpointError` or `FinalSourceError` if its stages are
+        not, or no longer, its own.
+        """
         pause_ms = _TICK_MS
         while not self._finished():
             self._receive(pause_ms)
             try:
                 self._step()
-            except StaleRun as error:
-                self._on_fenced(error)
-                return False
-            except UnknownStage as error:
-                self._on_removed(error)
-                return False
-            except (OldCheckpointError, FinalSourceError) as error:
-                # The service was away when the query was started.
-                self.fail_query(str(error))
-                return False
+            except (StaleRun, UnknownStage, OldCheckpointError, FinalSourceError):
+                raise
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
@@ -308,7 +327,6 @@ class Supervisor:
                 self._settled_epoch = self._committed.epoch
                 self._notify_step(failing=False)
                 pause_ms = _TICK_MS
-        return True
 
     def _end_run(self) -> None:
         """End the run with the query's outcome, so that nobody takes it for dead, or for alive.

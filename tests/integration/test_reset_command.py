@@ -11,6 +11,7 @@ from spark_agent.answers import MAX_MS
 from spark_agent.client import Client
 from spark_agent.messages import RangeReport, Rank
 from tests.support.server import Service
+from tests.unit.agent.answers import Answer, Answers
 
 COMMAND = [sys.executable, "-m", "service.cli", "reset"]
 SPEC = {"taps": {"shards": ["north"]}}
@@ -83,3 +84,13 @@ def test_nobody_there() -> None:
     assert done.returncode == 4
     [line] = done.stderr.splitlines()
     assert "is tidegauge at http://127.0.0.1:1? Choose another with --url" in line
+
+
+def test_a_store_that_does_not_answer_is_named() -> None:
+    """It was taken for a wrong address."""
+    problem = {"type": "/problems/unavailable", "detail": "the ledger does not answer: refused."}
+    with Answers(Answer(503, problem)) as server:
+        done = run("water", "--url", server.url, "--yes")
+    assert done.returncode == 4
+    [line] = done.stderr.splitlines()
+    assert line.endswith("status 503: the ledger does not answer: refused. Retry")

@@ -136,6 +136,11 @@ def test_a_query_whose_stage_was_taken_out_says_so(flow: Flow) -> None:
         flow.write(steady(range(30, 60)))
         with pytest.raises(StreamingQueryException, match="a stage that the job has no more"):
             query.awaitTermination(DEADLINE_S)
+        until(lambda: flow.client.runs(JOB)["runs"][0]["outcome"], "its run has ended")
+    because = flow.client.runs(JOB)["runs"][0]["because"]
+    assert because is not None
+    assert because.startswith("tidegauge: "), "a refusal, without the traceback that Spark adds"
+    assert "a stage that the job has no more" in because
 
 
 def test_a_job_that_was_replaced_is_declared_again_at_the_start(flow: Flow) -> None:

@@ -13,6 +13,7 @@ from spark_agent.errors import (
     InputAhead,
     LeaseConflict,
     LeaseLost,
+    NotServing,
     PreconditionRequired,
     Refused,
     StaleEpoch,
@@ -70,6 +71,14 @@ def test_its_patience_ends() -> None:
     with Answers(Answer(503)) as server, pytest.raises(Unavailable, match="status 503"):
         client(server, clock, patience_ms=500).open_run("j", ["s"], "me")
     assert sum(clock.pauses_ms) <= 500
+
+
+def test_a_service_that_cannot_serve_gives_its_reason() -> None:
+    """It was taken for a wrong address."""
+    problem = {"type": "/problems/unavailable", "detail": "the live store does not answer"}
+    asked = pytest.raises(NotServing, match="status 503: the live store does not answer")
+    with Answers(Answer(503, problem)) as server, asked:
+        client(server, FakeClock(), patience_ms=100).open_run("j", ["s"], "me")
 
 
 def test_nobody_there() -> None:
