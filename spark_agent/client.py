@@ -120,10 +120,10 @@ class Client:
             jitter=jitter,
         )
 
-    def with_patience(self, patience_ms: int) -> Client:
-        """Return a client on the same connections that waits so long for an answer."""
+    def without_retries(self, timeout_ms: int) -> Client:
+        """Return a client on the same connections that makes single attempts of this length."""
         made = copy(self)
-        made.__dict__.update(_http=self._http.with_patience(patience_ms))
+        made.__dict__.update(_http=self._http.without_retries(timeout_ms))
         return made
 
     def ready(self) -> bool:

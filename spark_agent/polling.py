@@ -121,11 +121,11 @@ class Waiting:
     def _patient(self, wait_s: int, left_ms: int) -> Client:
         """Return a client that waits for an answer for little longer than the service, or the time left.
 
-        Its own retries must not use up a timeout that is shorter.
+        It does not retry: what is left of its time would be shorter than the service was asked to wait.
         """
         spare_ms = left_ms - 1_000 * wait_s
         patience_ms = min(max(spare_ms, _LEAST_PATIENCE_MS), _PATIENCE_MS)
-        return self._client.with_patience(1_000 * wait_s + patience_ms)
+        return self._client.without_retries(1_000 * wait_s + patience_ms)
 
     def _progress(self, seen: WatermarkAnswer) -> str:
         where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"

@@ -81,14 +81,15 @@ class Transport:
         self._url = url.rstrip("/")
         self._timeout_ms = timeout_ms
         self._patience_ms = patience_ms
+        self._retries = True
         self._clock = clock
         self._jitter = jitter
         self._pool = urllib3.PoolManager(maxsize=connections, retries=False)
 
-    def with_patience(self, patience_ms: int) -> Self:
-        """Return the same connections, waiting so long for an answer."""
+    def without_retries(self, timeout_ms: int) -> Self:
+        """Return the same connections, for single attempts of this length."""
         made = copy(self)
-        made.__dict__.update(_timeout_ms=patience_ms, _patience_ms=patience_ms)
+        made.__dict__.update(_timeout_ms=timeout_ms, _patience_ms=timeout_ms, _retries=False)
         return made
 
     def ready(self) -> bool:
@@ -113,7 +114,7 @@ class Transport:
             try:
                 return self._try_once(method, path, body, headers or {}, left_ms)
             except (HTTPError, _RetryableError) as error:
-                if self._clock.steady_ms() + pause_ms >= deadline_ms:
+                if not self._retries or self._clock.steady_ms() + pause_ms >= deadline_ms:
                     kind = NotServing if isinstance(error, _NotServingError) else Unavailable
                     raise kind(f"{method} {self._url}{path}: {error}") from error
             # Full jitter: tasks that lost the service together must not retry together.

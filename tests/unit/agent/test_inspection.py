@@ -98,6 +98,8 @@ def test_it_gives_up_in_time_also_while_the_service_is_away() -> None:
     assert waited.outcome == "cannot be asked"
     with pytest.raises(Unavailable, match=r"does not answer; when it last did"):
         waited.require()
+    *_, last = server.asked
+    assert last.headers["Prefer"] == "wait=1", "longer than it could wait for the answer"
 
 
 def test_a_last_answer_from_before_an_outage_does_not_count_as_reached() -> None:
