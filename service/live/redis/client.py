@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -51,6 +52,8 @@ _CONNECTIONS = 32
 _CONNECT_TIMEOUT_S = 1.0
 _TIMEOUT_S = 3.0
 _POOL_TIMEOUT_S = 3.0
+_SILENT_WAIT_S = 0.4
+"""How long a command waits for a server that has let one time out: a request has up to three."""
 _PROBE_TTL_MS = 60_000
 
 _REFUSED = re.compile(
@@ -142,8 +145,11 @@ class RedisClient:
         self._sentinels: Sequence[Any] = () if manager is None else manager.sentinels
         self._url = url
         self._denied: DeniedError | None = None
-        self._rights_checked_s = 0.0
+        self._missed_s = -_RIGHTS_PAUSE_S
+        self._granted_s = 0.0
         self._checking_rights: asyncio.Task[None] | None = None
+        self._is_silent = False
+        self._ping: asyncio.Future[Any] | None = None
         # Any argument that `_Encoder` knows, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
@@ -156,12 +162,36 @@ class RedisClient:
         have broken long ago, unless the step must not be run twice.
         """
         await self.confirm_rights()
+        await self._confirm_answers()
         return await self._retried(lambda: self._evaluate(name, keys, args), 2 if repeatable else 1)
 
     async def command(self, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
         """Run a plain command, which may be repeated. Raises `UnavailableError`, `WrongTypeError`."""
         await self.confirm_rights()
+        await self._confirm_answers()
         return await self._retried(lambda: self._send(*parts), 2)
+
+    # ---- silence
+
+    async def _confirm_answers(self) -> None:
+        """Return if the server answers, as far as is known. Raises `UnavailableError`.
+
+        After a command that has timed out, nothing but a PING is sent until that is answered. Else each
+        request would wait for every timeout of its own, which is longer than clients wait.
+        """
+        if not self._is_silent:
+            return
+        if self._ping is None:
+            self._ping = asyncio.ensure_future(self._send("PING"))
+            self._ping.add_done_callback(self._has_pinged)
+        await asyncio.wait({self._ping}, timeout=_SILENT_WAIT_S)
+        if self._is_silent:
+            raise UnavailableError("the live store does not answer: it is silent, though connected")
+
+    def _has_pinged(self, ping: asyncio.Future[Any]) -> None:
+        self._ping = None
+        # A server that refuses is not silent. The next command finds out more.
+        self._is_silent = ping.cancelled() or isinstance(ping.exception(), RedisTimeoutError)
 
     # ---- rights
 
@@ -174,12 +204,9 @@ class RedisClient:
         if self._refusal() is None:
             return
         now_s = asyncio.get_running_loop().time()
-        if self._checking_rights is None and now_s >= self._rights_checked_s + _RIGHTS_PAUSE_S:
-            self._checking_rights = asyncio.ensure_future(self.check_rights())
-            self._checking_rights.add_done_callback(self._rights_are_checked)
-        if self._checking_rights is not None:
-            # Shielded: a client that gives up must not cancel what others wait for.
-            await asyncio.shield(self._checking_rights)
+        if self._checking_rights is not None or now_s >= self._missed_s + _RIGHTS_PAUSE_S:
+            with suppress(DeniedError):
+                await self.check_rights()
         refusal = self._refusal()
         if refusal is not None:
             raise DeniedError(refusal.right, refusal.words)
@@ -187,21 +214,32 @@ class RedisClient:
     def _refusal(self) -> DeniedError | None:
         return self._denied
 
+    async def check_rights(self) -> None:
+        """Try every right that is needed. Raises `DeniedError`, which names all that are missing.
+
+        Callers share one check: an older one that ends later would deny what has been granted since.
+        """
+        if self._checking_rights is None:
+            self._checking_rights = asyncio.ensure_future(self._check_rights())
+            self._checking_rights.add_done_callback(self._rights_are_checked)
+        # Shielded: a client that gives up must not cancel what others wait for.
+        await asyncio.shield(self._checking_rights)
+
     def _rights_are_checked(self, task: asyncio.Task[None]) -> None:
-        self._rights_checked_s = asyncio.get_running_loop().time()
         self._checking_rights = None
         if not task.cancelled():
             # Retrieved, whether or not somebody still waits for it.
             task.exception()
 
-    async def check_rights(self) -> None:
-        """Try every right that is needed. Raises `DeniedError`, which names all that are missing."""
+    async def _check_rights(self) -> None:
         missing = await self.missing_rights()
         if not missing:
             if self._denied is not None:
                 log.warning("the live store's user may use %s again", self._denied.right)
             self._denied = None
+            self._granted_s = asyncio.get_running_loop().time()
             return
+        self._missed_s = asyncio.get_running_loop().time()
         self._denied = DeniedError(", ".join(missing), next(iter(missing.values())))
         raise self._denied
 
@@ -275,6 +313,7 @@ class RedisClient:
             try:
                 return await attempt()
             except RedisTimeoutError as error:
+                self._is_silent = True
                 raise _unavailable(error) from error
             except (RedisConnectionError, OSError) as error:
                 if not tries:
@@ -297,13 +336,14 @@ class RedisClient:
             return await self._send("EVAL", source, *rest, source=source)
 
     async def _send(self, *parts: object, source: str | None = None) -> Any:  # noqa: ANN401
+        began_s = asyncio.get_running_loop().time()
         try:
             return await self._execute(*parts)
         except NoScriptError:
             raise
         except ResponseError as error:
             translated = _translated(error, self._url, source)
-            if isinstance(translated, DeniedError):
+            if isinstance(translated, DeniedError) and began_s >= self._granted_s:
                 self._denied = translated
             raise translated from error
         except RedisClusterException as error:
@@ -373,6 +413,9 @@ class RedisClient:
 
     async def close(self) -> None:
         """Close every connection."""
+        if self._ping is not None:
+            self._ping.cancel()
+            await asyncio.wait({self._ping})
         await self._client.aclose()
         for sentinel in self._sentinels:
             await sentinel.aclose()
