@@ -36,15 +36,16 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-# What takes too long for `make test`, and CI runs besides: about twelve minutes.
+# What takes too long for `make test`, and CI runs besides: about ten minutes.
 test-slow: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not matrix" $(ARGS)
 
-# Every operator of Spark under every trigger, in two stages, against the batch answer; then executors
-# and drivers killed on a cluster: about an hour and a half. `make test` and `make test-slow`
-# have a short version of each.
+# Every operator of Spark under every trigger, in two stages, against the batch answer; executors
+# and drivers killed on a cluster; whatever else takes too long for CI: about an hour and a half.
+MATRIX := tests/spark/matrix tests/spark/cluster tests/spark/test_flights.py
 matrix: setup
-	@$(BIN)/python -m pytest -m "" tests/spark/matrix tests/spark/cluster tests/spark/test_flights.py $(ARGS)
+	@$(BIN)/python -m pytest -m "" $(MATRIX) $(ARGS)
+	@$(BIN)/python -m pytest -m matrix $(foreach each,$(MATRIX),--ignore=$(each)) tests $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check
@@ -59,7 +60,7 @@ format: setup
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Every fault in turn, five times each, then all of them at once: about half an hour.
+# Every fault in turn, five times each, then all of them at once: about ten minutes.
 chaos: setup
 	@$(BIN)/python -m tests.chaos $(ARGS)
 

@@ -59,7 +59,7 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
     with Collector() as collector:
         done = demo("--days", "6", "--slice-days", "1", "--bound", "4h", **collector.environment)

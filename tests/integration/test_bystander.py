@@ -239,15 +239,15 @@ def burst(url: str, stop: Event, clients: int, path: str, *, reads: bool) -> Non
                     connection.recv(MIB)
 
 
-BURSTS: list[Act] = [
+BURSTS = [
     named_shards,
-    lists_that_are_read,
+    pytest.param(lists_that_are_read, marks=pytest.mark.slow),
     lists_that_nobody_reads,
     files_that_nobody_reads,
 ]
 """Those that are beside others in the same queue of new connections, or of large answers."""
 
-ACTS: list[Act] = [
+ACTS = [
     layouts_of_a_million,
     claims_of_a_million,
     summaries_of_a_million,
@@ -260,7 +260,7 @@ ACTS: list[Act] = [
     unfinished_bodies,
     flood_of_connections,
     idle_connections,
-    pipelined_requests,
+    pytest.param(pipelined_requests, marks=pytest.mark.slow),
     nonsense,
 ]
 

@@ -18,7 +18,6 @@ from tests.support.api import LAST_TIME, tile_ids
 from tests.support.oracle import Oracle
 from tests.support.server import Service
 
-KILLS = 20
 DEADLINE_S = 60
 RETRY_S = 0.1
 """Between two tries while the service is down: it needs the processor to come up again."""
@@ -299,8 +298,10 @@ def wait_until(condition: Callable[[], bool], oracle: Oracle, what: str) -> None
         time.sleep(0.005)
 
 
-@pytest.mark.slow
-def test_kill_nine_twenty_times_under_load(tmp_path: Path):
+@pytest.mark.parametrize(
+    "kills", [pytest.param(4, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.matrix)]
+)
+def test_kill_nine_under_load(tmp_path: Path, kills: int):
     oracle = Oracle(RANGES, INPUTS)
     chance = random.Random(9)
     with Service(tmp_path) as service:
@@ -308,7 +309,7 @@ def test_kill_nine_twenty_times_under_load(tmp_path: Path):
         assert created.status_code == 201, created.text
         load = Load(service.url, oracle)
         with load.running():
-            for kill in range(KILLS):
+            for kill in range(kills):
                 went_on(oracle, load, f"progress before kill {kill}")
                 more = load.reports + chance.randint(0, 60)
                 wait_until(lambda more=more: load.reports >= more, oracle, "more load")
@@ -324,7 +325,7 @@ def test_kill_nine_twenty_times_under_load(tmp_path: Path):
                     f"{stage} at what was promised",
                 )
     assert not oracle.violations, oracle.violations[:5]
-    assert load.zombies_refused > KILLS
+    assert load.zombies_refused > kills
     assert set(oracle.observations) == {
         "plain both",
         "plain keyed",
@@ -333,7 +334,7 @@ def test_kill_nine_twenty_times_under_load(tmp_path: Path):
         "snapshot",
         "events",
     }
-    assert min(oracle.observations.values()) > KILLS, oracle.observations
+    assert min(oracle.observations.values()) > kills, oracle.observations
 
 
 def went_on(oracle: Oracle, load: Load, what: str) -> None:

@@ -790,7 +790,7 @@ class TidegaugeOnRedis(Tidegauge):
         return Stores(redis_server())
 
 
-EXAMPLES = int(os.environ.get("TIDEGAUGE_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("TIDEGAUGE_EXAMPLES", "60"))
 COMMON = settings(
     max_examples=EXAMPLES,
     stateful_step_count=50,

@@ -57,6 +57,13 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One that nobody mistreats."""
+    with Service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
 @pytest.fixture
 def pipeline(flow: Flow) -> Iterator[Pipeline]:
     with flow.pipeline() as pipeline:
@@ -64,5 +71,12 @@ def pipeline(flow: Flow) -> Iterator[Pipeline]:
 
 
 @pytest.fixture
-def flow(spark: SparkSession, service: Service, tmp_path: Path) -> Flow:
-    return Flow(spark, service.url, tmp_path)
+def flow(spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Flow]:
+    """One against the test's own service if it has one, else against one that tests share in turn."""
+    if "service" in request.fixturenames:
+        yield Flow(spark, request.getfixturevalue("service").url, tmp_path)
+        return
+    flow = Flow(spark, request.getfixturevalue("shared_service").url, tmp_path)
+    yield flow
+    for job in flow.client.jobs()["jobs"]:
+        flow.client.delete(job["job"])

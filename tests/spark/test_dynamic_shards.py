@@ -52,6 +52,7 @@ def test_shards_join_with_their_first_rows_and_the_last_windows_come_out(flow: F
     assert flow.watermark(COUNTS).final
 
 
+@pytest.mark.slow
 def test_a_shard_that_has_joined_is_waited_for_the_next_day_and_ends_with_its_source(
     flow: Flow,
 ) -> None:

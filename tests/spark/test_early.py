@@ -193,6 +193,7 @@ def test_nothing_is_reset_under_early_results(flow: Flow, pipeline: Pipeline, ea
     pipeline.reset()
 
 
+@pytest.mark.slow
 def test_early_results_of_what_is_there(flow: Flow, pipeline: Pipeline, early: Early) -> None:
     flow.write(steady(range(121)))
     plain = flow.counts(pipeline, MINUTE)

@@ -114,7 +114,7 @@ MOMENTS: dict[str, Moment] = {
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("first commit", marks=pytest.mark.slow),
+        pytest.param("first commit", marks=pytest.mark.matrix),
         pytest.param("drained", marks=pytest.mark.slow),
         "final",
         "last commit",
@@ -135,6 +135,7 @@ def test_the_last_windows_come_out_though_the_service_was_away_when(
     assert flow.watermark(COUNTS).final
 
 
+@pytest.mark.slow
 def test_a_night_closes_what_it_has_read_though_the_service_was_away(
     flow: Flow, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,9 @@ def test_a_drained_query_finishes(flow: Flow) -> None:
     assert healths(flow) == {"final"}
 
 
-@pytest.mark.parametrize("by", ["query", "pipeline", "context"])
+@pytest.mark.parametrize(
+    "by", ["query", *(pytest.param(by, marks=pytest.mark.slow) for by in ("pipeline", "context"))]
+)
 def test_a_query_that_is_stopped_says_so(flow: Flow, by: str) -> None:
     flow.write(steady(range(30)))
     with flow.pipeline() as pipeline:

@@ -30,7 +30,8 @@ from tests.spark.flow import (
 )
 from tests.support.server import Service
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("service")]
+"""A service of their own each: the number of its first generation is known."""
 
 WORDS = (
     "is of generation {} of job 'readings', by its checkpoint, but the job is in generation {}: "
@@ -163,7 +164,7 @@ def test_a_ledger_from_before_the_query_was_started_is_noticed_while_it_runs(
     assert flow.counted() == windows(steady(range(60)))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_nights_after_one_that_went_on_are_as_usual(flow: Flow, tmp_path: Path) -> None:
     """Their batches are behind the job's for a while, which was allowed once and for all."""
     write(flow, range(60), files=6)

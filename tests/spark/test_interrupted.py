@@ -57,6 +57,7 @@ def test_a_shard_that_is_taken_out_keeps_no_bounded_query_from_its_end(flow: Flo
     assert flow.watermark(COUNTS).final
 
 
+@pytest.mark.slow
 def test_more_joined_shards_than_one_look_up_returns_become_final(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

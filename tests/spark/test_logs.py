@@ -200,7 +200,11 @@ def test_every_file_is_read_once_and_the_windows_are_the_batch_answer(
 
 
 @pytest.mark.parametrize(
-    "idle", [pytest.param(None, marks=pytest.mark.slow), {"after_ms": 600_000, "then": "exclude"}]
+    "idle",
+    [
+        pytest.param(None, marks=pytest.mark.matrix),
+        pytest.param({"after_ms": 600_000, "then": "exclude"}, marks=pytest.mark.slow),
+    ],
 )
 def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
     flow: Flow, folders: Folders, idle: dict[str, Any] | None
@@ -245,6 +249,7 @@ def test_one_shard_waits_while_the_other_goes_on_and_the_drift_is_kept(
     assert "left" in waits
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_ahead_of_another_source_waits_alone(flow: Flow, folders: Folders) -> None:
     """The service asks it to pause, since its first file took it past the limit."""
     folders.write_each("left", range(100), file_s=100)
@@ -338,6 +343,7 @@ def test_a_run_with_an_end_reads_what_was_there_and_does_not_wait_for_ever(
         assert promises(flow) == {"left": 199 - 5, "right": 59 - 5}
 
 
+@pytest.mark.slow
 def test_a_run_does_not_wait_for_a_shard_of_its_own_that_has_no_more(
     flow: Flow, folders: Folders, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -350,8 +356,15 @@ def test_a_run_does_not_wait_for_a_shard_of_its_own_that_has_no_more(
     assert "made no progress" not in caplog.text
 
 
-@pytest.mark.parametrize("build", [alone, counts])
-@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, None])
+@pytest.mark.parametrize(
+    ("trigger", "build"),
+    [
+        (AVAILABLE_NOW, counts),
+        pytest.param(None, alone, marks=pytest.mark.slow),
+        pytest.param(AVAILABLE_NOW, alone, marks=pytest.mark.matrix),
+        pytest.param(None, counts, marks=pytest.mark.matrix),
+    ],
+)
 def test_a_bounded_query_is_not_final_while_a_shard_that_waits_has_more(
     flow: Flow,
     folders: Folders,

@@ -323,7 +323,7 @@ def test_an_aggregator_that_hangs_holds_no_batch_for_long(
             assert state["numRowsTotal"] == len(windows(readings))
 
 
-@pytest.mark.parametrize("own_thread", [True, False])
+@pytest.mark.parametrize("own_thread", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rows_that_are_written_from_a_thread_of_ones_own_are_missed(
     spark: SparkSession,
     service: Service,

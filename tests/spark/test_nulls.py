@@ -87,6 +87,7 @@ def test_a_full_outer_join_whose_keys_may_be_null_on_both_sides_is_refused(sides
         sides.results(frame, "n long, n2 long", event_time="at")
 
 
+@pytest.mark.slow
 def test_with_nulls_filtered_out_of_one_side_it_is_as_in_a_batch(sides: Sides) -> None:
     case = CASES["full_outer_join_null_keys"]
     with sides.pipeline:
@@ -108,6 +109,7 @@ def test_a_left_outer_join_counts_a_row_without_event_time(sides: Sides) -> None
     assert found == [{"n": 2}]
 
 
+@pytest.mark.slow
 def test_results_that_are_stamped_by_the_side_that_is_missing_are_counted(sides: Sides) -> None:
     case = {"left": [{"key": "b", "at": "2026-01-01T00:00:10Z", "n": 2}], "right": []}
     with sides.pipeline:

@@ -76,7 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
 
-@pytest.mark.parametrize("batches_old", [1, 2])
+@pytest.mark.parametrize("batches_old", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_old_copy_is_refused_however_often_it_is_tried(
     flow: Flow, tmp_path: Path, batches_old: int
 ) -> None:
@@ -170,6 +170,7 @@ def test_the_output_is_found_however_its_format_is_named(
     assert (found.written, found.skips) == ((0, True) if keeps else (None, False))
 
 
+@pytest.mark.slow
 def test_who_is_refused_fences_nobody(flow: Flow, tmp_path: Path) -> None:
     flow.files_per_batch = None
     write(flow, 0)
@@ -333,7 +334,7 @@ def test_a_lost_checkpoint_is_told_as_such(
 
 
 @pytest.mark.parametrize("where", ["option", "URI", "session"])
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_next_batch_is_that_which_spark_runs(flow: Flow, tmp_path: Path, where: str) -> None:
     """Wherever its checkpoint is, and whatever else is in it."""
     spark, root = flow.spark, tmp_path / "check, points"

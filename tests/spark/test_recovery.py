@@ -164,6 +164,7 @@ def _lose_contact(run: int, done: CommittedBatch) -> None:
     raise Unavailable(f"run {run}, epoch {done.epoch}")
 
 
+@pytest.mark.slow
 def test_a_new_checkpoint_in_an_old_job_starts_its_epochs_over(flow: Flow, tmp_path: Path) -> None:
     flow.write(steady(range(30)))
     with flow.pipeline() as first:

@@ -157,6 +157,7 @@ def test_a_query_that_waits_can_be_stopped(
     until(lambda: SOURCE not in throttled.waits, "nothing waits any more")
 
 
+@pytest.mark.slow
 def test_a_query_is_not_held_back_by_its_own_shards(
     flow: Flow, throttled: Pipeline, other: Other
 ) -> None:

@@ -13,13 +13,8 @@ from tests.support.server import Service
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        pytest.param("processingTime", marks=pytest.mark.matrix),
-        pytest.param("availableNow", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
 def test_closing_lag(spark: SparkSession, service: Service, tmp_path: Path, trigger: str) -> None:
     plain, ours = Chain(spark, tmp_path / "plain"), Chain(spark, tmp_path / "ours", service.url)
     for chain in (plain, ours):

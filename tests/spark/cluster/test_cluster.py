@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 MOMENTS = ("planned", "written", "committed")
 
 
-def _runs(short: tuple[Shape, int], *long: tuple[Shape, int]) -> list[object]:
-    """One run for `make test-slow`, and the long ones for `make matrix`."""
-    return [
-        pytest.param(*short, id=f"{short[0]}, {short[1]}", marks=pytest.mark.slow),
-        *(pytest.param(*run, id=f"{run[0]}, {run[1]}", marks=pytest.mark.matrix) for run in long),
-    ]
+def _runs(*runs: tuple[Shape, int], short: tuple[Shape, int] | None = None) -> list[object]:
+    """Runs for `make matrix`, and a short one for `make test-slow`."""
+    every = [(each, pytest.mark.matrix) for each in runs]
+    if short is not None:
+        every.append((short, pytest.mark.slow))
+    return [pytest.param(*run, id=f"{run[0]}, {run[1]}", marks=mark) for run, mark in every]
 
 
 def _await(cluster: Cluster, moment: str) -> None:
@@ -54,7 +54,7 @@ def _kill_executors(cluster: Cluster, kills: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kills"), _runs((Shape.JOIN, 2), (Shape.SESSIONS, 20), (Shape.JOIN, 20))
+    ("shape", "kills"), _runs((Shape.SESSIONS, 20), (Shape.JOIN, 20), short=(Shape.JOIN, 2))
 )
 def test_executors_are_killed(service: Service, tmp_path: Path, shape: Shape, kills: int) -> None:
     with Cluster(service, tmp_path, shape, 2 + 3 * kills) as cluster:
@@ -62,9 +62,7 @@ def test_executors_are_killed(service: Service, tmp_path: Path, shape: Shape, ki
         cluster.finish()
 
 
-@pytest.mark.parametrize(
-    ("shape", "kills"), _runs((Shape.TUMBLING, 1), (Shape.TUMBLING, 5), (Shape.JOIN, 5))
-)
+@pytest.mark.parametrize(("shape", "kills"), _runs((Shape.TUMBLING, 5), (Shape.JOIN, 5)))
 def test_a_driver_is_killed_whose_executors_go_on(
     service: Service, tmp_path: Path, shape: Shape, kills: int
 ) -> None:
@@ -83,9 +81,7 @@ def test_a_driver_is_killed_whose_executors_go_on(
         cluster.finish()
 
 
-@pytest.mark.parametrize(
-    ("shape", "races"), _runs((Shape.SESSIONS, 2), (Shape.SESSIONS, 10), (Shape.JOIN, 10))
-)
+@pytest.mark.parametrize(("shape", "races"), _runs((Shape.SESSIONS, 10), (Shape.JOIN, 10)))
 def test_tasks_race_with_their_copies(
     service: Service, tmp_path: Path, shape: Shape, races: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Operators by triggers: each cell is equal to the batch answer in both stages, or is refused.
 
-`make matrix` runs every cell, `make test` and `make test-slow` one of each row between them.
+`make matrix` runs every cell, `make test` and `make test-slow` one of each row that is not the variation
+of another.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ FAULTS = {1, 2, 5, 7, 8}
 
 
 def marks(operator: Operator, trigger: Trigger) -> list[pytest.MarkDecorator]:
-    if trigger != operator.short:
+    if trigger != operator.short or operator.is_variation:
         return [pytest.mark.matrix]
-    return [pytest.mark.slow] if operator.is_variation else []
+    # Two queries that run while files land take the longest.
+    return [pytest.mark.slow] if trigger == Trigger.PROCESSING_TIME else []
 
 
 def cells() -> list[object]:
