@@ -36,7 +36,7 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-# What takes too long for `make test`, and CI runs besides: about ten minutes.
+# What takes too long for `make test`, and CI runs besides: about nine minutes.
 test-slow: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not matrix" $(ARGS)
 
@@ -44,8 +44,10 @@ test-slow: setup
 # and drivers killed on a cluster; whatever else takes too long for CI: about an hour and a half.
 MATRIX := tests/spark/matrix tests/spark/cluster tests/spark/test_flights.py
 matrix: setup
-	@$(BIN)/python -m pytest -m "" $(MATRIX) $(ARGS)
-	@$(BIN)/python -m pytest -m matrix $(foreach each,$(MATRIX),--ignore=$(each)) tests $(ARGS)
+	@failed=0; \
+	$(BIN)/python -m pytest -m "" $(MATRIX) $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest -m matrix $(foreach each,$(MATRIX),--ignore=$(each)) tests $(ARGS) || failed=1; \
+	exit $$failed
 
 lint: setup
 	$(BIN)/ruff check

@@ -21,7 +21,7 @@ class WrongAddress(Unavailable):
 
 
 class NotServing(Unavailable):
-    """The service cannot serve now: one of its stores does not answer. It says which. Retry."""
+    """The service answers that it cannot serve now, and why: a store does not answer, say. Retry."""
 
 
 class NotInTime(AggregatorError):  # noqa: N818

@@ -177,7 +177,8 @@ class RedisClient:
         """Return if the server answers, as far as is known. Raises `UnavailableError`.
 
         After a command that has timed out, nothing but a PING is sent until that is answered. Else each
-        request would wait for every timeout of its own, which is longer than clients wait.
+        request would wait for every timeout of its own, which is longer than clients wait. In a cluster,
+        where other nodes go on, each request waits.
         """
         if not self._is_silent:
             return
@@ -313,7 +314,8 @@ class RedisClient:
             try:
                 return await attempt()
             except RedisTimeoutError as error:
-                self._is_silent = True
+                # In a cluster, it is one node of several: the others go on.
+                self._is_silent = self._pool is not None
                 raise _unavailable(error) from error
             except (RedisConnectionError, OSError) as error:
                 if not tries:
