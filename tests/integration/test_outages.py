@@ -6,25 +6,30 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 import msgspec
 import pytest
 
 from service.clock import SystemClock
+from service.errors import UnavailableError
 from service.ledger.port import NewLayout
 from service.ledger.sql import SqlLedger
 from service.live.redis import schema
+from service.live.redis.client import RedisClient
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.binaries import wait_until
 from tests.support.inprocess import InProcess
 from tests.support.postgres_server import PostgresServer
-from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.redis_server import RedisCluster, RedisError, RedisSentinel, RedisServer
 from tests.support.sketches import pending
 from tests.support.stores import Stores
 
 pytestmark = pytest.mark.anyio
+
+ROUNDS = 4
+"""The client of a cluster chooses by chance whom to send what has no key."""
 
 FLOW = {"s": {"shards": ["0", "1"]}, "k": {"inputs": ["s"], "ranges": 1}}
 KEYS = "00000000-100000000"
@@ -228,6 +233,44 @@ async def test_a_redis_that_hangs_is_away(job: Api, redis: RedisServer):
     # The same server, with all it knew: nothing was lost, not even the lease.
     answer = await job.report("s", token, {"0": 20})
     assert answer["accepted"] == 1
+
+
+async def test_a_node_of_a_cluster_that_hangs_keeps_nobody_from_the_others(tmp_path: Path):
+    with RedisCluster(tmp_path, extra={"cluster-require-full-coverage": "no"}) as cluster:
+        client = RedisClient(cluster.url)
+        keys = [f"{{job-{number}}}".encode() for number in range(12)]
+        for key in keys:
+            await client.command("SET", key, "0")
+        # The one that the client sends to what has no key.
+        port = cast("Any", client._client).get_default_node().port
+        [hung] = [node for node in cluster.nodes if node.port == port]
+        there = [key for key in keys if serves(hung, key)]
+        elsewhere = [key for key in keys if key not in there]
+        assert there
+        assert elsewhere
+        hung.pause()
+        refused: list[str] = []
+        try:
+            for key in [there[0], *elsewhere] * ROUNDS:
+                try:
+                    await client.command("SET", key, "1")
+                except UnavailableError as error:
+                    # The hung node itself, or the client's look at the cluster, if it began there.
+                    refused.append(error.detail)
+        finally:
+            hung.resume()
+            await client.close()
+        assert ROUNDS <= len(refused) < ROUNDS * (1 + len(elsewhere))
+        assert not [each for each in refused if "Timeout" not in each], "without having been sent"
+
+
+def serves(node: RedisServer, key: bytes) -> bool:
+    """Return whether a key is one of this node's."""
+    try:
+        node.command("EXISTS", key.decode())
+    except RedisError:
+        return False
+    return True
 
 
 def refuse_memory(redis: RedisServer) -> None:
