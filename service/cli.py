@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from service.errors import ProblemError
-from service.redaction import redact
+from service.telemetry.redaction import redact
 
 app = typer.Typer(
     name="tidegauge",
@@ -88,7 +88,7 @@ def serve(
 ) -> None:
     """Serve. Each option is also an environment variable, `TIDEGAUGE_PORT` and so on."""
     with _in_a_line():
-        from service import serving  # noqa: PLC0415
+        from service.server import serve as serving  # noqa: PLC0415
 
         serving.serve(
             workers,
@@ -117,7 +117,7 @@ def migrate(
 ) -> None:
     """Bring the ledger's schema up to date. `serve` does so by itself when it starts."""
     with _in_a_line():
-        from service import serving  # noqa: PLC0415
+        from service.server import serve as serving  # noqa: PLC0415
 
         serving.migrate(ledger_url=ledger_url)
     typer.echo("the ledger's schema is up to date")
@@ -137,7 +137,7 @@ def doctor(
     It changes nothing. The exit code is 1 if something is at fault.
     """
     with _in_a_line():
-        from service import doctor as examination  # noqa: PLC0415
+        from service.server import doctor as examination  # noqa: PLC0415
 
         examination.doctor(as_json=as_json, ledger_url=ledger_url, live_url=live_url)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-from service.text_files import read_text
 
 DAY_MS = 86_400_000
 
@@ -103,3 +102,14 @@ def _first_line(file: Path) -> str:
     if not line or "\n" in line:
         raise ValueError(f"the file {file} must have one line, the URL")
     return line
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text without a byte order mark and without space around it.
+
+    UTF-8, or UTF-16 with its mark, as Windows' PowerShell writes what a command prints into a file.
+    Raises `OSError`, or `UnicodeDecodeError`.
+    """
+    data = path.read_bytes()
+    utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if utf_16 else "utf-8-sig").strip()

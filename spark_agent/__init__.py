@@ -17,14 +17,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_agent.arrival import Arrival
-    from spark_agent.async_client import AsyncClient
-    from spark_agent.client import Client, StageWatermark
-    from spark_agent.errors import AggregatorError, NotInTime, Unavailable, Wrong
-    from spark_agent.operators import UnsoundPlanError
+    from spark_agent.client.async_client import AsyncClient
+    from spark_agent.client.client import Client, StageWatermark
+    from spark_agent.client.sensor import Arrival
+    from spark_agent.exceptions import (
+        AggregatorError,
+        FinalSourceError,
+        NotInTime,
+        OldCheckpointError,
+        StageTakenError,
+        Unavailable,
+        UnsoundPlanError,
+        Wrong,
+    )
     from spark_agent.pipeline import Pipeline
-    from spark_agent.queries import StageTakenError
-    from spark_agent.reporting import FinalSourceError, OldCheckpointError
     from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
 
 __all__ = [
@@ -47,22 +53,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AggregatorError": "spark_agent.errors",
-    "Arrival": "spark_agent.arrival",
-    "AsyncClient": "spark_agent.async_client",
+    "AggregatorError": "spark_agent.exceptions",
+    "Arrival": "spark_agent.client.sensor",
+    "AsyncClient": "spark_agent.client.async_client",
     "Ascending": "spark_agent.strategies",
     "BoundedOutOfOrderness": "spark_agent.strategies",
-    "Client": "spark_agent.client",
-    "FinalSourceError": "spark_agent.reporting",
-    "NotInTime": "spark_agent.errors",
-    "OldCheckpointError": "spark_agent.reporting",
+    "Client": "spark_agent.client.client",
+    "FinalSourceError": "spark_agent.exceptions",
+    "NotInTime": "spark_agent.exceptions",
+    "OldCheckpointError": "spark_agent.exceptions",
     "Pipeline": "spark_agent.pipeline",
-    "StageTakenError": "spark_agent.queries",
-    "StageWatermark": "spark_agent.client",
+    "StageTakenError": "spark_agent.exceptions",
+    "StageWatermark": "spark_agent.client.client",
     "Strategy": "spark_agent.strategies",
-    "Unavailable": "spark_agent.errors",
-    "UnsoundPlanError": "spark_agent.operators",
-    "Wrong": "spark_agent.errors",
+    "Unavailable": "spark_agent.exceptions",
+    "UnsoundPlanError": "spark_agent.exceptions",
+    "Wrong": "spark_agent.exceptions",
 }
 
 

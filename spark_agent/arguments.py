@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent import plan
+from spark_agent.jvm.writer import ONCE, is_async, output_mode_of, trigger_of
 
-AVAILABLE_NOW: Final = "AvailableNowTrigger"
-ONCE: Final = "OneTimeTrigger"
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
 _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
@@ -34,7 +32,7 @@ def check_is_writer(writer: object) -> None:
 
 def check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
     """Check a writer's options, and return its trigger's name. Raises `ValueError`."""
-    trigger = plan.trigger_of(writer)
+    trigger = trigger_of(writer)
     if trigger in _UNSUPPORTED_TRIGGERS:
         raise ValueError(
             f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
@@ -45,13 +43,13 @@ def check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
             "a bounded query needs more than one batch to emit its last windows: use "
             "trigger(availableNow=True) instead of once=True"
         )
-    if plan.output_mode_of(writer) == "complete":
+    if output_mode_of(writer) == "complete":
         raise ValueError(
             "complete mode rewrites every window in each batch, however old, so no watermark can "
             "hold for the query's output: use append, or update, and let the reader keep the newest "
             "row of each window"
         )
-    if plan.is_async(writer):
+    if is_async(writer):
         raise ValueError(
             "asyncProgressTrackingEnabled commits batches some time after they ran: leave it out"
         )

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
-from spark_agent import control_source, plan
 from spark_agent.arguments import (
     check_is_writer,
     check_lease_ttl,
@@ -28,8 +27,8 @@ from spark_agent.arguments import (
     check_writer,
 )
 from spark_agent.arrow import watch_column, watch_two_columns
-from spark_agent.checks import ReportCall, check, check_early, check_event_times
-from spark_agent.client import Client
+from spark_agent.client.client import Client
+from spark_agent.client.spec import StageSpec, ancestors
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.columns import (
     by_shard,
@@ -41,20 +40,33 @@ from spark_agent.columns import (
     quoted,
     time_of,
 )
-from spark_agent.control_source import ControlSource
-from spark_agent.durations import Duration, duration_ms
-from spark_agent.job import DeclaredJob
-from spark_agent.link import LinkServer
-from spark_agent.queries import Queries, Start, Timing
-from spark_agent.reporting import RangeReporter, ReportTarget, SourceReporter
-from spark_agent.running import links_of, program_of
-from spark_agent.sources import logs
+from spark_agent.driver.job import DeclaredJob
+from spark_agent.driver.queries import Queries, Start, Timing
+from spark_agent.executor.reporters import RangeReporter, SourceReporter
+from spark_agent.executor.tally import Tallies, TallyParam
+from spark_agent.executor.task import ReportTarget
+from spark_agent.jvm.nodes import RANGES_MARK, SOURCE_MARK
+from spark_agent.jvm.plan import PlanReader
+from spark_agent.jvm.progress import links_of, program_of
+from spark_agent.jvm.writer import frame_of
+from spark_agent.soundness.query_stages import (
+    ReportCall,
+    check,
+    check_early,
+    check_event_times,
+)
+from spark_agent.soundness.settings import (
+    check_days,
+    check_percentile,
+    check_settings,
+)
+from spark_agent.sources import control, logs
 from spark_agent.sources.arguments import check_logs
+from spark_agent.sources.control import ControlSource
+from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
-from spark_agent.spec import StageSpec, ancestors
-from spark_agent.starting import check_days, check_percentile, check_settings
 from spark_agent.strategies import EARLIEST_MS, Strategy
-from spark_agent.tally import Tallies, TallyParam
+from spark_agent.times import Duration, duration_ms
 
 _LINK_MARGIN_MS: Final = 5_000
 """How much longer a control source waits for the driver than the driver waits for the service."""
@@ -138,7 +150,7 @@ class Pipeline:
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())
         self._marks = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
-        self._plans = plan.PlanReader(self._spark)
+        self._plans = PlanReader(self._spark)
         self._queries = Queries(
             self._job,
             spark=self._spark,
@@ -283,7 +295,7 @@ class Pipeline:
             known = None if spec.is_dynamic else spec.shards
             most = cores if known is None else min(cores, len(known))
             frame = by_shard(frame, shard, known, tasks or most)
-        mark = f"{plan.SOURCE_MARK}{next(self._marks)}.{stage}"
+        mark = f"{SOURCE_MARK}{next(self._marks)}.{stage}"
         shards = column(shard).cast("string")
         return watch_two_columns(frame, mark, reporter, shards, column(event_time))
 
@@ -359,7 +371,7 @@ class Pipeline:
         other filters pushed through it.
         """
         rows = (
-            self._linked_source(control_source.FORMAT, control_schema(frame), event_time)
+            self._linked_source(control.FORMAT, control_schema(frame), event_time)
             .options(
                 stage=stage,
                 control=self._queries.new_control(stage),
@@ -411,7 +423,7 @@ class Pipeline:
         if on_early not in {"count", "fail"}:
             raise ValueError(f"on_early {on_early!r} is not known: write 'count' or 'fail'")
         event_time = event_time_of(frame, stage, event_time)
-        mark = f"{plan.RANGES_MARK}{next(self._marks)}.{stage}"
+        mark = f"{RANGES_MARK}{next(self._marks)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
         self._reports[mark] = ReportCall(stage, event_time, delay_ms)
         reporter = RangeReporter(
@@ -460,7 +472,7 @@ class Pipeline:
             raise ValueError(
                 f"on_lost_checkpoint {on_lost_checkpoint!r} is not known: write 'stop' or 'continue'"
             )
-        frame = plan.frame_of(writer)
+        frame = frame_of(writer)
         tree = self._plans.read(frame)
         controls = [node.control for node in tree.walk() if node.control is not None]
         readers = [node.reader for node in tree.walk() if node.reader is not None]

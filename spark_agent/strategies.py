@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from spark_agent.durations import Duration, duration_ms
+from spark_agent.times import Duration, duration_ms
 
 EARLIEST_MS: Final = -62_135_596_800_000
 """0001-01-01T00:00:00Z: no promise is earlier."""

@@ -1,15 +1,85 @@
-"""Instants as people read them."""
+"""Instants and durations: text that people write, and milliseconds."""
 
 from __future__ import annotations
 
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Final
 
-from spark_agent.answers import MAX_MS
-from spark_agent.durations import duration_ms
-from spark_agent.errors import WrongInstant
+from spark_agent.exceptions import WrongInstant
+
+Duration = str | int | timedelta
+"""A duration: text such as `12 hours`, a `timedelta`, or whole milliseconds."""
+
+_UNITS_MS: Final = MappingProxyType(
+    {
+        "ms": 1,
+        "millisecond": 1,
+        "s": 1_000,
+        "sec": 1_000,
+        "second": 1_000,
+        "m": 60_000,
+        "min": 60_000,
+        "minute": 60_000,
+        "h": 3_600_000,
+        "hour": 3_600_000,
+        "d": 86_400_000,
+        "day": 86_400_000,
+        "w": 604_800_000,
+        "week": 604_800_000,
+    }
+)
+_PART: Final = re.compile(r"(\d+)\s*([a-z]+)\s*")
+
+
+def duration_ms(value: Duration, *, name: str = "duration") -> int:
+    """Convert a duration to whole milliseconds; `name` is what an error calls it.
+
+    Raises `ValueError` for anything that is not a duration of zero or more.
+
+    >>> duration_ms("12 hours"), duration_ms("4h"), duration_ms("1 day 30 min"), duration_ms(250)
+    (43200000, 14400000, 88200000, 250)
+    >>> duration_ms("soon", name="bound")
+    Traceback (most recent call last):
+    ValueError: bound 'soon' is no duration: write it like '12 hours', '4h' or '250 ms'
+    """
+    milliseconds = _milliseconds(value)
+    if milliseconds is None or milliseconds < 0:
+        raise ValueError(
+            f"{name} {value!r} is no duration: write it like '12 hours', '4h' or '250 ms'"
+        )
+    return milliseconds
+
+
+def _milliseconds(value: object) -> int | None:
+    match value:
+        case timedelta():
+            return value // timedelta(milliseconds=1)
+        case int() if not isinstance(value, bool):
+            return value
+        case str():
+            return _parse(value.strip().lower())
+        case _:
+            return None
+
+
+def _parse(text: str) -> int | None:
+    total, position = 0, 0
+    while position < len(text):
+        part = _PART.match(text, position)
+        unit = part and _unit_ms(part[2])
+        if part is None or unit is None:
+            return None
+        total += int(part[1]) * unit
+        position = part.end()
+    return total if text else None
+
+
+def _unit_ms(unit: str) -> int | None:
+    return _UNITS_MS.get(unit) or _UNITS_MS.get(unit.removesuffix("s"))
+
 
 Instant = datetime | str | int
 """A point in time: a `datetime`, text such as `2026-01-01T00:00:00Z`, or milliseconds since 1970."""
@@ -62,18 +132,18 @@ def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> 
     [0, 7200000, 93600000]
     >>> read_instant_ms("20260101", name="T")
     Traceback (most recent call last):
-    spark_agent.errors.WrongInstant: T '20260101' may be a date: write it like 2026-01-01, or \
+    spark_agent.exceptions.WrongInstant: T '20260101' may be a date: write it like 2026-01-01, or \
 20260101ms for milliseconds
     >>> [read_instant_ms(text, name="T") for text in ("2026ms", "2000", "20260", "1767225600000")]
     [2026, 2000, 20260, 1767225600000]
     >>> read_instant_ms(1767225600, name="T")
     Traceback (most recent call last):
-    spark_agent.errors.WrongInstant: T 1767225600 is ambiguous: write 1767225600s for seconds \
+    spark_agent.exceptions.WrongInstant: T 1767225600 is ambiguous: write 1767225600s for seconds \
 (2026-01-01T00:00:00Z), 1767225600ms for milliseconds (1970-01-21T10:53:45.600Z), or ISO 8601
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
-    spark_agent.errors.WrongInstant: --until 'tomorrow' is no time: write it like 2026-01-01T00:00:00Z, \
-in ms since 1970, or like -2h
+    spark_agent.exceptions.WrongInstant: --until 'tomorrow' is no time: write it like \
+2026-01-01T00:00:00Z, in ms since 1970, or like -2h
     """
     match value:
         case datetime():
@@ -173,3 +243,7 @@ def duration_text(length_ms: int | None) -> str:
         if count or parts:
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2])
+
+
+MAX_MS: Final = 9_223_372_036_854_775_807
+"""The end of time: nothing more will come."""

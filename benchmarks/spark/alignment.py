@@ -28,7 +28,7 @@ from benchmarks.servers import service
 from benchmarks.spark.figures import local_spark
 from benchmarks.spark.overhead import RANGES
 from spark_agent import Ascending, Pipeline
-from spark_agent.client import Client
+from spark_agent.client.client import Client
 
 FAST, SLOW, JOINED = "fast", "slow", "joined"
 PACE: Final = {FAST: 10, SLOW: 1}

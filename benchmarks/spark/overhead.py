@@ -24,8 +24,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.checks import QueryStages
-from spark_agent.operators import Promise
+from spark_agent.soundness.operators import Promise
+from spark_agent.soundness.query_stages import QueryStages
 
 RANGES: Final = 2
 _STAGE: Final = "sessions"

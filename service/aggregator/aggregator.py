@@ -28,6 +28,10 @@ from service.aggregator.states import StageState
 from service.aggregator.survey import survey
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
+from service.consistency.outage_reads import LastSeen
+from service.consistency.publisher import Publisher
+from service.consistency.reconciler import Reconciler
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import (
     InvalidRequestError,
     LeaseConflictError,
@@ -38,21 +42,17 @@ from service.errors import (
 )
 from service.frontier.graph import Stage
 from service.frontier.health import Outcome
-from service.last_seen import LastSeen
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
-from service.metrics import Metrics
 from service.model.audit import Action, Actor, Deed
 from service.model.jobs import StageView
 from service.model.keys import Key
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.reports import Commit, Report, Reported
 from service.model.runs import NewRun, RunEnd, RunRecord
-from service.publisher import Publisher
-from service.reconciler import Reconciler
-from service.stage_metrics import Survey
 from service.tasks import Shutdown, run_to_completion
+from service.telemetry.metrics import Metrics
+from service.telemetry.stage_metrics import Survey
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from service.aggregator.dynamic_shards import DynamicShards
 from service.aggregator.idleness import IdlePolicies
 from service.aggregator.keys import Keys
 from service.clock import Clock
+from service.consistency.publisher import Publisher
+from service.consistency.reconciler import Reconciler
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnavailableError
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
-from service.publisher import Publisher
-from service.reconciler import Reconciler
 from service.tasks import Shutdown
 
 log = logging.getLogger(__name__)

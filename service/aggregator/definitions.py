@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.clock import Clock
+from service.consistency.publisher import Publisher
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import (
     LimitReachedError,
     PreconditionFailedError,
@@ -21,12 +23,10 @@ from service.frontier.graph import Pipeline
 from service.frontier.timestamps import MAX
 from service.ledger.port import Ledger, NewLayout
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
 from service.model.audit import Action, Actor, Deed
 from service.model.checkpoints import Columns, inherited_columns
 from service.model.jobs import InstalledJob, JobView, Specification, StoredJob
-from service.publisher import Publisher
-from service.spec import PipelineSpec, decode_spec, encode_spec
+from service.model.pipeline_spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
 
 _MAX_RACES = 20

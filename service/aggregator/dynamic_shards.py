@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from service.aggregator.definitions import Definitions
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import ProblemError
 from service.frontier.timestamps import MAX
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.throttling import Throttling
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnknownStageError
 from service.frontier.columns import lowest, weights
 from service.frontier.durations import duration_text
@@ -21,7 +22,6 @@ from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.health import Health, Outcome
 from service.frontier.throttle import Advice, GroupLimit
 from service.frontier.timestamps import MAX, MIN, iso
-from service.live_jobs import LiveJobs
 from service.model.jobs import JobView, StageView
 from service.model.observations import Instant, StageObservation
 from service.model.reports import RangeView

@@ -14,6 +14,7 @@ import numpy as np
 
 from service.aggregator.holders import following, holding
 from service.aggregator.throttling import Throttling
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
 from service.frontier.columns import Int64s, lowest
 from service.frontier.durations import moment_text
@@ -34,7 +35,6 @@ from service.frontier.health import (
     worst,
 )
 from service.frontier.timestamps import MAX, MIN
-from service.live_jobs import LiveJobs
 from service.model.jobs import JobView
 from service.model.observations import Instant, StageObservation
 from service.model.runs import RunEnd

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from service.aggregator.throttling import Throttling
+from service.consistency.publisher import Publisher
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import ProblemError
 from service.frontier.graph import Pipeline
 from service.frontier.idleness import (
@@ -19,9 +21,7 @@ from service.frontier.idleness import (
 from service.frontier.policies import IdlePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
 from service.model.observations import Instant, Settled, StageObservation
-from service.publisher import Publisher
 
 log = logging.getLogger(__name__)
 

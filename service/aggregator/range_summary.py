@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from service.aggregator.columns import Columns, on_columns
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import InvalidRequestError, UnknownStageError
 from service.frontier.columns import Bools, Int64s, lowest
 from service.frontier.ranges import Layout
 from service.frontier.timestamps import MAX, MIN
-from service.live_jobs import LiveJobs
 from service.model.observations import Instant
 from service.model.reports import RangeView
 

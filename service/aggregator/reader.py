@@ -11,11 +11,11 @@ from service.aggregator.soft import SoftState, SoftStates
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
+from service.consistency.outage_reads import LastSeen
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnavailableError
 from service.frontier.health import Health
-from service.last_seen import LastSeen
 from service.live.port import LiveStore
-from service.live_jobs import LiveJobs
 from service.model.jobs import JobView, StageProgress
 from service.model.reports import RangeOrder, RangeView
 from service.tasks import Shutdown

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from service.aggregator.health import Examiner
 from service.clock import Clock
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
     UNKNOWN,
@@ -27,7 +28,6 @@ from service.frontier.graph import Pipeline
 from service.frontier.health import Health
 from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
-from service.live_jobs import LiveJobs
 from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
 

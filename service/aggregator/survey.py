@@ -16,7 +16,7 @@ from service.aggregator.throttling import Throttling
 from service.errors import UnavailableError, UnknownJobError
 from service.frontier.throttle import Advice
 from service.model.jobs import JobView
-from service.stage_metrics import Survey, SurveyedStage, Work
+from service.telemetry.stage_metrics import Survey, SurveyedStage, Work
 
 _AT_ONCE = 8
 _RANGES = 200_000

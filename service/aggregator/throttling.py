@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from service.clock import Clock
+from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnavailableError
 from service.frontier.durations import duration_text
 from service.frontier.policies import ThrottleGroup
@@ -25,7 +26,6 @@ from service.frontier.throttle import (
     slowest,
 )
 from service.frontier.timestamps import iso
-from service.live_jobs import LiveJobs
 from service.model.jobs import JobView
 from service.model.observations import StageObservation
 from service.tasks import Shutdown

@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.api.exchange import JsonResponse
 from service.api.web import with_browser_headers
-from service.metrics import Metrics
+from service.telemetry.metrics import Metrics
 
 
 class Responses:

@@ -49,12 +49,12 @@ from service.errors import (
     UnknownHostError,
     UnsupportedMediaTypeError,
 )
-from service.metrics import Metrics
 from service.model.audit import Actor
 from service.model.keys import Key, Role
+from service.model.pipeline_spec import NAME_PATTERN
 from service.model.runs import MAX_NUMBER
-from service.spec import NAME_PATTERN
-from service.tracing import SWITCH
+from service.telemetry.metrics import Metrics
+from service.telemetry.tracing import SWITCH
 
 B = TypeVar("B")
 T = TypeVar("T")

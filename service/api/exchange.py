@@ -22,8 +22,8 @@ from service.errors import (
     PayloadTooLargeError,
     ProblemError,
 )
-from service.metrics import Metrics
-from service.spec import NAME_PATTERN
+from service.model.pipeline_spec import NAME_PATTERN
+from service.telemetry.metrics import Metrics
 
 MAX_BODY = 16 * 2**20
 MAX_PIPELINE_BODY = 128 * 2**20

@@ -26,7 +26,7 @@ from service.errors import (
     UnknownKeyError,
 )
 from service.model.keys import Role
-from service.spec import NAME_PATTERN
+from service.model.pipeline_spec import NAME_PATTERN
 
 endpoints = Endpoints("keys")
 

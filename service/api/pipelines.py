@@ -28,7 +28,7 @@ from service.errors import (
 )
 from service.model.jobs import Specification
 from service.model.keys import Role
-from service.spec import PipelineSpec
+from service.model.pipeline_spec import PipelineSpec
 
 endpoints = Endpoints("pipelines")
 

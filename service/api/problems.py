@@ -32,7 +32,7 @@ RETRY_AFTER_S = 1
 
 
 class Refusals(Protocol):
-    """Counts and logs what is refused at the door: `service.connection`."""
+    """Counts and logs what is refused at the door: `service.server.http_protocol`."""
 
     def count(self, reason: str, detail: str) -> None:
         """Count a refusal."""

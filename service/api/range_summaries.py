@@ -8,7 +8,7 @@ from service.api.exchange import integer
 from service.api.responses.summaries import RangeSummaryBody, range_summary_body
 from service.errors import InvalidRequestError, OverloadedError, UnknownJobError, UnknownStageError
 from service.model.keys import Role
-from service.spec import MAX_RANGES
+from service.model.pipeline_spec import MAX_RANGES
 
 endpoints = Endpoints("watermarks")
 

@@ -10,9 +10,9 @@ from service.frontier.health import Outcome
 from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
+from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, Name
 from service.model.reports import MAX_REPORTED, RangeNote
 from service.model.runs import MAX_NUMBER
-from service.spec import MAX_RANGES, MAX_STAGES, Name
 
 T = TypeVar("T")
 

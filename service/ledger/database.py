@@ -25,7 +25,7 @@ from service.ledger.migrate import migrating, run_migrations
 from service.ledger.sessions import LIMITS, check_sessions, setter
 from service.ledger.sqlite_file import SqliteFile
 from service.ledger.tables import history, metadata
-from service.redaction import redact, shown
+from service.telemetry.redaction import redact, shown
 
 R = TypeVar("R")
 Work = Callable[[AsyncConnection], Awaitable[R]]

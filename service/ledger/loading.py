@@ -12,7 +12,7 @@ from service.errors import UnknownJobError
 from service.ledger import statements as sql
 from service.ledger.rows import installed_of
 from service.model.jobs import InstalledJob, StoredJob
-from service.spec import decode_spec
+from service.model.pipeline_spec import decode_spec
 
 
 def unknown_job(job: str) -> UnknownJobError:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from spark_agent.cli.common import EXIT_NOT_INSTALLED
 from spark_agent.demo.outcome import CannotRunError, DemoOptions, NotInstalledError, Outcome
-from spark_agent.durations import duration_ms
-from spark_agent.outcomes import EXIT_NOT_INSTALLED
+from spark_agent.times import duration_ms
 
 _EXIT_UNEQUAL: Final = 1
 _EXIT_CANNOT_RUN: Final = 2

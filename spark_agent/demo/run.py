@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from spark_agent.client import Client
+from spark_agent.client.client import Client
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.demo.answer import Comparison, batch_answer, compare
 from spark_agent.demo.flights import START, Flights, load_flights, write_logs, write_weather
@@ -35,9 +35,9 @@ from spark_agent.demo.queries import (
 from spark_agent.demo.server import CannotServeError, Server, start_server
 from spark_agent.demo.session import java_problem, spark_session
 from spark_agent.demo.view import LiveView, NoView, PlainView, Timeline, View
+from spark_agent.executor.tally import Count
 from spark_agent.pipeline import Pipeline
 from spark_agent.strategies import BoundedOutOfOrderness
-from spark_agent.tally import Count
 
 _UPDATE_MS: Final = 250
 

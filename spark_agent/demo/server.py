@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from spark_agent.client import Client
+from spark_agent.client.client import Client
 from spark_agent.clock import Clock
 
 _START_MS: Final = 30_000

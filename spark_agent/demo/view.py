@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spark_agent.answers import MAX_MS
-from spark_agent.client import Client, StageWatermark
-from spark_agent.errors import AggregatorError
+from spark_agent.client.client import Client, StageWatermark
+from spark_agent.exceptions import AggregatorError
+from spark_agent.times import MAX_MS
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

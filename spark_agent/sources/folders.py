@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from spark_agent.sources.offsets import LogsError, LogsOffset, ShardOffset, is_hidden
+from spark_agent.exceptions import LogsError
+from spark_agent.sources.offsets import LogsOffset, ShardOffset, is_hidden
 
 _MOST_NAMED = 3
 

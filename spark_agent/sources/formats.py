@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
-"""Reads one file with Arrow, into the columns that were declared."""
+"""Rows of a shard's files, in the form that Spark takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from spark_agent.arrow import Array, Batch
-from spark_agent.sources.offsets import LogsError
+from spark_agent.exceptions import LogsError
 
 ArrowType: TypeAlias = Any
 """A `pyarrow.DataType`, or a `pyarrow.Schema`."""
@@ -195,3 +197,25 @@ def _in_zone(local: Array, zone: str) -> Array:
     placed = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
     skipped = pc.subtract(local, pc.local_timestamp(placed))
     return pc.cast(pc.add(placed, skipped), pa.timestamp("us", "UTC"))
+
+
+def read_rows(
+    path: str,
+    shard: str,
+    names: Sequence[str],
+    *,
+    form: str,
+    schema: StructType,
+    shard_column: str,
+    zone: str,
+    event_time: str,
+) -> Iterator[Batch]:
+    """Read a shard's files, one after the other, and add the shard as a column. Raises `LogsError`."""
+    whole = to_arrow_schema(schema, timezone="UTC")
+    at = whole.get_field_index(shard_column)
+    columns = Columns(whole.remove(at), zone, event_time)
+    for name in names:
+        for batch in read_file(str(Path(path, shard, name)), form, columns):
+            arrays = list(batch.columns)
+            arrays.insert(at, pa.repeat(pa.scalar(shard, whole.field(at).type), batch.num_rows))
+            yield pa.RecordBatch.from_arrays(arrays, schema=whole)

@@ -2,7 +2,8 @@
 
 Spark plans one batch for everything that a query reads. Here what each shard reads in that batch is
 decided shard by shard: before each batch the source tells the driver which shards have unread files, and
-the driver answers what they may read (`spark_agent.throttle`). So one shard waits while others go on.
+the driver answers what they may read (`spark_agent.throttle.source_throttle`). So one shard waits while
+others go on.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from spark_agent.arrow import Batch
 from spark_agent.clock import Clock, SystemClock
-from spark_agent.link import LinkClient, LinkError
 from spark_agent.sources.admission import Admission, Wanted
+from spark_agent.sources.driver_link import LinkClient, LinkError
 from spark_agent.sources.folders import (
     Listing,
     check_order,
@@ -33,8 +34,8 @@ from spark_agent.sources.folders import (
     list_folders,
     sizes_of,
 )
+from spark_agent.sources.formats import read_rows
 from spark_agent.sources.offsets import LogsOffset, ShardOffset
-from spark_agent.sources.rows import read_rows
 
 FORMAT: Final = "tidegauge-logs"
 

@@ -26,10 +26,6 @@ _MARK_BYTES: Final = _DIGEST_BYTES + _SIZE_BYTES
 _NONE: Final[Mapping[bytes, bytes]] = {}
 
 
-class LogsError(Exception):
-    """The folders of a source are not as they must be; the message says what to do."""
-
-
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder is to be skipped, as Spark does.
 

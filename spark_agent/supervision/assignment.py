@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_agent.messages import StageProgress
-from spark_agent.operators import Promise
-from spark_agent.running import CommittedBatch
-from spark_agent.spec import StageSpec
+from spark_agent.client.reports import StageProgress
+from spark_agent.client.spec import StageSpec
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.soundness.operators import Promise
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
-from spark_agent.client import Client
-from spark_agent.diagnostics import forgotten_epochs_message
-from spark_agent.reporting import OldCheckpointError
+from spark_agent.client.client import Client
+from spark_agent.exceptions import OldCheckpointError
 from spark_agent.supervision.assignment import Assignment
-from spark_agent.supervision.reporter import DriverReporter
+from spark_agent.supervision.diagnostics import forgotten_epochs_message
+from spark_agent.supervision.driver_reporter import DriverReporter
 
 _MOST_CLAIMED: Final = 10_000
 """Shards in one claim."""
 
 
 class JoinedNotes(Protocol):
-    """Notes in the query's checkpoint: `spark_agent.starting.Resumption`."""
+    """Notes in the query's checkpoint: `spark_agent.driver.preconditions.Resumption`."""
 
     def joined(self, stage: str) -> Collection[str]:
         """Return the shards that are noted for a source, in the job's generation."""

@@ -7,9 +7,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spark_agent.metrics import count_rows
-from spark_agent.tally import Count, Tally
+from prometheus_client import Counter as Metric
+
+from spark_agent.executor.tally import Count, Tally
 from spark_agent.times import instant_text
+
+_ROWS: Final = Metric(
+    "tidegauge_agent_events",
+    "What should be rare, by job, stage and kind (early_rows, late_rows, …).",
+    ["job", "stage", "kind"],
+)
+
+
+def count_rows(job: str, stage: str, kind: str, count: int) -> None:
+    """Add to the counter of one kind."""
+    _ROWS.labels(job, stage, kind).inc(count)
+
 
 _log: Final = logging.getLogger("spark_agent")
 

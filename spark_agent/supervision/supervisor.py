@@ -18,21 +18,8 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final
 
-from spark_agent.answers import MAX_MS, RunOutcome
-from spark_agent.client import Client
-from spark_agent.clock import Clock
-from spark_agent.control_source import END_MS
-from spark_agent.diagnostics import (
-    CONTINUES,
-    log_missing_inputs,
-    log_silence,
-    log_unfinished,
-    old_checkpoint_message,
-    older_ledger_message,
-    reset_message,
-)
-from spark_agent.errors import (
-    AggregatorError,
+from spark_agent.client.client import Client
+from spark_agent.client.errors import (
     InputAhead,
     LimitReached,
     Refused,
@@ -41,20 +28,37 @@ from spark_agent.errors import (
     UnknownJob,
     UnknownStage,
 )
-from spark_agent.in_flight import StageInFlight
-from spark_agent.messages import RangeReport, StageProgress
-from spark_agent.reporting import FinalSourceError, OldCheckpointError
-from spark_agent.running import CommittedBatch
-from spark_agent.spec import StageSpec
+from spark_agent.client.reports import RangeReport, StageProgress
+from spark_agent.client.responses import RunOutcome
+from spark_agent.client.spec import StageSpec
+from spark_agent.clock import Clock
+from spark_agent.exceptions import (
+    CONTINUES,
+    AggregatorError,
+    FinalSourceError,
+    OldCheckpointError,
+    old_checkpoint_message,
+)
+from spark_agent.executor.in_flight import StageInFlight
+from spark_agent.executor.tally import Count, Tallies, pop_tallies
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.sources.control import END_MS
 from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
-from spark_agent.supervision.finishing import Finishing
-from spark_agent.supervision.in_flight import InFlightReports
+from spark_agent.supervision.diagnostics import (
+    log_missing_inputs,
+    log_silence,
+    log_unfinished,
+    older_ledger_message,
+    reset_message,
+)
+from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.finalisation import Finalisation
+from spark_agent.supervision.idle_shards import QuietWatch
+from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
-from spark_agent.supervision.pending import PendingReports, add_reports
-from spark_agent.supervision.quiet import QuietWatch
-from spark_agent.supervision.reporter import DriverReporter
+from spark_agent.supervision.pending_reports import PendingReports, add_reports
 from spark_agent.supervision.row_counts import RowCounts
-from spark_agent.tally import Count, Tallies, pop_tallies
+from spark_agent.times import MAX_MS
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -127,7 +131,7 @@ class Supervisor:
         self._shard_waits: dict[str, Mapping[str, str]] = {
             stage: {} for stage in assignment.by_shard
         }
-        self._finishing = Finishing(assignment, client, self._unread)
+        self._finalisation = Finalisation(assignment, client, self._unread)
         self._joined = JoinedShards(assignment, client, joined_notes)
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
@@ -138,7 +142,7 @@ class Supervisor:
         self._in_flight = InFlightReports(in_flight, assignment.watched, clock)
         self._quiet = QuietWatch(
             assignment,
-            self._finishing.not_final,
+            self._finalisation.not_final,
             client=client,
             tallies=tallies,
             in_flight=self._in_flight,
@@ -225,7 +229,7 @@ class Supervisor:
     def finalise_sources(self, timeout_ms: int) -> bool:
         """Make the sources of a drained query final and wait; return whether they became so in time."""
         self.notify(Signal.DRAINED)
-        return self._wait(lambda: self._finishing.are_final, timeout_ms, even_if_failing=True)
+        return self._wait(lambda: self._finalisation.are_final, timeout_ms, even_if_failing=True)
 
     def _wait(
         self, done: Callable[[], bool], timeout_ms: int, *, even_if_failing: bool = False
@@ -359,7 +363,7 @@ class Supervisor:
         failure = query.failure()
         if failure is not None:
             return "failed", failure.replace("\0", "")
-        if self._finishing.is_stopping or query.has_ended_by_itself():
+        if self._finalisation.is_stopping or query.has_ended_by_itself():
             return "finished", ""
         return "stopped", ""
 
@@ -482,7 +486,7 @@ class Supervisor:
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:
             return False
-        unfinished = self._pending or self._finishing.is_unfinished
+        unfinished = self._pending or self._finalisation.is_unfinished
         done = self._uncommitted is None and not unfinished
         return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
 
@@ -500,9 +504,9 @@ class Supervisor:
             case CommittedBatch():
                 self._on_batch(event)
             case Signal.DRAINED:
-                self._finishing.is_drained = True
+                self._finalisation.is_drained = True
             case Signal.ENDED | Signal.STOP:
-                self._finishing.check_drained(self._query, self._committed.epoch)
+                self._finalisation.check_drained(self._query, self._committed.epoch)
                 self._set_shutdown_deadline()
 
     def _set_shutdown_deadline(self) -> None:
@@ -511,7 +515,7 @@ class Supervisor:
         """
         failed = self._query is not None and self._query.failure() is not None
         grace_ms = _SHUTDOWN_GRACE_MS
-        if self._finishing.is_unfinished and not failed:
+        if self._finalisation.is_unfinished and not failed:
             grace_ms = max(grace_ms, self._assignment.finish_timeout_ms)
         if self._shutdown_deadline_ms is None:
             self._shutdown_deadline_ms = self._clock.steady_ms() + grace_ms
@@ -531,7 +535,7 @@ class Supervisor:
             self._run = self._open_run(self._assignment.stages)
         run = self._run
         self._joined.rejoin(self._reporter(run))
-        self._finishing.find_joined_shards()
+        self._finalisation.find_joined_shards()
         if self._uncommitted is not None:
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), self._uncommitted)
@@ -546,14 +550,14 @@ class Supervisor:
             reporter,
             self._committed,
             self._query if looks else None,
-            drained=self._finishing.is_drained,
+            drained=self._finalisation.is_drained,
         )
         self._keep_leases(reporter)
         if self._assignment.bounded and self.failure is None:
-            self._finishing.check_drained(self._query, self._committed.epoch)
-            self._finishing.finish(reporter, self._pending, self._committed, self._query)
-            if self._finishing.obstacle is not None:
-                self.fail_query(self._finishing.obstacle)
+            self._finalisation.check_drained(self._query, self._committed.epoch)
+            self._finalisation.finish(reporter, self._pending, self._committed, self._query)
+            if self._finalisation.obstacle is not None:
+                self.fail_query(self._finalisation.obstacle)
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(
@@ -637,7 +641,7 @@ class Supervisor:
             for tally in tallies:
                 add_reports(newest, tally.promises)
                 if stage.is_dynamic:
-                    self._finishing.add_joined(stage.name, tally.promises)
+                    self._finalisation.add_joined(stage.name, tally.promises)
                     self._joined.note(stage.name, tally.promises)
                 self._in_flight.add(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
@@ -663,7 +667,7 @@ class Supervisor:
         batch is committed there is none, since it would outrank that batch's own tasks.
         """
         now_ms = self._clock.steady_ms()
-        if self._committed.epoch < 0 or self._finishing.is_drained:
+        if self._committed.epoch < 0 or self._finalisation.is_drained:
             return
         if self._renew_leases_ms is None:
             self._renew_leases_ms = now_ms + self._assignment.ttl_ms // _RENEWALS_PER_LEASE

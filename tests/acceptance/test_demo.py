@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent.client import Client
+from spark_agent.client.client import Client
 from tests.support.collector import Collector
 
 COMMAND = [sys.executable, "-m", "service.cli", "demo"]

@@ -25,11 +25,15 @@ from packaging.utils import canonicalize_name
 from pydantic import SecretStr
 from ruamel.yaml import YAML
 
-from service.app import create_app, open_ledger, open_live_store
 from service.clock import SystemClock
 from service.errors import UnavailableError
 from service.model.keys import Role
-from service.operator_keys import check_not_exposed, operator_keys
+from service.server.app import (
+    create_app,
+    open_ledger,
+    open_live_store,
+)
+from service.server.bootstrap_keys import check_not_exposed, operator_keys
 from service.settings import Settings
 from tests.support.api import ok, problem
 from tests.support.binaries import end, free_port, launch, redis_server, wait_until
@@ -253,7 +257,7 @@ def test_the_data_of_the_stores_is_kept() -> None:
     assert SERVICES["redis"]["volumes"][0].split(":")[1] == "/data"
     # An end in order is given the time that it takes.
     graceful = re.findall(
-        r'"timeout_graceful_shutdown": (\d+)', (ROOT / "service/serving.py").read_text()
+        r'"timeout_graceful_shutdown": (\d+)', (ROOT / "service/server/serve.py").read_text()
     )
     for replica in REPLICAS:
         assert int(SERVICES[replica]["stop_grace_period"].removesuffix("s")) > int(graceful[0])

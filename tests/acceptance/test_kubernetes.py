@@ -12,7 +12,7 @@ from kubernetes_validate import ValidationError, latest_version, validate
 from ruamel.yaml import YAML
 
 from deploy.prometheus.alerts import Thresholds, rules
-from service.app import create_app
+from service.server.app import create_app
 from service.settings import Settings
 from tests.acceptance.test_deploy import image_environment, routes, said
 from tests.support.required import program

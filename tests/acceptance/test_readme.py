@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from service.app import create_app
 from service.model.keys import Role
+from service.server.app import create_app
 from service.settings import Settings
-from spark_agent.keys import FILE_VARIABLE, KEY_VARIABLE
-from spark_agent.operators import TABLE
-from spark_agent.profiles import CONFIG_VARIABLE, PROFILE_VARIABLE
-from spark_agent.tally import Count
+from spark_agent.cli.profile import CONFIG_VARIABLE, PROFILE_VARIABLE
+from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
+from spark_agent.executor.tally import Count
+from spark_agent.soundness.operators import TABLE
 from tests.support.binaries import free_port
 from tests.support.server import Service
 

@@ -13,14 +13,14 @@ from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
 
-from service.app import create_app
+from service.server.app import create_app
 from service.settings import Settings
-from spark_agent import answers
-from spark_agent.arrival import Arrival
-from spark_agent.async_client import AsyncClient
-from spark_agent.client import Client
-from spark_agent.errors import ChangedMeanwhile, UnknownStage
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client import responses as answers
+from spark_agent.client.async_client import AsyncClient
+from spark_agent.client.client import Client
+from spark_agent.client.errors import ChangedMeanwhile, UnknownStage
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.client.sensor import Arrival
 from tests.support.server import ROOT, Service
 
 NEW_YEAR = 1_767_225_600_000

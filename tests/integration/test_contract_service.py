@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from service.app import create_app
+from service.server.app import create_app
 from tests.support.api import Api, ok, problem
 from tests.support.binaries import free_port
 from tests.support.inprocess import InProcess, with_schema

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from spark_agent.client import Client
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client.client import Client
+from spark_agent.client.reports import RangeReport, Rank
 from tests.support.server import Service
 from tests.unit.agent.test_inspection import run
 

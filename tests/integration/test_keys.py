@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from service.aggregator.keys import RECHECK_MS, STALE_MS, Keys
-from service.app import create_app
 from service.errors import ForbiddenError, UnauthenticatedError, UnavailableError
 from service.ledger.sql import SqlLedger
 from service.model.audit import Actor, Deed
 from service.model.keys import Role
+from service.server.app import create_app
 from service.settings import Settings
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.clock import FakeClock

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from service.settings import Settings
-from spark_agent.client import Client
+from spark_agent.client.client import Client
 from tests.support.api import ok, problem
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer

@@ -18,12 +18,12 @@ from service.ledger.port import Ledger
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
 from service.live.port import LiveStore, StateLostError
-from service.metrics import Metrics
 from service.model.jobs import Census, InstalledJob, JobView, StageView
 from service.model.leases import Claim
+from service.model.pipeline_spec import decode_spec
 from service.model.reports import Report
 from service.model.runs import NewRun
-from service.spec import decode_spec
+from service.telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent.client import Client
-from spark_agent.errors import UnknownJob
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client.client import Client
+from spark_agent.client.errors import UnknownJob
+from spark_agent.client.reports import RangeReport, Rank
 from tests.support.server import ROOT, Service
 from tests.unit.agent.test_inspection import run
 

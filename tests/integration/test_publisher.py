@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service import publisher
 from service.clock import SystemClock
+from service.consistency import publisher
+from service.consistency.publisher import Publisher
 from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
@@ -17,10 +18,9 @@ from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
-from service.metrics import Metrics
 from service.model.leases import Claim
 from service.model.reports import Report
-from service.publisher import Publisher
+from service.telemetry.metrics import Metrics
 from tests.support.binaries import WAIT_S
 from tests.support.clock import FakeClock
 

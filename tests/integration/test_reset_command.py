@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_agent.answers import MAX_MS
-from spark_agent.client import Client
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client.client import Client
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.times import MAX_MS
 from tests.support.server import Service
 from tests.unit.agent.answers import Answer, Answers
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from service.app import create_app
+from service.server.app import create_app
 from service.settings import Settings
 from tests.support.api import WHOLE, ok
 from tests.support.server import Service

@@ -17,15 +17,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from service import otel as service_otel
-from service import tracing as service_tracing
-from service.app import create_app
+from service.server.app import create_app
 from service.settings import Settings
-from spark_agent import otel as agent_otel
-from spark_agent import tracing as agent_tracing
-from spark_agent.client import Client
-from spark_agent.errors import UnknownStage
-from spark_agent.messages import RangeReport, Rank
+from service.telemetry import otel as service_otel
+from service.telemetry import tracing as service_tracing
+from spark_agent.client import otel as agent_otel
+from spark_agent.client import tracing as agent_tracing
+from spark_agent.client.client import Client
+from spark_agent.client.errors import UnknownStage
+from spark_agent.client.reports import RangeReport, Rank
 from tests.support.api import ok
 from tests.support.binaries import free_port, wait_until
 from tests.support.collector import Collector
@@ -138,12 +138,13 @@ def parent_of(span: ReadableSpan) -> int | None:
 OFF = """
 import sys
 import threading
-from spark_agent import client, tracing as agents
+import spark_agent.client.client
+from spark_agent.client import tracing as agents
 with agents.span("report", "j"):
     assert agents.headers() == {}
 assert not any(name.startswith("opentelemetry") for name in sys.modules)
-from service import tracing
-from service.app import create_app
+from service.telemetry import tracing
+from service.server.app import create_app
 tracing.start()
 create_app()
 assert tracing.SWITCH.tracing is None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent.client import Client
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client.client import Client
+from spark_agent.client.reports import RangeReport, Rank
 from tests.support.server import ROOT, Service
 from tests.unit.agent.test_inspection import run
 
@@ -146,7 +146,7 @@ def waiter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with Service(tmp_path) as service:
         water = Water(service, "water")
         water.report(NEW_YEAR)
-        code = "import typer; from spark_agent.waiting import wait; typer.run(wait)"
+        code = "import typer; from spark_agent.cli.wait import wait; typer.run(wait)"
         arguments = ("water", "taps", "--until", str(NEW_YEAR + MINUTE), "--url", service.url)
         process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
-from spark_agent.client import Client, StageWatermark
-from spark_agent.errors import UnknownJob
-from spark_agent.running import parse_watermark_ms
+from spark_agent.client.client import Client, StageWatermark
+from spark_agent.client.errors import UnknownJob
+from spark_agent.jvm.progress import parse_watermark_ms
 
 JOB = "readings"
 SOURCE = "sensors"

@@ -10,8 +10,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
-from spark_agent.answers import MAX_MS
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
+from spark_agent.times import MAX_MS
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

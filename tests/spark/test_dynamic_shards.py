@@ -11,8 +11,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_agent import OldCheckpointError, Pipeline
-from spark_agent.running import Listener
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
+from spark_agent.jvm.progress import Listener
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

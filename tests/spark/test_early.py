@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.checks import UnsoundPlanError
+from spark_agent.soundness.query_stages import UnsoundPlanError
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

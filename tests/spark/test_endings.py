@@ -9,8 +9,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_agent.control_source import END_MS
-from spark_agent.running import CommittedBatch
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.sources.control import END_MS
 from spark_agent.supervision.supervisor import Signal, Supervisor
 from tests.spark.flow import (
     AVAILABLE_NOW,
@@ -202,7 +202,7 @@ def _slow(step: Callable[[Supervisor], None], outage: Outage) -> Callable[[Super
     """Keep the supervisor from finishing before the service is away."""
 
     def delayed(self: Supervisor) -> None:
-        if self._finishing.is_drained and not outage.has_been:
+        if self._finalisation.is_drained and not outage.has_been:
             return
         step(self)
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
-from spark_agent.answers import RunLine
+from spark_agent.client.responses import RunLine
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

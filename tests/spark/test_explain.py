@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
-from spark_agent.answers import HolderAnswer
+from spark_agent.client.responses import HolderAnswer
 from tests.spark.flow import (
     COUNTS,
     JOB,

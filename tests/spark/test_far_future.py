@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_agent.control_source import END_MS
-from spark_agent.running import parse_watermark_ms
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
+from spark_agent.jvm.progress import parse_watermark_ms
+from spark_agent.sources.control import END_MS
 from tests.spark.flow import (
     COUNTS,
     SOURCE,

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_agent import Pipeline
-from spark_agent.answers import ExplainAnswer, HolderAnswer
-from spark_agent.client import Client
+from spark_agent.client.client import Client
+from spark_agent.client.responses import ExplainAnswer, HolderAnswer
 from spark_agent.demo.flights import NEW_YORK, NEWARK, START, load_flights, write_logs
 from spark_agent.demo.queries import (
     JOB,

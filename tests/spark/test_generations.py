@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import OldCheckpointError
-from spark_agent.checkpoint import Checkpoint
+from spark_agent.jvm.checkpoint import Checkpoint
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
 from tests.spark.flow import (
     COUNTS,
     DEADLINE_S,

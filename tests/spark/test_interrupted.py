@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
-from spark_agent.answers import MAX_MS
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.supervision import finishing
-from spark_agent.tally import Count
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.executor.tally import Count
+from spark_agent.supervision import finalisation as finishing
+from spark_agent.times import MAX_MS
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,

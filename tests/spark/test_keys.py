@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_agent.client import Client
-from spark_agent.errors import Forbidden, Unauthenticated
-from spark_agent.tally import Count
+from spark_agent.client.client import Client
+from spark_agent.client.errors import Forbidden, Unauthenticated
+from spark_agent.executor.tally import Count
 from tests.spark.flow import AVAILABLE_NOW, DEADLINE_S, JOB, SPEC, Flow, steady, windows
 from tests.support.server import Service
 

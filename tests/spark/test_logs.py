@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
-from spark_agent import queries as queries_module
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.tally import Count
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.driver import queries as queries_module
+from spark_agent.executor.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,

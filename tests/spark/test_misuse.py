@@ -13,9 +13,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
-from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline, plan
-from spark_agent.errors import DeclaredOtherwise
-from spark_agent.operators import UnsoundPlanError
+from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline
+from spark_agent.client.errors import DeclaredOtherwise
+from spark_agent.exceptions import UnsoundPlanError
+from spark_agent.jvm.plan import PlanReader
 from tests.spark.flow import (
     BOUND,
     COUNTS,
@@ -386,6 +387,6 @@ def test_several_event_times_before_an_operator_that_takes_one(
 def test_event_times_that_nothing_needs_do_not_count(alone: Flow, pipeline: Pipeline) -> None:
     """Spark removes them before its operators run."""
     _, joined = joined_by_window(alone, pipeline)
-    plans = plan.PlanReader(alone.spark)
+    plans = PlanReader(alone.spark)
     assert plans.several_event_times(joined.select("l.key", "l.window")) == []
     assert plans.several_event_times(joined) == ["at", "window"]

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import BoundedOutOfOrderness, Pipeline, UnsoundPlanError
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
 from tests.spark.flow import ended
 from tests.support.server import ROOT, Service
 

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import OldCheckpointError, Pipeline
-from spark_agent.checkpoint import Beginning, Checkpoint
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
+from spark_agent.jvm.checkpoint import Beginning, Checkpoint
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

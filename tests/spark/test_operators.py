@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState
 
-from spark_agent.operators import TABLE, OutputWatermark
-from spark_agent.plan import Bounds, Node, PlanReader
+from spark_agent.jvm.nodes import Bounds, Node
+from spark_agent.jvm.plan import PlanReader
+from spark_agent.soundness.operators import TABLE, OutputWatermark
 from tests.spark.flow import ended
 
 pytestmark = pytest.mark.spark

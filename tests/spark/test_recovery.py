@@ -12,12 +12,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_agent.errors import LeaseLost, StaleRun, Unavailable
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.running import CommittedBatch
-from spark_agent.supervision.pending import PendingReports
-from spark_agent.supervision.reporter import DriverReporter
-from spark_agent.tally import Count
+from spark_agent.client.errors import LeaseLost, StaleRun
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.exceptions import Unavailable
+from spark_agent.executor.tally import Count
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.pending_reports import PendingReports
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,

@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline, StageTakenError
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.tally import Count
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.executor.tally import Count
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
-from spark_agent import queries as queries_module
-from spark_agent.messages import RangeReport, Rank
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.driver import queries as queries_module
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from spark_agent import FinalSourceError, Pipeline
-from spark_agent.answers import MAX_MS
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.tally import Count
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.executor.tally import Count
+from spark_agent.times import MAX_MS
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,

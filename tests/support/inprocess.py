@@ -15,8 +15,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from service.app import create_app
 from service.clock import Clock
+from service.server.app import create_app
 from service.settings import Settings
 from tests.support.api import Api
 from tests.support.asgi import App, StreamingTransport, running

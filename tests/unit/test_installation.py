@@ -67,7 +67,7 @@ def test_the_agent_and_the_command_run_without_the_service() -> None:
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({away!r}))
-import spark_agent.pipeline, spark_agent.control_source, spark_agent.demo.cli
+import spark_agent.pipeline, spark_agent.sources.control, spark_agent.demo.cli
 sys.argv = ["tidegauge", *sys.argv[1:]]
 from service.cli import main
 main()

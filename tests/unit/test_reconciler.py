@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from service.consistency.reconciler import Reconciler
 from service.errors import UnavailableError
 from service.live.port import StateLostError
-from service.reconciler import Reconciler
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def test_a_request_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> No
     async def pause(pause_s: float) -> None:
         paused.append(pause_s)
 
-    monkeypatch.setattr("service.reconciler.asyncio.sleep", pause)
+    monkeypatch.setattr("service.consistency.reconciler.asyncio.sleep", pause)
     reconciler = Restores(FakeClock(), takes_ms=100)
     with pytest.raises(UnavailableError, match=r"is being restored: retry"):
         await reconciler.run_with_restore("water", lost)

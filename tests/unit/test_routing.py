@@ -16,7 +16,7 @@ from service.api.responses.common import HealthBody
 from service.api.routing import DirectRoute, hot_routes, mount
 from service.api.web import AllowedHosts
 from service.errors import UnavailableError, UnknownJobError
-from service.metrics import Metrics
+from service.telemetry.metrics import Metrics
 
 
 def check() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from service.model.keys import digest_of
-from service.operator_keys import operator_keys
+from service.server.bootstrap_keys import operator_keys
 from service.settings import Settings
-from spark_agent.keys import UnusableKeyError, key_source
-from spark_agent.profiles import read_profile
+from spark_agent.cli.profile import read_profile
+from spark_agent.client.credentials import UnusableKeyError, key_source
 from tests.unit.agent.test_inspection import run
 
 SECRET = "operator-0123456789abcdef0123456789abcdef"

@@ -14,7 +14,12 @@ from service.frontier.graph import Pipeline, StageWatermark
 from service.frontier.promises import keyed_promise, source_promise
 from service.frontier.reports import join_report
 from service.frontier.timestamps import MAX, MIN
-from service.spec import PipelineSpec, StageSpec, decode_spec, encode_spec
+from service.model.pipeline_spec import (
+    PipelineSpec,
+    StageSpec,
+    decode_spec,
+    encode_spec,
+)
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "aggregation.json").read_text())
 

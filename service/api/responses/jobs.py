@@ -13,7 +13,7 @@ from service.api.responses.common import Count
 from service.frontier.graph import Stage
 from service.frontier.health import Health
 from service.model.jobs import JobView, Specification
-from service.spec import StageSpec, ThrottleSpec
+from service.model.pipeline_spec import StageSpec, ThrottleSpec
 
 
 class JobBody(Struct, frozen=True, omit_defaults=True):

@@ -40,7 +40,7 @@ from service.live.redis import schema
 from service.live.redis.packing import Key
 from service.live.redis.rights import DENIED, DeniedError, denied
 from service.live.redis.scripts import RIGHTS, script
-from service.redaction import shown
+from service.telemetry.redaction import shown
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
 from tests.spark.cluster.cluster import Cluster, alive, end
 from tests.spark.cluster.data import Shape
 from tests.spark.cluster.straggler import ALL_RACES, Straggler

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import Ascending, BoundedOutOfOrderness, Pipeline
-from spark_agent.tally import Count
+from spark_agent.executor.tally import Count
 from tests.spark.flow import RANGES
 from tests.spark.matrix import answers
 from tests.spark.matrix.answers import SECOND_WINDOW, Answers, Lines, counted, due

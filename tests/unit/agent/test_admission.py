@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from spark_agent.client import Client
-from spark_agent.running import CommittedBatch
+from spark_agent.client.client import Client
+from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
-from spark_agent.throttle import SourceThrottle, ThrottleConfig
+from spark_agent.throttle.source_throttle import SourceThrottle, ThrottleConfig
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 PAUSE = {"pause": True, "until": 50, "rate": 1.0, "because": "it is ahead"}

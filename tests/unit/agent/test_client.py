@@ -8,20 +8,19 @@ import pytest
 
 from service.api import requests
 from spark_agent import arguments
-from spark_agent.client import Client, shared_client
-from spark_agent.errors import (
+from spark_agent.client.client import Client, shared_client
+from spark_agent.client.errors import (
     InputAhead,
     LeaseConflict,
     LeaseLost,
-    NotServing,
     PreconditionRequired,
     Refused,
     StaleEpoch,
     StaleRun,
-    Unavailable,
     UnknownJob,
 )
-from spark_agent.messages import Lease, RangeReport, Rank, StageProgress
+from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
+from spark_agent.exceptions import NotServing, Unavailable
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 GRANTED = {"token": "t", "fence": 7, "expires_in_ms": 10_000, "granted": ["a"], "denied": []}

@@ -16,8 +16,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_agent.control_source import ControlReader
-from spark_agent.link import LinkClient, LinkServer, Offset
+from spark_agent.sources.control import ControlReader
+from spark_agent.sources.driver_link import LinkClient, LinkServer, Offset
 from tests.unit.agent.answers import FakeClock
 
 SCHEMA = StructType(
@@ -103,7 +103,7 @@ def test_a_row_is_made_without_pandas() -> None:
     made = f"""
 import json, sys
 from pyspark.sql.types import StructType
-from spark_agent.control_source import ControlReader
+from spark_agent.sources.control import ControlReader
 reader = ControlReader(None, control="3", schema=StructType.fromJson(json.loads({SCHEMA.json()!r})),
     event_time="at", delay_ms=0, poll_ms=100, clock=None)
 [row] = reader.readBetweenOffsets({offset(None, 0)}, {offset(9, 1)})

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
-from spark_agent.answers import MAX_MS
-from spark_agent.client import Client
-from spark_agent.control_source import END_MS
-from spark_agent.early import EarlyConfig, EarlyFeed
-from spark_agent.errors import Unavailable
-from spark_agent.link import Offset
+from spark_agent.client.client import Client
+from spark_agent.driver.early_feed import EarlyConfig, EarlyFeed
+from spark_agent.exceptions import Unavailable
+from spark_agent.sources.control import END_MS
+from spark_agent.sources.driver_link import Offset
+from spark_agent.times import MAX_MS
 from tests.unit.agent.answers import FakeClock
 
 POLL_MS = 100

@@ -7,16 +7,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from spark_agent.answers import MAX_MS
-from spark_agent.checkpoint import Beginning
-from spark_agent.client import Client
-from spark_agent.control_source import END_MS
-from spark_agent.feed import Feed, FeedConfig
-from spark_agent.link import Hold, LinkClient, LinkError, LinkServer, Offset, QueryFailedError
-from spark_agent.operators import Promise
-from spark_agent.running import CommittedBatch
+from spark_agent.client.client import Client
+from spark_agent.driver.preconditions import Resumption
+from spark_agent.driver.watermark_feed import WatermarkFeed, WatermarkFeedConfig
+from spark_agent.exceptions import QueryFailedError
+from spark_agent.jvm.checkpoint import Beginning
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.soundness.operators import Promise
 from spark_agent.sources.admission import Admission, Wanted
-from spark_agent.starting import Resumption
+from spark_agent.sources.control import END_MS
+from spark_agent.sources.driver_link import (
+    Hold,
+    LinkClient,
+    LinkError,
+    LinkServer,
+    Offset,
+)
+from spark_agent.times import MAX_MS
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS = 100
@@ -102,7 +109,7 @@ class NewCheckpoint:
         pass
 
 
-class Unthrottled(Feed):
+class Unthrottled(WatermarkFeed):
     """One that never says to hold."""
 
     def next(self, reader: str, stage: str, at: Offset) -> Offset:
@@ -122,7 +129,7 @@ def feed(
     ends_when_idle: bool = False,
     patience_ms: int = PATIENCE_MS,
 ) -> Unthrottled:
-    config = FeedConfig(
+    config = WatermarkFeedConfig(
         job="j",
         promises={STAGE: Promise()} if promises is None else promises,
         caps_ms=caps_ms or {},
@@ -331,7 +338,7 @@ class TestDrained:
             here = following.next("r", STAGE, here)
             query.done(1, read_nothing=True)
             for _ in range(3):
-                held = Feed.next(following, "r", STAGE, here)
+                held = WatermarkFeed.next(following, "r", STAGE, here)
                 assert held == Hold(POLL_MS), "else Spark would end the run as if all were well"
             assert (supervisor.finalise_calls, supervisor.failures) == (3, [])
             query.clock.now_ms += FINISH_TIMEOUT_MS
@@ -355,7 +362,7 @@ class TestDrained:
             here = following.next("r", STAGE, here)
             assert here == Offset(9, 2)
             query.done(1, 9, read_nothing=True)
-            assert Feed.next(following, "r", STAGE, here) == Hold(POLL_MS)
+            assert WatermarkFeed.next(following, "r", STAGE, here) == Hold(POLL_MS)
             query.clock.now_ms += 10 * POLL_MS
             assert following.next("r", STAGE, here) == Offset(END_MS, 3)
 

@@ -10,8 +10,13 @@ import sys
 import pyarrow as pa
 import pytest
 
-from spark_agent.in_flight import StageInFlight, TaskInFlight, sketch_of, unpacked
-from spark_agent.messages import NOTHING_IN_FLIGHT, RangeReport
+from spark_agent.client.reports import NOTHING_IN_FLIGHT, RangeReport
+from spark_agent.executor.in_flight import (
+    StageInFlight,
+    TaskInFlight,
+    sketch_of,
+    unpacked,
+)
 from spark_agent.strategies import Ascending, BoundedOutOfOrderness
 from tests.support.server import ROOT
 
@@ -101,7 +106,7 @@ def test_a_report_says_it_in_the_form_of_the_service() -> None:
 
 
 def test_nothing_is_imported_for_it_unless_it_is_used() -> None:
-    code = "import sys, spark_agent, spark_agent.in_flight; print('datasketches' in sys.modules)"
+    code = "import sys, spark_agent.executor.in_flight; print('datasketches' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

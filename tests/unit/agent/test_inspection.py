@@ -12,10 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from spark_agent.arrival import Arrival
-from spark_agent.client import Client
-from spark_agent.errors import NotInTime, Unavailable, Wrong, WrongAddress
-from spark_agent.polling import Waiting
+from spark_agent.client.client import Client
+from spark_agent.client.sensor import Arrival
+from spark_agent.client.watermark_wait import WatermarkWait
+from spark_agent.exceptions import (
+    NotInTime,
+    Unavailable,
+    Wrong,
+    WrongAddress,
+)
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 ROOT = Path(__file__).parents[3]
@@ -60,9 +65,9 @@ def at(output: int | None) -> Answer:
     return Answer(body={"output_watermark": output, "input_watermark": None, "status": "active"})
 
 
-def waiting(server: Answers, clock: FakeClock) -> Waiting:
+def waiting(server: Answers, clock: FakeClock) -> WatermarkWait:
     client = Client(server.url, patience_ms=1_000, clock=clock, jitter=lambda: 1.0)
-    return Waiting(client, clock, "scores", "average", target_ms=50, poll_s=10)
+    return WatermarkWait(client, clock, "scores", "average", target_ms=50, poll_s=10)
 
 
 def test_it_asks_until_the_watermark_is_there() -> None:

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from spark_agent.client import Client, shared_client
-from spark_agent.errors import (
-    AggregatorError,
+from spark_agent.client.client import Client, shared_client
+from spark_agent.client.credentials import UnusableKeyError, key_source
+from spark_agent.client.errors import (
     Forbidden,
     NotAllowed,
     NoUsableKey,
     Unauthenticated,
     UnknownJob,
 )
-from spark_agent.keys import UnusableKeyError, key_source
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.reporting import ReportTarget, Task, TaskAttempt
-from spark_agent.tally import Count
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.exceptions import AggregatorError
+from spark_agent.executor.tally import Count
+from spark_agent.executor.task import ReportTarget, Task, TaskAttempt
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 SECRET = "tg_hush-hush-hush-hush-hush-hush-hush-hush-hush"

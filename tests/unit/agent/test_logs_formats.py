@@ -23,9 +23,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_agent.exceptions import LogsError
 from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.formats import Columns, read_file
-from spark_agent.sources.offsets import LogsError
 
 INSTANT = datetime(2026, 1, 1, 5, tzinfo=UTC)
 

@@ -16,10 +16,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_agent.link import LinkClient, LinkServer, Offset
+from spark_agent.exceptions import LogsError
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
+from spark_agent.sources.driver_link import LinkClient, LinkServer, Offset
 from spark_agent.sources.logs import Logs, LogsReader, ShardFiles
-from spark_agent.sources.offsets import LogsError, LogsOffset
+from spark_agent.sources.offsets import LogsOffset
 from tests.unit.agent.answers import FakeClock
 
 POLL_MS = 100

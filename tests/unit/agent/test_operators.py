@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from spark_agent.checks import QueryStages, ReportCall, check
-from spark_agent.operators import (
+from spark_agent.client.spec import read_spec
+from spark_agent.exceptions import UnsoundPlanError
+from spark_agent.jvm.nodes import Bounds, Column, Control, Node, Stamp
+from spark_agent.soundness.operators import (
     TABLE,
     OutputRows,
     Promise,
-    UnsoundPlanError,
     output_rows,
     promise_of,
 )
-from spark_agent.plan import Bounds, Column, Control, Node, Stamp
-from spark_agent.spec import read_spec
-from spark_agent.starting import check_days
+from spark_agent.soundness.query_stages import QueryStages, ReportCall, check
+from spark_agent.soundness.settings import check_days
 
 AT = Column(1, "at", Stamp.TIME)
 KEY = Column(2, "key")

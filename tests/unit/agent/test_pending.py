@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from spark_agent.messages import RangeReport
-from spark_agent.supervision.pending import PendingReports
-from spark_agent.supervision.reporter import DriverReporter
+from spark_agent.client.reports import RangeReport
+from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.pending_reports import PendingReports
 from tests.unit.agent.answers import FakeClock
 
 LATER_MS = 5_000

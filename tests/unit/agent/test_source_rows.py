@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_agent.answers import MAX_MS
 from spark_agent.arrow import ShardRows, SourceRows, count_older_than, rows_by_shard
 from spark_agent.strategies import EARLIEST_MS, Ascending, BoundedOutOfOrderness
+from spark_agent.times import MAX_MS
 
 FAR_MS = 1_000_000
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from spark_agent.checkpoint import Beginning
-from spark_agent.client import Client
-from spark_agent.errors import UnknownStage
-from spark_agent.job import Check, Commits, DeclaredJob, Opened
-from spark_agent.reporting import OldCheckpointError
-from spark_agent.starting import Resumption
+from spark_agent.client.client import Client
+from spark_agent.client.errors import UnknownStage
+from spark_agent.driver.job import Check, Commits, DeclaredJob, Opened
+from spark_agent.driver.preconditions import Resumption
+from spark_agent.exceptions import OldCheckpointError
+from spark_agent.jvm.checkpoint import Beginning
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 SPEC = {"s": {"shards": ["a"]}, "t": {"inputs": ["s"], "ranges": 1}}

@@ -6,9 +6,9 @@ from typing import cast
 
 from pyspark import Accumulator
 
-from spark_agent.messages import RangeReport, Rank
-from spark_agent.reporting import ReportTarget, Task, TaskAttempt
-from spark_agent.tally import Tallies
+from spark_agent.client.reports import RangeReport, Rank
+from spark_agent.executor.tally import Tallies
+from spark_agent.executor.task import ReportTarget, Task, TaskAttempt
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 GRANTED = Answer(201, {"token": "t", "granted": ["a"], "denied": []})

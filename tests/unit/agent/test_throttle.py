@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_agent.client import Client
-from spark_agent.running import CommittedBatch
-from spark_agent.throttle import SourceThrottle, ThrottleConfig
+from spark_agent.client.client import Client
+from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.throttle.source_throttle import SourceThrottle, ThrottleConfig
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 POLL_MS, KEEP_MS = 100, 10_000

@@ -1,0 +1,403 @@
+"""Publishing: agreements go into the ledger, then into the live store, and only then are they visible.
+
+Advances that arrive during a round wait for the next one and share its transaction, so the disk is
+written once a round, not once a report. Under load, a round first waits a moment for more of them (group
+commit: DeWitt et al., Implementation Techniques for Main Memory Database Systems, 1984).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from service.clock import Clock
+from service.errors import UnavailableError
+from service.frontier.graph import Pipeline
+from service.ledger.port import JobRecord, Ledger, Recorded
+from service.live.port import LiveStore, StateLostError
+from service.model.jobs import JobView
+from service.telemetry.metrics import Metrics
+from service.telemetry.tracing import SWITCH
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
+
+log = logging.getLogger(__name__)
+
+_GATHER_S = 0.005
+"""How long a round waits for those that the last round answered."""
+
+_MOST_LINKS = 128
+"""As many as OpenTelemetry's SDK keeps of one span."""
+
+_RETRY_FIRST_S = 0.05
+_RETRY_LAST_S = 1.0
+
+
+Published = JobView | None
+"""A job after a round; None: its state was lost, and is being restored."""
+
+
+def _new_future() -> asyncio.Future[Published]:
+    return asyncio.get_running_loop().create_future()
+
+
+LiveState = tuple[int, int]
+"""Incarnation and generation."""
+
+
+@dataclass(slots=True)
+class _TouchedJob:
+    """What has happened to a job since its last round, and the future of those who wait for the next."""
+
+    since_ms: int
+    stages: set[str] = field(default_factory=set[str])
+    epochs: dict[str, int] = field(default_factory=dict[str, int])
+    state: LiveState = (0, 0)
+    """The one that the epochs were committed in: a reset or a loss discards them."""
+    discarded: bool = False
+    """Whether epochs were discarded that somebody may wait for."""
+    last_error: str | None = None
+    """Why the last round could not publish it."""
+    done: asyncio.Future[Published] = field(default_factory=_new_future)
+    requests: list[SpanContext] = field(default_factory=list["SpanContext"])
+    """Whose reports and commits these are, while requests are traced; not more than `_MOST_LINKS`."""
+
+    def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
+        if state != self.state:
+            self.discarded |= bool(self.epochs if state > self.state else epochs)
+        if state < self.state:
+            return
+        if state > self.state:
+            self.epochs = {}
+        self.state = state
+        self.epochs.update(epochs)
+
+    def are_lost(self, view: JobView) -> bool:
+        """Whether epochs were committed in a state that is over, so that they can not be recorded."""
+        current = (view.incarnation, view.generation)
+        return self.discarded or bool(self.epochs and self.state != current)
+
+    def fail(self, error: UnavailableError) -> None:
+        """Fail those who wait. The job stays touched, with a new future for the next round."""
+        _fail(self.done, error)
+        self.done = _new_future()
+        self.last_error = error.detail
+
+
+class Publisher:
+    """Moves advances from the live store into the ledger, and then makes them visible to readers."""
+
+    def __init__(self, live: LiveStore, ledger: Ledger, clock: Clock, metrics: Metrics) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._clock = clock
+        self._metrics = metrics
+        self._touched: dict[str, _TouchedJob] = {}
+        self._under_way: dict[str, _TouchedJob] = {}
+        self._wake = asyncio.Event()
+        self._all_arrived = asyncio.Event()
+        self._touches = 0
+        """How often `touch` was called since the last round began."""
+        self._expected = 0
+        """How many calls the next round waits for."""
+        self._stopped = False
+
+    def touch(self, job: str, stages: Iterable[str]) -> None:
+        """Let the next round publish what these stages agree on."""
+        self._touch(job).stages.update(stages)
+
+    def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
+        """Let the next round record these epochs, and publish what they have advanced."""
+        touched = self._touch(job)
+        touched.stages.update(epochs)
+        touched.add_epochs(state, epochs)
+
+    def _touch(self, job: str) -> _TouchedJob:
+        touched = self._touched.get(job)
+        if touched is None:
+            touched = self._touched[job] = _TouchedJob(self._clock.steady_ms())
+        tracing = SWITCH.tracing
+        if tracing is not None and len(touched.requests) < _MOST_LINKS:
+            requester = tracing.requester()
+            if requester is not None:
+                touched.requests.append(requester)
+        self._touches += 1
+        if self._touches >= self._expected:
+            self._all_arrived.set()
+        self._wake.set()
+        return touched
+
+    async def flush(self, job: str) -> Published:
+        """Wait until everything that was touched in the job before this call is visible.
+
+        Returns the job as published, or None if nothing was touched or its state was lost. Raises
+        `UnavailableError` at once while a store does not answer: else waiting requests would pile up.
+        """
+        published: Published = None
+        for pending in (self._under_way.get(job), self._touched.get(job)):
+            if pending is None:
+                continue
+            if pending.last_error is not None:
+                raise UnavailableError(pending.last_error)
+            # Shielded: one request that gives up must not cancel what others wait for.
+            published = await asyncio.shield(pending.done)
+        return published
+
+    async def run(self) -> None:
+        """Run rounds until `stop`."""
+        retry_s = _RETRY_FIRST_S
+        while not self._stopped:
+            await self._wake.wait()
+            await self._gather()
+            self._wake.clear()
+            touches, self._touches = self._touches, 0
+            if await self.round():
+                retry_s = _RETRY_FIRST_S
+            else:
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _RETRY_LAST_S)
+            # Those who were answered may report again, and those who came meanwhile already wait.
+            self._expected = touches + self._touches
+
+    async def _gather(self) -> None:
+        """After a round with several callers, wait a moment for them to report again.
+
+        Else two rounds would alternate, each with half of the reports and at the cost of a full one. A
+        single caller never waits, and nobody waits for long.
+        """
+        if self._expected > 1 and self._touches < self._expected and not self._stopped:
+            self._all_arrived.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    await self._all_arrived.wait()
+
+    def stop(self) -> None:
+        """Let `run` end after the current round."""
+        self._stopped = True
+        self._all_arrived.set()
+        self._wake.set()
+
+    async def round(self) -> bool:
+        """Publish what is touched now. False: not everything was, and the rest is still touched."""
+        tracing = SWITCH.tracing
+        requests = [each for touched in self._touched.values() for each in touched.requests]
+        if tracing is None or not requests:
+            return await self._round()
+        with tracing.publication(requests[:_MOST_LINKS]) as span:
+            is_done = await self._round()
+            span.set_attribute("tidegauge.complete", is_done)
+            return is_done
+
+    async def _round(self) -> bool:
+        self._under_way, self._touched = self._touched, {}
+        left: dict[str, _TouchedJob] = dict(self._under_way)
+        try:
+            for job, published in (await self._publish(self._under_way)).items():
+                _resolve(left.pop(job).done, published)
+        except Exception as error:
+            # Unexpected, so it is logged and raised to those who wait; the next round goes on.
+            log.exception("publishing failed")
+            self._metrics.publish_failures.inc()
+            for touched in left.values():
+                _fail(touched.done, error)
+            left.clear()
+        finally:
+            self._under_way = {}
+            for job, touched in left.items():
+                self._requeue(job, touched)
+        return not left
+
+    def _fail_waiting(self, touched: Iterable[_TouchedJob], error: UnavailableError) -> None:
+        log.warning("cannot publish now, retrying: %s", error.detail)
+        self._metrics.publish_failures.inc()
+        for each in touched:
+            each.fail(error)
+
+    def _requeue(self, job: str, touched: _TouchedJob) -> None:
+        """Put a job that was not published into the next round, with all who wait for it."""
+        newer = self._touched.get(job)
+        if newer is not None:
+            touched.stages |= newer.stages
+            touched.add_epochs(newer.state, newer.epochs)
+            touched.discarded |= newer.discarded
+            touched.requests = [*touched.requests, *newer.requests][:_MOST_LINKS]
+            touched.done.add_done_callback(lambda done: _forward(done, newer.done))
+        self._touched[job] = touched
+        self._wake.set()
+
+    async def _publish(self, touched: Mapping[str, _TouchedJob]) -> Mapping[str, Published]:
+        """Publish; return the jobs that are done."""
+        done, moved = await self._attempt(touched, first=True)
+        if moved:
+            # The replica that changed them may have published our reports, too: then nothing is left to
+            # do.
+            left = {job: touched[job] for job in moved}
+            done |= (await self._attempt(left, first=False))[0]
+        return done
+
+    async def _attempt(
+        self, touched: Mapping[str, _TouchedJob], *, first: bool
+    ) -> tuple[dict[str, Published], list[str]]:
+        """Read, record and publish; return the jobs that are done, and those that changed meanwhile.
+
+        The latter have another incarnation, generation or layout by now, which the replica that changed
+        it installs in the live store next; or another replica has recorded something. Either way they
+        have to be read again.
+        """
+        done, prepared = await self._prepare_all(touched, first=first)
+        if not prepared:
+            return done, []
+        try:
+            taken = await self._ledger.record([r for _, r in prepared], self._clock.wall_ms())
+        except UnavailableError as error:
+            self._fail_waiting([touched[view.name] for view, _ in prepared], error)
+            return done, []
+        moved: list[str] = []
+        for view, record in prepared:
+            recorded = taken.get(record.job)
+            if recorded is None:
+                touched[record.job].last_error = None
+                moved.append(record.job)
+                continue
+            try:
+                await self._make_visible(record, recorded, touched[record.job].since_ms)
+            except UnavailableError as error:
+                self._fail_waiting([touched[record.job]], error)
+            except StateLostError:
+                # The ledger has it, but readers have not, and whoever waits is shown what they see. So
+                # it is read again: that fails those who wait, or finds that the state is back.
+                moved.append(record.job)
+            except Exception as error:
+                # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
+                log.exception("cannot show what was recorded for job %s", record.job)
+                _fail(touched[record.job].done, error)
+                done[record.job] = None
+            else:
+                overtaken = _overtaken(view.pipeline, record, recorded)
+                if overtaken:
+                    touched[record.job].stages |= overtaken
+                    touched[record.job].epochs = {}
+                    moved.append(record.job)
+                    continue
+                stages = {**view.stages, **recorded.views}
+                done[record.job] = replace(view, revision=recorded.revision, stages=stages)
+        return done, moved
+
+    async def _prepare_all(
+        self, touched: Mapping[str, _TouchedJob], *, first: bool
+    ) -> tuple[dict[str, Published], list[tuple[JobView, JobRecord]]]:
+        """Prepare the records; return the jobs that have nothing to record, and the records of the
+        others, each with the view that it is based on.
+        """
+        done: dict[str, Published] = {}
+        prepared: list[tuple[JobView, JobRecord]] = []
+        for job, pending in touched.items():
+            try:
+                view, record = await self._prepare(job, pending, first=first)
+            except StateLostError:
+                # The job was deleted, or its state was lost: restoring that touches all its stages.
+                _fail(pending.done, UnavailableError("the job's state was lost: retry"))
+                done[job] = None
+            except UnavailableError as error:
+                self._fail_waiting([pending], error)
+            except Exception as error:
+                log.exception("cannot read job %s to publish it", job)
+                _fail(pending.done, error)
+                done[job] = None
+            else:
+                if pending.are_lost(view):
+                    # Whoever commits an epoch is answered only when it is durable. These are gone with
+                    # the state that they were committed in: it was restored, or reset, since.
+                    _fail(pending.done, UnavailableError("the job's state was lost: retry"))
+                if record is None:
+                    done[job] = view
+                else:
+                    prepared.append((view, record))
+        return done, prepared
+
+    async def _make_visible(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
+        await self._live.publish(
+            record.job, record.generation, recorded.revision, recorded.views, record.epochs
+        )
+        await self._live.mark_saved(record.chunks)
+        self._metrics.advances.inc(len(recorded.views))
+        self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
+
+    async def _prepare(
+        self, job: str, touched: _TouchedJob, *, first: bool
+    ) -> tuple[JobView, JobRecord | None]:
+        """Read a job and prepare its record; None: there is nothing to record."""
+        stages = set(touched.stages)
+        while True:
+            view, agreements = await self._live.agreements(job, frozenset(stages))
+            published = {name: stage.watermark for name, stage in view.stages.items()}
+            idle = {name for name, watermark in published.items() if watermark.idle}
+            if idle <= stages:
+                break
+            # A stage that is published as idle may no longer be: its lease may have run out since.
+            # Before others advance without it, its own agreement is read, too.
+            stages |= idle
+        advances = view.pipeline.propagate(
+            published, agreements, stages & view.pipeline.stages.keys()
+        )
+        epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
+        if not advances and not epochs:
+            return view, None
+        # The promises of a committed epoch are saved with it: after a crash nobody would report them
+        # again.
+        chunks = await self._live.unsaved(job) if epochs else ()
+        return view, JobRecord(
+            job=job,
+            incarnation=view.incarnation,
+            generation=view.generation,
+            layout_version=view.layout_version,
+            seen=view.revision,
+            advances=advances,
+            epochs=epochs,
+            chunks=chunks,
+            # A record that leaves an idle member out must not miss that it became active meanwhile. And
+            # the first attempt takes the cheap way, which works unless another replica records.
+            unless_newer=(first and not epochs)
+            or any(w.idle for w in (*published.values(), *advances.values())),
+        )
+
+
+def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set[str]:
+    """Return the stages that were computed from an input that another replica has advanced meanwhile.
+
+    If two replicas advance the two inputs of a stage at once, each computes the stage with the old value
+    of the other input. The ledger orders the two records, and the second replica finds the first one's
+    advance in what it gets back. So at least one of the two computes the stage again.
+    """
+    return {
+        downstream
+        for stage, view in recorded.views.items()
+        if view.watermark != record.advances.get(stage)
+        for downstream in pipeline.downstreams.get(stage, ())
+    }
+
+
+def _resolve(done: asyncio.Future[Published], published: Published) -> None:
+    if not done.done():
+        done.set_result(published)
+
+
+def _fail(done: asyncio.Future[Published], error: BaseException) -> None:
+    if not done.done():
+        done.set_exception(error)
+        # Perhaps nobody waits. Retrieving the error keeps asyncio from warning.
+        done.exception()
+
+
+def _forward(done: asyncio.Future[Published], to: asyncio.Future[Published]) -> None:
+    error = done.exception()
+    if error is None:
+        _resolve(to, done.result())
+    else:
+        _fail(to, error)

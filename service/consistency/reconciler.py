@@ -1,0 +1,242 @@
+"""Bringing the live store up to date with the ledger, after it lost its state or missed a change.
+
+The live store may lose state: it may come back empty, or as it was a while ago. And a replica that has
+written to the ledger may die before it writes to the live store. A request that finds no trustworthy
+state notices, or else, within a second, the comparison of the two stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from service.clock import Clock
+from service.consistency.publisher import Publisher
+from service.errors import UnavailableError, UnknownJobError
+from service.ledger.port import JobHead, Ledger
+from service.live.port import LiveStore, StateLostError
+from service.model.positions import Position
+from service.tasks import run_to_completion
+from service.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_RESTORE_TIMEOUT_MS = 5_000
+"""How long a request waits for its job's state to be restored."""
+
+_INSTALL_LOOKS = 50
+"""How often to look whether another replica has installed the incarnation that it has begun."""
+
+_POLL_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+_RESTORED_AT_ONCE = 100
+"""Jobs whose incarnations begin together. The others wait for the first to be installed."""
+
+
+class Reconciler:
+    """Restores the live state of single jobs, and compares all jobs."""
+
+    def __init__(
+        self,
+        live: LiveStore,
+        ledger: Ledger,
+        publisher: Publisher,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._live = live
+        self._ledger = ledger
+        self._publisher = publisher
+        self._clock = clock
+        self._metrics = metrics
+        self._restoring: dict[str, asyncio.Task[None]] = {}
+        self._incarnations: dict[str, int] = {}
+        """The last incarnation of each job that this process knows to have begun."""
+        self._missing_before: Collection[str] | None = None
+        """Jobs without live state in the last comparison; None: there was none yet. Every job is in the
+        ledger alone for a moment after its creation: only one that stays so, or had a state, is lost."""
+        self._behind_before: dict[str, Position] = {}
+        """Jobs that were behind the ledger in the last comparison. Every job is, for a moment, between
+        the two writes of an advance: only one that stays at the same position needs to catch up."""
+
+    async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
+        """Run a step on a job's live state; if that was lost, restore it and retry.
+
+        Raises `UnknownJobError` if there is no such job, `UnavailableError` if it takes too long.
+        """
+        deadline_ms: int | None = None
+        pause_s = 0.0
+        while True:
+            try:
+                return await step()
+            except StateLostError:
+                now_ms = self._clock.steady_ms()
+                if deadline_ms is None:
+                    deadline_ms = now_ms + _RESTORE_TIMEOUT_MS
+                # It may be lost again while it is restored, or another replica may begin its next
+                # incarnation meanwhile: then the next attempt finds that.
+                with suppress(StateLostError, TimeoutError):
+                    async with asyncio.timeout(_RESTORE_TIMEOUT_MS / 1_000):
+                        await self.restore(job)
+                if self._clock.steady_ms() > deadline_ms:
+                    raise UnavailableError(
+                        f"the state of job {job!r} is being restored: retry"
+                    ) from None
+                # The first retry is at once. A state that is lost again and again is not restored in a
+                # loop that leaves nothing to others.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s + _POLL_S, _LONGEST_PAUSE_S)
+
+    def note_installed(self, job: str, incarnation: int) -> None:
+        """Note that this process has installed a job: if it is missing from now on, it is lost."""
+        self._incarnations[job] = incarnation
+
+    async def restore(self, job: str) -> None:
+        """Restore a job's state; return when a retry makes sense. Concurrent calls share one attempt."""
+        task = self._restoring.get(job)
+        if task is None:
+            task = asyncio.ensure_future(self._restore(job))
+            self._restoring[job] = task
+            task.add_done_callback(lambda _: self._restoring.pop(job, None))
+        # Shielded: a client that gives up must not cancel what others wait for.
+        await asyncio.shield(task)
+
+    async def _restore(self, job: str) -> None:
+        try:
+            head = await self._ledger.head(job)
+        except UnknownJobError:
+            self._incarnations.pop(job, None)
+            raise
+        live = await self._live.head(job)
+        if live is not None and live.incarnation >= head.incarnation:
+            self._incarnations[job] = live.incarnation
+            if live.is_behind(head):
+                await self._catch_up(job)
+            return
+        # A job that this process has never seen was perhaps created just now: whoever does that is about
+        # to install it, and would be overwritten with all that it has granted since.
+        begun_elsewhere = head.incarnation > self._incarnations.get(job, 0)
+        if begun_elsewhere and await self._wait_for_install(head):
+            return
+        await self._begin([head])
+
+    async def _wait_for_install(self, head: JobHead) -> bool:
+        """Wait for another replica to install its incarnation; False: it has probably died."""
+        for _ in range(_INSTALL_LOOKS):
+            live = await self._live.head(head.job)
+            if live is not None and live.incarnation >= head.incarnation:
+                self._incarnations[head.job] = live.incarnation
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    @run_to_completion
+    async def _begin(self, heads: Sequence[JobHead]) -> None:
+        if not heads:
+            return
+        # Compare and set: of all replicas that find the state lost, one begins the next incarnation. It
+        # is installed by that replica alone, and once: else two states could grant the same fences.
+        stored = await self._ledger.begin_incarnations(
+            {head.job: head.incarnation for head in heads}, self._clock.wall_ms()
+        )
+        for head in heads:
+            if head.job not in stored:
+                self._incarnations.setdefault(head.job, head.incarnation)
+        if not stored:
+            return
+        log.warning(
+            "%d jobs have no live state, %s first: their next incarnations begin from the last"
+            " checkpoints",
+            len(stored),
+            next(iter(stored)),
+        )
+        self._metrics.incarnations.inc(len(stored))
+        # Noted before they are installed: if that fails, the retry does not wait for another replica.
+        self._incarnations |= {job: each.installed.incarnation for job, each in stored.items()}
+        for job, each in stored.items():
+            await self._live.begin(each.installed)
+            # The checkpoint may be ahead of the last advance, and idleness has ended.
+            self._publisher.touch(job, each.installed.stages)
+
+    async def _catch_up(self, job: str) -> None:
+        stored = await self._ledger.get(job)
+        await self._live.install(stored.installed)
+        self._publisher.touch(job, stored.installed.stages)
+
+    async def reconcile(self) -> None:
+        """Compare every job; restore those that were lost, and update those that are behind.
+
+        Raises `UnavailableError` if a store does not answer; some jobs may have been done by then.
+        """
+        heads = await self._ledger.heads()
+        positions = await self._live.heads()
+        behind: dict[str, Position] = {}
+        missing = [head for head in heads if head.job not in positions]
+        await self._restore_lost([head for head in missing if self._is_lost(head)])
+        self._missing_before = {head.job for head in missing}
+        for head in heads:
+            live = positions.get(head.job)
+            if live is not None and live.is_behind(head):
+                behind[head.job] = live
+            try:
+                await self._compare(head, live)
+            except (UnknownJobError, StateLostError):
+                continue
+        self._behind_before = behind
+        names = {head.job for head in heads}
+        self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
+        await self._remove_deleted(positions.keys() - names)
+
+    def _is_lost(self, head: JobHead) -> bool:
+        """Whether a job that has no live state now has lost it."""
+        before, known = self._missing_before, self._incarnations.get(head.job, 0)
+        return before is None or head.job in before or known >= head.incarnation
+
+    async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
+        """Restore jobs that have no live state: many at a time, as when the whole store was lost."""
+        for start in range(0, len(heads), _RESTORED_AT_ONCE):
+            part = heads[start : start + _RESTORED_AT_ONCE]
+            # Those that another replica may be installing, or a request of this one, are left to that.
+            ours = [
+                head
+                for head in part
+                if head.job not in self._restoring
+                and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
+            ]
+            # The live store says that it has none; but only now, and this may be an old answer.
+            there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
+            await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
+            for head in part:
+                if head not in ours:
+                    with suppress(UnknownJobError, StateLostError):
+                        await self.restore(head.job)
+
+    async def _remove_deleted(self, unknown: Collection[str]) -> None:
+        """Remove jobs that another replica has deleted from the ledger, and then died."""
+        if unknown:
+            # A job that was created since is none of these: its row was never, or is no longer, deleted.
+            for job, generation in (await self._ledger.deleted(unknown)).items():
+                await self._live.remove(job, generation)
+
+    async def _compare(self, head: JobHead, live: Position | None) -> None:
+        if live is None:
+            return
+        if live.incarnation < head.incarnation:
+            await self.restore(head.job)
+        else:
+            self._incarnations[head.job] = live.incarnation
+            if live.is_behind(head):
+                if self._behind_before.get(head.job) == live:
+                    log.warning(
+                        "the live state of job %s is behind the ledger: catching up", head.job
+                    )
+                    await self._catch_up(head.job)
+            elif self._live.shared:
+                # Reports that a replica took just before it died are published by any other one.
+                self._publisher.touch(head.job, (await self._live.pipeline(head.job)).stages)

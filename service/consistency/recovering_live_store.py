@@ -1,0 +1,229 @@
+"""The live store as the use cases see it: expired leases are ended, and lost state is restored.
+
+Every use of a job's live state has to end the leases that have run out first, and must be ready to find
+the state lost. This module does both for every step, so that no use case can forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from service.consistency.outage_reads import LastSeen
+from service.consistency.publisher import Published, Publisher
+from service.consistency.reconciler import Reconciler
+from service.errors import UnavailableError
+from service.frontier.graph import Pipeline
+from service.live.port import LiveStore, StateLostError
+from service.model.checkpoints import Columns
+from service.model.jobs import Census, InstalledJob, JobView, StageProgress, StageView
+from service.model.leases import Claim, Grant, LostLease, Renewal
+from service.model.observations import Instant, Marks, Settled, StageObservation
+from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
+from service.model.runs import RunEnd
+from service.telemetry.metrics import Metrics
+from service.telemetry.tracing import SWITCH
+
+R = TypeVar("R")
+
+_FLUSH_TIMEOUT_S = 5.0
+"""How long a response waits for its advance to become durable before it is sent without it."""
+
+_NONE_EXPIRED: Mapping[str, Mapping[str, int]] = {}
+
+_VIEWS_AT_ONCE = 50
+"""How many ranges are shown singly before other requests get their turn."""
+
+
+class LiveJobs:
+    """The methods of `LiveStore` that use a job's state, under the same names.
+
+    They do not raise `StateLostError`, but restore the state and retry. All raise `UnknownJobError`, and
+    `UnavailableError` if restoring takes too long.
+    """
+
+    def __init__(
+        self,
+        live: LiveStore,
+        reconciler: Reconciler,
+        publisher: Publisher,
+        last_seen: LastSeen,
+        metrics: Metrics,
+    ) -> None:
+        self._live = live
+        self._reconciler = reconciler
+        self._run = reconciler.run_with_restore
+        self._publisher = publisher
+        self._last_seen = last_seen
+        self._metrics = metrics
+        self._changes: Counter[str] = Counter()
+
+    def changes_of(self, job: str) -> int:
+        """Return how many changes of this job's ranges and leases this process has made."""
+        return self._changes[job]
+
+    async def begin(self, job: InstalledJob) -> None:
+        """Install a job that was just created."""
+        await self._live.begin(job)
+        self._reconciler.note_installed(job.name, job.incarnation)
+
+    # ---- steps that depend on which leases are current
+
+    async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
+        """See the port."""
+        result = await self._expire_then_run(job, partial(self._live.claim, job, stage, claim))
+        self._changes[job] += 1
+        return result
+
+    async def renew(
+        self, job: str, tokens: Sequence[str]
+    ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.renew, job, tokens))
+
+    async def release(self, job: str, tokens: Sequence[str]) -> int:
+        """See the port."""
+        result = await self._expire_then_run(job, partial(self._live.release, job, tokens))
+        self._changes[job] += 1
+        return result
+
+    async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
+        """See the port."""
+        await self._expire_then_run(job, partial(self._live.open_run, job, stages, run))
+        self._changes[job] += 1
+
+    async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
+        """See the port."""
+        await self._expire_then_run(job, partial(self._live.end_run, job, stages, end))
+        self._changes[job] += 1
+
+    async def report(self, job: str, stage: str, report: Report) -> Reported:
+        """See the port."""
+        result = await self._expire_then_run(job, partial(self._live.report, job, stage, report))
+        self._changes[job] += 1
+        return result
+
+    async def commit(self, job: str, commit: Commit) -> Committed:
+        """See the port."""
+        result = await self._expire_then_run(job, partial(self._live.commit, job, commit))
+        self._changes[job] += 1
+        return result
+
+    async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.stage, job, stage))
+
+    async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.snapshot, job))
+
+    async def ranges(
+        self, job: str, stage: str, *, limit: int, order: RangeOrder
+    ) -> Sequence[RangeView]:
+        """See the port."""
+        step = partial(self._live.ranges, job, stage, limit=limit, order=order)
+        return await self._expire_then_run(job, step)
+
+    async def observe(
+        self, job: str, stages: Sequence[str]
+    ) -> tuple[Instant, Mapping[str, StageObservation]]:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.observe, job, stages))
+
+    async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
+        """See the port."""
+        return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
+
+    async def range_views(
+        self, job: str, stage: str, indices: Sequence[int]
+    ) -> Sequence[RangeView]:
+        """See the port. A few at a time: each takes some 30 µs, and other requests go on between."""
+        views: list[RangeView] = []
+        for start in range(0, len(indices), _VIEWS_AT_ONCE):
+            some = indices[start : start + _VIEWS_AT_ONCE]
+            views += await self._expire_then_run(
+                job, partial(self._live.range_views, job, stage, some)
+            )
+            await asyncio.sleep(0)
+        return views
+
+    # ---- steps that do not
+
+    async def install(self, job: InstalledJob) -> None:
+        """See the port."""
+        await self._run(job.name, partial(self._live.install, job))
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        """See the port."""
+        return await self._run(job, partial(self._live.pipeline, job, stage))
+
+    async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
+        """See the port."""
+        return await self._run(job, partial(self._live.progress, job, stage))
+
+    async def columns(self, job: str, stage: str) -> Columns:
+        """See the port."""
+        return await self._run(job, partial(self._live.columns, job, stage))
+
+    async def raise_marks(
+        self, job: str, generation: int, marks: Mapping[str, Marks]
+    ) -> Mapping[str, Marks]:
+        """See the port."""
+        return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
+
+    async def shown(self, job: str) -> JobView | None:
+        """Return what readers are shown of a job; None: nothing, until its state is restored.
+
+        While the live store is unavailable, this is the last that was read here.
+        """
+        try:
+            return await self._live.job(job)
+        except StateLostError:
+            return None
+        except UnavailableError:
+            return self._last_seen.last(job)
+
+    # ---- expired leases and advances
+
+    async def _expire_then_run(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
+        try:
+            expired = await self._live.expire(job)
+        except UnavailableError:
+            # If the store does not answer, the step itself will raise the error.
+            expired = _NONE_EXPIRED
+        if expired:
+            self.note_expired(expired)
+        if job in expired:
+            with suppress(UnavailableError):
+                await self.flush(job)
+        tracing = SWITCH.tracing
+        if tracing is None:
+            return await self._run(job, step)
+        called: object = getattr(step, "func", step)
+        with tracing.live_step(getattr(called, "__name__", "step"), job):
+            return await self._run(job, step)
+
+    def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
+        """Count leases that have run out, by job and stage, and publish what follows from that."""
+        for job, stages in expired.items():
+            self._changes[job] += 1
+            self._metrics.count_expired(job, stages)
+            self._publisher.touch(job, stages)
+
+    async def flush(self, job: str) -> Published:
+        """Wait until the advances of this job are visible; see `Publisher.flush`.
+
+        Raises `UnavailableError` also if that takes too long.
+        """
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
+                published = await self._publisher.flush(job)
+        except TimeoutError:
+            raise UnavailableError("the advance was not recorded in time") from None
+        if published is not None:
+            self._last_seen.note(published, {})
+        return published

@@ -1,0 +1,80 @@
+"""What `tidegauge doctor` does: it looks at the settings, the stores and this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service.clock import Clock, SystemClock
+from service.ledger.doctor import examine as examine_ledger
+from service.model.findings import Finding
+from service.server.serve import read_settings
+from service.settings import Settings
+
+_FEW_DESCRIPTORS = 4_096
+_COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
+
+
+def doctor(*, as_json: bool, **options: object) -> None:
+    """Print what was found; exit with 1 if something is at fault. Raises `ProblemError`."""
+    found = asyncio.run(examine(read_settings(**options), SystemClock()))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        _print(found)
+    if any(finding.verdict == "fault" for finding in found):
+        raise typer.Exit(1)
+
+
+async def examine(settings: Settings, clock: Clock) -> Sequence[Finding]:
+    """Examine a deployment with these settings."""
+    found = [*_examine_settings(settings), _examine_machine()]
+    found += await examine_ledger(settings.ledger_url, clock)
+    if settings.live_url.startswith("memory:"):
+        found.append(Finding("live store", "ok", "is in the memory of the one process"))
+    else:
+        # Imported only if it is used: it is optional, and slow to import.
+        from service.live.redis.doctor import examine as examine_live  # noqa: PLC0415
+
+        found += await examine_live(settings.live_url, clock)
+    return found
+
+
+def _examine_settings(settings: Settings) -> list[Finding]:
+    memory, file = settings.live_url.startswith("memory:"), settings.ledger_url.startswith("sqlite")
+    if file and not memory:
+        return [
+            Finding(
+                "settings",
+                "warning",
+                "a shared live store with SQLite: the ledger is for one process all the same; use"
+                " postgresql+psycopg://… for several",
+            )
+        ]
+    return [Finding("settings", "ok", "can be read, and go together")]
+
+
+def _examine_machine() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _FEW_DESCRIPTORS:
+        return Finding(
+            "file descriptors",
+            "warning",
+            f"a process may have {hard:,}: each waiting reader takes one, so raise the limit",
+        )
+    return Finding("file descriptors", "ok", "there are enough")
+
+
+def _print(found: Sequence[Finding]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in found:
+        colour = _COLOURS[finding.verdict]
+        table.add_row(f"[{colour}]{finding.verdict}[/]", finding.what, finding.says)
+    Console(soft_wrap=False).print(table)

@@ -1,0 +1,1 @@
+"""Metrics, traces, and the redaction of secrets in both."""

@@ -1,0 +1,1 @@
+"""Commands that the agent adds to `tidegauge`. Does not import Spark."""

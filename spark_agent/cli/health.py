@@ -1,0 +1,104 @@
+"""Health and problems for the terminal: in the words that the service uses everywhere. Does not import
+Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from spark_agent.client.client import Client
+from spark_agent.client.errors import Refused
+from spark_agent.client.responses import (
+    Health,
+    ProblemLine,
+    RangeAnswer,
+    WatermarkAnswer,
+)
+
+_WORST_FIRST: Final[Sequence[Health]] = (
+    "failed", "no_worker", "silent", "stalled", "waiting", "ok", "idle", "ended", "final",
+)  # fmt: skip
+_BAD: Final = frozenset({"failed", "no_worker"})
+_POOR: Final = frozenset({"silent", "stalled", "waiting"})
+
+
+def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
+    """Return the problems of a job; of a service that is older, none."""
+    try:
+        return client.job_problems(job)["problems"]
+    except Refused:
+        return ()
+
+
+def worst(healths: Iterable[Health | None]) -> Health | None:
+    """Return the worst of some healths; None: none of them is known.
+
+    >>> worst(["ok", "no_worker", None]), worst([None]) is None
+    ('no_worker', True)
+    """
+    known = {each for each in healths if each}
+    return next((each for each in _WORST_FIRST if each in known), None)
+
+
+def badness(health: Health | None) -> int:
+    """Return the place of a health among all, the worst first.
+
+    >>> badness("failed") < badness(None) == badness("ok")
+    True
+    """
+    return _WORST_FIRST.index(health or "ok")
+
+
+def health_text(health: str | None) -> str:
+    """Write a health for people.
+
+    >>> health_text("no_worker"), health_text(None)
+    ('no worker', 'not known')
+    """
+    return "not known" if health is None else health.replace("_", " ")
+
+
+def style_of(health: str | None) -> str | None:
+    """Return the colour in which a health is shown; None: the terminal's own."""
+    if health in _BAD:
+        return "red"
+    return "yellow" if health in _POOR else None
+
+
+def stage_text(stage: WatermarkAnswer) -> str:
+    """Write how a stage stands: its health, or its status, if it is well, or its health is not known.
+
+    >>> stage_text({"status": "active", "health": "no_worker"}), stage_text({"status": "active"})
+    ('no worker', 'active')
+    """
+    health = stage.get("health")
+    return stage["status"] if health in {None, "ok"} else health_text(health)
+
+
+def range_text(each: RangeAnswer, stage_health: str | None) -> str:
+    """Write how a range stands. One that nobody holds is not active, whatever its promise.
+
+    >>> held = {"status": "active", "holder": "w"}
+    >>> range_text(held, "no_worker"), range_text(held | {"holder": None}, "no_worker")
+    ('active', 'no worker')
+    >>> range_text(held | {"holder": None}, "ended")
+    'ended'
+    """
+    if each["status"] != "active" or each["holder"]:
+        return each["status"]
+    return "ended" if stage_health == "ended" else "no worker"
+
+
+def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:
+    """Return the problems as lines, the worst first."""
+    # As plain text: names may look like markup.
+    return [Text(_line(each), style=style_of(each["health"]) or "") for each in problems]
+
+
+def _line(problem: ProblemLine) -> str:
+    held = problem["holds_back"]
+    for_it = f"; for it waits {', '.join(held)}" if held else ""
+    return f"{health_text(problem['health'])}: {problem['because']}{for_it}"

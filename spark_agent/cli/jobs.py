@@ -1,0 +1,288 @@
+"""Commands that declare, change, reset and delete jobs. Does not import Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, cast
+
+import typer
+
+from spark_agent.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    Job,
+    KeyFile,
+    Url,
+    client_of,
+    explained,
+    output,
+)
+from spark_agent.client.client import Client
+from spark_agent.client.credentials import read_text
+from spark_agent.client.errors import ChangedMeanwhile, UnknownJob
+
+_PARTS = ("stages", "throttle")
+_SHOWN = 10
+
+
+def apply(
+    file: Annotated[
+        str, typer.Argument(help="The specification, in YAML or JSON; -: standard input.")
+    ],
+    *,
+    job: Annotated[
+        str | None, typer.Option(help="The job, unless the file names it.", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would change, and change nothing."),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, also if stages are removed.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Declare a job, or change it to what a file says, and show what that changes.
+
+    The file has `job`, `stages` and perhaps `throttle`, as the service has them. If somebody else
+    changes the job at the same time, nothing is changed.
+
+    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`
+    """
+    with explained("apply", url):
+        name, wanted = _read(file, job)
+        client = client_of(url, key_file)
+        before, etag = _stored(client, name)
+        changes = list(differences(before, wanted))
+        if not json_:
+            for line in changes or ["nothing changes"]:
+                output().print(line, style=_STYLES.get(line[0]), markup=False)
+        if changes and dry_run:
+            client.check(name, wanted)
+        elif changes:
+            removed = list(removals(before, wanted))
+            if removed and not yes:
+                typer.confirm(
+                    f"{_few(removed)} of job {name} will be removed, and nobody waits for them any"
+                    " more. Go on?",
+                    abort=True,
+                    err=True,
+                )
+            _apply(client, name, wanted, etag)
+        if json_:
+            done = bool(changes) and not dry_run
+            typer.echo(json.dumps({"job": name, "changes": changes, "applied": done}))
+        elif changes:
+            typer.echo(
+                f"job {name} is {'not changed: --dry-run' if dry_run else 'as the file says'}"
+            )
+
+
+_STYLES = {"+": "green", "-": "red", "~": "yellow"}
+
+
+def _apply(client: Client, job: str, wanted: Mapping[str, Any], etag: str | None) -> None:
+    try:
+        client.apply(job, wanted, etag=etag)
+    except ChangedMeanwhile:
+        raise ValueError(f"somebody has changed job {job} meanwhile: look again") from None
+
+
+def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
+    try:
+        found, etag = client.job(job)
+    except UnknownJob:
+        return {}, None
+    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}, etag
+
+
+def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the job's name, and its specification. Raises `ValueError`."""
+    # Slow to import, and no other command needs it.
+    from ruamel.yaml import YAML  # noqa: PLC0415
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+
+    try:
+        text = sys.stdin.read() if file == "-" else read_text(Path(file))
+        yaml: Any = YAML(typ="safe", pure=True)
+        # JSON is YAML, too.
+        content: Any = yaml.load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file {file} cannot be read: {error}") from None
+    except YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"the file {file} is neither YAML nor JSON: {problem}") from None
+    spec = cast("dict[str, Any]", content if isinstance(content, dict) else {})
+    try:
+        json.dumps(spec)
+    except TypeError as error:
+        raise ValueError(
+            f"the file {file} has a value that JSON does not have ({error}): write it in quotes"
+        ) from None
+    except ValueError:
+        raise ValueError(
+            f"in the file {file}, an alias (*name) stands within what it names"
+        ) from None
+    if not spec.get("stages") or not isinstance(spec["stages"], dict):
+        raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
+    named = spec.pop("job", None)
+    if named is not None and job is not None and named != job:
+        raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")
+    if named is None and job is None:
+        raise ValueError(f"the file {file} names no job: write 'job: NAME', or say --job NAME")
+    return str(named or job), spec
+
+
+def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Name the stages and shards that are gone.
+
+    >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}}
+    >>> list(removals(before, {"stages": {"s": {"shards": ["b"]}}}))
+    ['shard a of s', 'stage k']
+    """
+    new: Mapping[str, Any] = after.get("stages", {})
+    for name, stage in before.get("stages", {}).items():
+        if name not in new:
+            yield f"stage {name}"
+        elif isinstance(new[name], dict):
+            kept = set(new[name].get("shards") or ())
+            yield from (
+                f"shard {each} of {name}" for each in stage.get("shards") or () if each not in kept
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Say in lines what changes from one specification to another.
+
+    >>> before = {"stages": {"s": {"shards": ["a"]}, "k": {"inputs": ["s"], "ranges": 2}}}
+    >>> after = {"stages": {"s": {"shards": ["a", "b"]}, "m": {"inputs": ["s"]}}, "throttle": {}}
+    >>> for line in differences(before, after): print(line)
+    - stage k
+    ~ stage s: shards: + "b"
+    + stage m: {"inputs": ["s"]}
+    ~ throttle: null -> {}
+    """
+    old: Mapping[str, Any] = before.get("stages", {})
+    new: Mapping[str, Any] = after.get("stages", {})
+    yield from (f"- stage {name}" for name in old if name not in new)
+    for name, stage in new.items():
+        if name not in old:
+            yield f"+ stage {name}: {json.dumps(stage)}"
+        elif old[name] != stage:
+            yield f"~ stage {name}: {'; '.join(_members(old[name], stage))}"
+    for part in sorted({*before, *after} - {"stages"}):
+        if before.get(part) != after.get(part):
+            yield f"~ {part}: {json.dumps(before.get(part))} -> {json.dumps(after.get(part))}"
+
+
+def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (whatever the file says)
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        yield f"{json.dumps(old)} -> {json.dumps(new)}"
+        return
+    before, after = cast("dict[str, Any]", old), cast("dict[str, Any]", new)
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            yield f"{name}: {_change(before.get(name), after.get(name))}"
+
+
+def _change(old: Any, new: Any) -> str:  # noqa: ANN401
+    if isinstance(old, list) and isinstance(new, list):
+        # A layout may have a million shards.
+        before = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", old))
+        after = dict.fromkeys(json.dumps(each) for each in cast("list[Any]", new))
+        gone = [f"- {each}" for each in before if each not in after][:_LISTED]
+        come = [f"+ {each}" for each in after if each not in before][:_LISTED]
+        return ", ".join([*gone, *come]) or "in another order"
+    return f"{json.dumps(old)} -> {json.dumps(new)}"
+
+
+_LISTED = 10
+
+
+def delete(
+    job: Job,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Delete a job, with all its watermarks and their history.
+
+    Examples: `tidegauge delete scores`, `tidegauge delete scores --yes --json`
+    """
+    if not yes:
+        typer.confirm(f"Every watermark of job {job} is lost. Go on?", abort=True)
+    with explained("delete", url):
+        client_of(url, key_file).delete(job)
+    typer.echo(json.dumps({"job": job, "deleted": True}) if json_ else f"job {job} is deleted")
+
+
+_MOST_RESETS: Final = 1_000
+"""A typing error must not begin millions of generations, which nobody can take back."""
+
+
+def reset(
+    job: Job,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(min=2, help="Begin this generation, not the next: that of the checkpoints."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Start a job over: its next generation has no watermarks, and no source is final.
+
+    Stop its queries first, and give every query a new checkpoint and an empty output.
+
+    After the service's ledger was lost, or restored from a backup from before a reset, queries say
+    which generation their checkpoints are of. Begin that one with --generation: the queries go on from
+    their checkpoints, and the watermarks catch up with them.
+
+    Examples: `tidegauge reset nyc-flights`, `tidegauge reset nyc-flights --yes --json`,
+    `tidegauge reset nyc-flights --generation 3`
+    """
+    if not yes:
+        typer.confirm(f"Every watermark of job {job} starts over. Go on?", abort=True)
+    with explained("reset", url):
+        client = client_of(url, key_file)
+        begun = _reset(client, job, generation)
+    if json_:
+        typer.echo(json.dumps({"job": job, "generation": begun}))
+    else:
+        typer.echo(f"job {job} starts over, in generation {begun}")
+
+
+def _reset(client: Client, job: str, generation: int | None) -> int:
+    """Begin a generation; None: the next. Return its number. Raises `ValueError`."""
+    if generation is None:
+        client.reset(job)
+        return client.generation(job)
+    now = client.generation(job)
+    if generation > now + _MOST_RESETS:
+        raise ValueError(
+            f"job {job} is in generation {now}, and {generation} is more than {_MOST_RESETS:,} resets "
+            f"away: which generation do the queries name when they are refused?"
+        )
+    if generation <= now:
+        raise ValueError(
+            f"job {job} is in generation {now}, so {generation} has begun before: leave out "
+            f"--generation to begin the next one"
+        )
+    while now < generation:
+        client.reset(job)
+        now = client.generation(job)
+    return now

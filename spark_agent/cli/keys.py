@@ -1,0 +1,134 @@
+"""Commands that manage keys and list the changes made with them. They need a running service."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from spark_agent.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    KeyFile,
+    Url,
+    client_of,
+    explained,
+    print_table,
+)
+from spark_agent.times import duration_ms
+
+Name = Annotated[str, typer.Argument(help="The key's name.")]
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list and revoke the keys that requests are sent with. Needs an admin key, once there"
+    " is any key.",
+)
+
+
+@keys.command("create")
+def create(
+    name: Name,
+    *,
+    role: Annotated[str, typer.Option(help="read, report, drive, admin or scrape.")],
+    jobs: Annotated[str, typer.Option(help="The jobs that it is for, such as 'scores-*'.")] = "*",
+    expires_in: Annotated[
+        str | None, typer.Option(help="Such as '90 days'; never if left out.", show_default=False)
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Create a key. Its secret is printed once, on the standard output, and stored nowhere.
+
+    Examples: `tidegauge keys create workers --role report --jobs 'scores-*' > workers.key`,
+    `tidegauge keys create ci --role admin --expires-in '90 days'`
+    """
+    with explained("keys create", url):
+        expires_in_ms = None if expires_in is None else duration_ms(expires_in, name="--expires-in")
+        made = client_of(url, key_file).create_key(name, role, jobs, expires_in_ms)
+    if json_:
+        typer.echo(json.dumps(made))
+        return
+    typer.echo(made["secret"])
+    until = f", until {made['expires_at']}" if made["expires_at"] else ""
+    typer.echo(
+        f"key {name} has role {role} for {jobs}{until}. Keep the secret: it is not shown again",
+        err=True,
+    )
+
+
+@keys.command("list")
+def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False) -> None:
+    """List the keys, without their secrets.
+
+    Examples: `tidegauge keys list`, `tidegauge keys list --json`
+    """
+    with explained("keys list", url):
+        found = client_of(url, key_file).keys()
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    print_table(
+        ("name", "role", "jobs", "expires", "last used", "created by"),
+        [
+            (
+                each["name"],
+                each["role"],
+                each["jobs"],
+                each["expires_at"] or "never",
+                each["used_at"] or "never",
+                each["created_by"],
+            )
+            for each in found
+        ],
+    )
+
+
+@keys.command("revoke")
+def revoke(
+    name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
+) -> None:
+    """Revoke a key. Every replica refuses it within two seconds.
+
+    Example: `tidegauge keys revoke workers`
+    """
+    with explained("keys revoke", url):
+        client_of(url, key_file).revoke_key(name)
+    typer.echo(json.dumps({"revoked": name}) if json_ else f"key {name} is revoked")
+
+
+def audit(
+    *,
+    job: Annotated[
+        str | None, typer.Option(help="Only changes of this job.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many.")] = 20,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Show who created, changed, reset or deleted a job, opened a run, made or revoked a key.
+
+    Examples: `tidegauge audit`, `tidegauge audit --job scores --limit 5 --json`
+    """
+    with explained("audit", url):
+        found = client_of(url, key_file).audit(limit=limit, job=job)
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    print_table(
+        ("at", "by", "from", "action", "of", "detail"),
+        [
+            (
+                each["at"],
+                each["by"],
+                each["address"],
+                each["action"],
+                each["job"] or each["key"] or "",
+                each["detail"],
+            )
+            for each in found
+        ],
+    )

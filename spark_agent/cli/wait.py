@@ -1,0 +1,137 @@
+"""The command `tidegauge wait`: for scripts that must not begin before everything has arrived."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from spark_agent.cli.common import (
+    DEFAULT_URL,
+    EXIT_CODES,
+    READER,
+    AsJson,
+    Job,
+    KeyFile,
+    Stage,
+    Url,
+    client_of,
+    explained,
+)
+from spark_agent.client.watermark_wait import Show, WaitOutcome, WaitResult, WatermarkWait
+from spark_agent.clock import SystemClock
+from spark_agent.times import (
+    INSTANT_FORMS,
+    duration_ms,
+    instant_text,
+    read_instant_ms,
+)
+
+_POLL_S: Final = 10
+_SHOWN_POLL_S: Final = 2
+"""The same, where somebody watches."""
+
+
+def wait(
+    job: Job,
+    stage: Stage,
+    *,
+    until: Annotated[
+        str,
+        typer.Option(metavar="T", help=f"The event time: {INSTANT_FORMS}."),
+    ],
+    timeout: Annotated[str, typer.Option(help="How long to wait.")] = "1h",
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Wait until a stage's output watermark has reached T: everything before T has arrived.
+
+    Ends with 0: reached. 3: not in time. 4: the service cannot be asked, so retry. 5: the job, the
+    stage, T, the key or the address is wrong, so do not. 2: a typing error in the options.
+
+    A service that is away, also at the start, is asked again until the timeout. The standard error has
+    the T that was understood.
+
+    Examples: `tidegauge wait scores average --until 2026-01-01T00:00:00Z --timeout 1h && ./close-books`,
+    `tidegauge wait scores average --until "$(date +%s)s"`,
+    `tidegauge wait scores average --until 1767225600000 --json`
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    watched = console.is_terminal
+    poll_s = _SHOWN_POLL_S if watched else _POLL_S
+    with explained("wait", url, READER):
+        target_ms = read_instant_ms(until, name="--until")
+        timeout_ms = duration_ms(timeout, name="--timeout")
+        client = client_of(url, key_file)
+
+        def begin() -> None:
+            console.print(
+                f"tidegauge wait: {stage} is to reach {instant_text(target_ms)}, within {timeout}",
+                markup=False,
+            )
+
+        asking = WatermarkWait(client, SystemClock(), job, stage, target_ms, poll_s)
+        if watched:
+            # Unlike the other console, it wraps what is longer than a line.
+            with Console(stderr=True, highlight=False).status(f"{stage} …") as status:
+                waited = asking.wait(timeout_ms, _updates(status), estimates=True, begin=begin)
+        else:
+            waited = asking.wait(
+                timeout_ms, lambda text: console.print(text, markup=False), begin=begin
+            )
+    _end(job, stage, target_ms, timeout, waited, console, json_=json_)
+
+
+def _updates(status: Status) -> Show:
+    def show(text: str) -> None:
+        status.update(text.replace("[", r"\["))
+
+    return show
+
+
+def _end(
+    job: str,
+    stage: str,
+    target_ms: int,
+    timeout: str,
+    waited: WaitResult,
+    console: Console,
+    *,
+    json_: bool,
+) -> None:
+    output_ms = waited.seen["output_watermark"]
+    if json_:
+        outcome = {
+            "job": job,
+            "stage": stage,
+            "until": target_ms,
+            "understood": instant_text(target_ms),
+            "reached": waited.reached,
+            "outcome": waited.outcome,
+            "output_watermark": output_ms,
+            "waited_ms": waited.waited_ms,
+        }
+        typer.echo(json.dumps(outcome))
+    elif waited.reached:
+        typer.echo(f"{stage} is at {instant_text(output_ms)}")
+        console.print(
+            f"tidegauge wait: {stage} has reached {instant_text(target_ms)}", markup=False
+        )
+    if waited.outcome is WaitOutcome.NOT_IN_TIME:
+        console.print(
+            f"tidegauge wait: after {timeout}, {stage} is at {instant_text(output_ms)} and not at"
+            f" {instant_text(target_ms)}: see `tidegauge explain {job} {stage}`",
+            markup=False,
+        )
+    elif not waited.reached:
+        console.print(
+            f"tidegauge wait: after {timeout}, the service does not answer; {stage} was at"
+            f" {instant_text(output_ms)} and not at {instant_text(target_ms)}: retry",
+            markup=False,
+        )
+    if not waited.reached:
+        raise typer.Exit(EXIT_CODES[waited.outcome])

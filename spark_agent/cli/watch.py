@@ -1,0 +1,340 @@
+"""Commands to live in: all jobs at a glance, a job as it moves, a stage's ranges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spark_agent.cli.common import (
+    DEFAULT_URL,
+    READER,
+    AsJson,
+    Job,
+    KeyFile,
+    Stage,
+    Url,
+    client_of,
+    explained,
+    print_table,
+)
+from spark_agent.cli.health import (
+    badness,
+    health_text,
+    problem_lines,
+    problems_of,
+    range_text,
+    stage_text,
+    style_of,
+    worst,
+)
+from spark_agent.client.client import Client
+from spark_agent.client.errors import Refused, UnknownJob
+from spark_agent.client.responses import (
+    Health,
+    ProblemLine,
+    SnapshotAnswer,
+    WatermarkAnswer,
+)
+from spark_agent.clock import SystemClock
+from spark_agent.exceptions import Unavailable
+from spark_agent.times import MAX_MS, duration_text, instant_text
+
+_AT_ONCE: Final = 4
+_UNKNOWN_FIRST: Final = MAX_MS
+_PROBLEMS: Final = 5
+"""Problems that `watch` lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job by its slowest stage: the one that is furthest behind, or has no watermark at all."""
+
+    job: str
+    stages: int
+    slowest: str
+    status: str
+    health: Health | None
+    """The worst of its stages; None: it is not known."""
+    output_watermark: int | None
+    data_lag_ms: int | None
+    system_lag_ms: int | None
+    updated_at: str
+
+
+def jobs(
+    pattern: Annotated[
+        str, typer.Argument(help="Only jobs whose names match, such as 'scores-*'.")
+    ] = "*",
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")] = 100,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Show every job by its health and its slowest stage: the worst first, then the furthest behind.
+
+    Examples: `tidegauge jobs`, `tidegauge jobs 'scores-*' --json`
+    """
+    with explained("jobs", url, READER):
+        found = list(_states(client_of(url, key_file), pattern))
+    found.sort(
+        key=lambda each: (
+            badness(each.health),
+            -_lag(each.output_watermark, each.data_lag_ms),
+            each.job,
+        )
+    )
+    if json_:
+        typer.echo(json.dumps({"jobs": [asdict(each) for each in found[:limit]]}))
+        return
+    print_table(
+        (
+            "job",
+            "stages",
+            "slowest stage",
+            "health",
+            "output watermark",
+            "lag",
+            "system lag",
+            "since",
+        ),
+        [
+            (
+                each.job,
+                each.stages,
+                each.slowest,
+                each.status if each.health in {None, "ok"} else health_text(each.health),
+                instant_text(each.output_watermark),
+                duration_text(each.data_lag_ms),
+                duration_text(each.system_lag_ms),
+                each.updated_at,
+            )
+            for each in found[:limit]
+        ],
+    )
+    if len(found) > limit:
+        typer.echo(f"and {len(found) - limit:,} more: --limit")
+
+
+def _states(client: Client, pattern: str) -> Iterator[JobState]:
+    names = [each["job"] for each in client.jobs()["jobs"] if fnmatchcase(each["job"], pattern)]
+
+    def look_at(name: str) -> JobState | None:
+        try:
+            return _state(name, client.snapshot(name))
+        except UnknownJob:
+            # Deleted since.
+            return None
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        yield from (state for state in threads.map(look_at, names) if state is not None)
+
+
+def _state(job: str, found: SnapshotAnswer) -> JobState:
+    stages = found["watermarks"]
+    slowest = slowest_stage(found)
+    stage = stages[slowest]
+    return JobState(
+        job,
+        len(stages),
+        slowest,
+        stage["status"],
+        worst(each.get("health") for each in stages.values()),
+        stage["output_watermark"],
+        stage.get("data_lag_ms"),
+        stage.get("system_lag_ms"),
+        stage["updated_at"],
+    )
+
+
+def slowest_stage(found: SnapshotAnswer) -> str:
+    """Return the stage that is furthest behind; of several the first, from the sources down."""
+    stages = found["watermarks"]
+    return max(stages, key=lambda name: _lag_of(stages[name]))
+
+
+def _lag_of(stage: WatermarkAnswer) -> int:
+    return _lag(stage["output_watermark"], stage.get("data_lag_ms"))
+
+
+def _lag(output: int | None, lag_ms: int | None) -> int:
+    if output is None:
+        return _UNKNOWN_FIRST
+    return 0 if output == MAX_MS else (lag_ms or 0)
+
+
+def watch(
+    job: Job,
+    *,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option(min=0, help="End after so many looks; 0: never.")] = 0,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
+
+    A service that goes away is waited for. With --json, each look is a line; in a file, they follow each
+    other.
+
+    Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`
+    """
+    console = Console()
+    with explained("watch", url, READER):
+        client = client_of(url, key_file)
+        looks = _looks(client, job, interval, count)
+        if json_:
+            for look in looks:
+                typer.echo(json.dumps({"error": look.lost} if look.lost else _as_json(look)))
+            return
+        with suppress(KeyboardInterrupt):
+            if console.is_terminal:
+                _watch_live(console, job, looks, full_screen=not count)
+            else:
+                for look in looks:
+                    console.print(_screen(job, look), Text())
+
+
+def _as_json(look: Look) -> Mapping[str, object]:
+    return {**(look.found or {}), "problems": look.problems}
+
+
+def _watch_live(console: Console, job: str, looks: Iterable[Look], *, full_screen: bool) -> None:
+    """Show each look in place of the last one."""
+    with Live(console=console, screen=full_screen, auto_refresh=False) as live:
+        for look in looks:
+            live.update(_screen(job, look, console.height), refresh=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen of a job at one moment."""
+
+    found: SnapshotAnswer | None
+    because: str = ""
+    """What holds the slowest stage back."""
+    problems: Sequence[ProblemLine] = ()
+    lost: str = ""
+    """Why the service could not be asked; then `found` is what was seen before."""
+
+
+def _looks(client: Client, job: str, interval_s: float, count: int) -> Iterator[Look]:
+    clock, looks, seen = SystemClock(), 0, Look(None)
+    while True:
+        try:
+            found = client.snapshot(job)
+            seen = Look(found, _because(client, job, found), problems_of(client, job))
+        except Unavailable as error:
+            if seen.found is None:
+                raise
+            seen = replace(seen, lost=str(error))
+        yield seen
+        looks += 1
+        if looks == count:
+            return
+        clock.pause(int(interval_s * 1_000))
+
+
+def _because(client: Client, job: str, found: SnapshotAnswer) -> str:
+    try:
+        return client.explain(job, slowest_stage(found), limit=1)["because"]
+    except Refused:
+        # The stages have changed since.
+        return ""
+
+
+def _screen(job: str, look: Look, height: int | None = None) -> Group:
+    """Return a look as text of at most so many lines. None: of as many as it takes."""
+    found = look.found
+    assert found is not None  # noqa: S101  (narrows the type: the first look raises instead)
+    table = Table(box=None, pad_edge=False)
+    for column in ("stage", "health", "input watermark", "output watermark"):
+        table.add_column(column, no_wrap=True)
+    for column in ("lag", "system lag", "reported", "leased", "late"):
+        table.add_column(column, justify="right", no_wrap=True)
+    slowest = slowest_stage(found)
+    rows = list(found["watermarks"].items())
+    problems = problem_lines(look.problems)[:_PROBLEMS]
+    # The title, the heading, what holds it back, and what is not shown.
+    shown = len(rows) if height is None else max(1, height - 5 - len(problems))
+    for name, stage in rows[:shown]:
+        style = style_of(stage.get("health")) or ("yellow" if name == slowest else None)
+        table.add_row(*_row(name, stage), style=style)
+    title = Text(f"{job}, generation {found['generation']}", style="bold")
+    if look.lost:
+        title.append(f"  not connected: {look.lost}", style="bold red")
+    more = [Text(f"and {len(rows) - shown:,} more stages")] if len(rows) > shown else []
+    because = [] if problems else [Text(look.because, style="yellow")]
+    return Group(title, table, *more, *problems, *because)
+
+
+def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
+    ranges, late = stage["ranges"], stage.get("late", 0)
+    cells = (
+        name,
+        stage_text(stage),
+        instant_text(stage["input_watermark"]),
+        instant_text(stage["output_watermark"]),
+        duration_text(stage.get("data_lag_ms")),
+        duration_text(stage.get("system_lag_ms")),
+        f"{ranges['reported']}/{ranges['total']}",
+        f"{ranges['leased']}/{ranges['total']}",
+        "" if late is None else str(late),
+    )
+    # As plain text: names may look like markup.
+    return [Text(cell) for cell in cells]
+
+
+def ranges(
+    job: Job,
+    stage: Stage,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")] = 20,
+    order: Annotated[
+        Literal["promise", "range"], typer.Option(help="The slowest first, or by their names.")
+    ] = "promise",
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    json_: AsJson = False,
+) -> None:
+    """Show a stage's ranges: their promises and holds, who holds them, and when they last reported.
+
+    Examples: `tidegauge ranges scores average`,
+    `tidegauge ranges scores average --order range --limit 1000 --json`
+    """
+    with explained("ranges", url, READER):
+        client = client_of(url, key_file)
+        found = client.ranges(job, stage, limit=limit, order=order)
+        health = None if json_ else client.show(job, stage).get("health")
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    print_table(
+        ("range", "health", "promise", "holds", "holder", "lease ends in", "reported at"),
+        [
+            (
+                each["range"],
+                range_text(each, health),
+                instant_text(each["promise"]),
+                ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
+                each["holder"] or "nobody",
+                duration_text(each["expires_in_ms"]),
+                each["reported_at"] or "never",
+            )
+            for each in found["ranges"]
+        ],
+    )
+    more = found["total"] - len(found["ranges"])
+    if more > 0:
+        typer.echo(f"and {more:,} more: --limit")

@@ -1,0 +1,1 @@
+"""The client of the service's HTTP API. Does not import Spark."""

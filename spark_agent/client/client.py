@@ -1,0 +1,505 @@
+"""The HTTP API, version 1, as typed calls: for drivers and executors alike.
+
+Every request here may be repeated: a claim by the same holder is granted again, a report or a commit
+changes nothing the second time, and of two opened runs the newer one counts. So each request is
+retried, within its caller's patience, if the service does not answer or is temporarily unavailable.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Self, cast
+from urllib.parse import urlencode
+
+from spark_agent.client.credentials import key_source
+from spark_agent.client.errors import (
+    DeclaredOtherwise,
+    Forbidden,
+    PreconditionRequired,
+    UnknownJob,
+)
+from spark_agent.client.reports import (
+    Json,
+    Lease,
+    RangeReport,
+    Rank,
+    StageProgress,
+    report_bodies,
+)
+from spark_agent.client.responses import (
+    AdviceAnswer,
+    CommitsAnswer,
+    EtaAnswer,
+    ExplainAnswer,
+    GroupAnswer,
+    HistoryAnswer,
+    JobAnswer,
+    JobProblemsAnswer,
+    JobsAnswer,
+    ProblemsAnswer,
+    RangesAnswer,
+    RunOutcome,
+    RunsAnswer,
+    SnapshotAnswer,
+    ThrottleAnswer,
+    WatermarkAnswer,
+)
+from spark_agent.client.spec import check_name, read_spec
+from spark_agent.client.tracing import span
+from spark_agent.client.transport import Transport
+from spark_agent.client.watermark_wait import WaitResult, WatermarkWait
+from spark_agent.clock import Clock, SystemClock
+from spark_agent.exceptions import WrongName
+from spark_agent.times import MAX_MS, Duration, Instant, duration_ms, read_instant_ms
+
+_POLL_S: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StageWatermark:
+    """A stage's watermarks in ms. None: none yet; `MAX_MS`: the end of time."""
+
+    input_ms: int | None
+    output_ms: int | None
+    status: str
+    generation: int = 0
+    """Of the job: it rises with each reset."""
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more leaves the stage."""
+        return self.output_ms == MAX_MS
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> StageWatermark:
+        """Read it from its JSON form."""
+        return cls(
+            body["input_watermark"],
+            body["output_watermark"],
+            body["status"],
+            body.get("generation", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """What a job's sources are asked to wait for."""
+
+    groups: Sequence[GroupAnswer]
+    shards: Mapping[str, Mapping[str, AdviceAnswer]]
+    """By stage and shard: only those that are asked to do something."""
+    etag: str | None = None
+
+
+class Client:
+    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
+
+    The key is `key`, or in the file `key_file`, or where the environment says
+    (`spark_agent.client.credentials`).
+    Raises `ValueError` if the URL is not one of HTTP.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: int = 2_000,
+        patience_ms: int = 2_000,
+        key: str | None = None,
+        key_file: str | None = None,
+        connections: int = 4,
+        clock: Clock | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._http = Transport(
+            url,
+            key_source(key, key_file),
+            timeout_ms=timeout_ms,
+            patience_ms=patience_ms,
+            connections=connections,
+            clock=self._clock,
+            jitter=jitter,
+        )
+
+    def without_retries(self, timeout_ms: int) -> Self:
+        """Return a client on the same connections that makes single attempts of this length."""
+        made = copy(self)
+        made.__dict__.update(_http=self._http.without_retries(timeout_ms))
+        return made
+
+    def ready(self) -> bool:
+        """Return whether the service and its stores answer, without retrying."""
+        return self._http.ready()
+
+    def declare(
+        self,
+        job: str,
+        stages: Mapping[str, Any],
+        *,
+        throttle: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> Json:
+        """Declare the job's stages, and when its sources are throttled; return the answer.
+
+        With `replace` they replace another specification. A key that may not declare jobs will do for a
+        job that is already declared with these stages; its policies are then those of who declared it.
+
+        Raises `DeclaredOtherwise` if it is declared otherwise and `replace` is not set, `NotAllowed`.
+        """
+        path, body = _job(job), {"stages": dict(stages)}
+        if throttle is not None:
+            body["throttle"] = dict(throttle)
+        try:
+            return self._http.call("PUT", path, body)[0]
+        except Forbidden as refusal:
+            return self._declared(job, stages, refusal)
+        except PreconditionRequired as refusal:
+            if not replace:
+                raise DeclaredOtherwise(job, refusal) from None
+        etag = self._http.call("GET", path)[1]
+        return self._http.call("PUT", path, body, {"If-Match": etag} if etag else {})[0]
+
+    def _declared(self, job: str, stages: Mapping[str, Any], refusal: Forbidden) -> Json:
+        """Return the job if somebody else has declared it with these stages; else raise `refusal`."""
+        try:
+            stored = self._http.call("GET", _job(job))[0]
+        except UnknownJob:
+            why = f"job {job!r} is not declared yet"
+        else:
+            if read_spec(stored["stages"]) == read_spec(stages):
+                return stored
+            why = f"job {job!r} is declared with other stages"
+        refusal.args = (f"{refusal}. And {why}: let somebody with an admin key declare it",)
+        raise refusal
+
+    def reset(self, job: str) -> None:
+        """Start the job's next generation: its watermarks start over. Raises `UnknownJob`."""
+        self._http.call("POST", f"{_job(job)}/reset")
+
+    def generation(self, job: str) -> int:
+        """Return the number of the job's generation, which rises with each reset."""
+        return int(self._http.call("GET", _job(job))[0]["generation"])
+
+    def open_run(
+        self,
+        job: str,
+        stages: Sequence[str],
+        holder: str,
+        *,
+        program: str | None = None,
+        links: Mapping[str, str] | None = None,
+    ) -> int:
+        """Open a run of these stages, which fences all older ones; return its number.
+
+        `program` is its name, and `links` are addresses where more is shown of it, by name.
+        """
+        body: Json = {"stages": list(stages), "holder": holder}
+        if program:
+            body["program"] = program
+        if links:
+            body["links"] = dict(links)
+        return int(self._http.call("POST", f"{_job(job)}/runs", body)[0]["run"])
+
+    def end_run(self, job: str, run: int, outcome: RunOutcome, because: str = "") -> None:
+        """End a run: its leases are given back, and no watermark moves. Raises `StaleRun`."""
+        body = {"outcome": outcome, "because": because}
+        self._http.call("POST", f"{_job(job)}/runs/{run:d}/end", body)
+
+    def runs(self, job: str, *, limit: int = 20) -> RunsAnswer:
+        """Return the newest runs of a job, and their ends."""
+        return cast("RunsAnswer", self._http.call("GET", f"{_job(job)}/runs?limit={limit}")[0])
+
+    def job_problems(self, job: str) -> JobProblemsAnswer:
+        """Return every root cause of what stands still in a job, the worst first."""
+        return cast("JobProblemsAnswer", self._http.call("GET", f"{_job(job)}/problems")[0])
+
+    def problems(self, *, limit: int = 100) -> ProblemsAnswer:
+        """Return the problems of all jobs that the key may read, the worst first."""
+        return cast("ProblemsAnswer", self._http.call("GET", f"/v1/problems?limit={limit}")[0])
+
+    def claim(
+        self,
+        job: str,
+        stage: str,
+        ranges: Sequence[str] | None,
+        *,
+        holder: str,
+        ttl_ms: int,
+        rank: Rank,
+    ) -> Lease:
+        """Claim ranges (None: all). Raises `LeaseConflict` if none is granted, `StaleRun`."""
+        body: Json = {
+            "ranges": "all" if ranges is None else list(ranges),
+            "holder": holder,
+            "ttl_ms": ttl_ms,
+            "run": rank.run,
+            "epoch": rank.epoch,
+            "attempt": rank.attempt,
+        }
+        answer = self._http.call("POST", f"{_stage(job, stage)}/leases", body)[0]
+        denied = tuple(each["range"] for each in answer["denied"])
+        return Lease(answer["token"], tuple(answer["granted"]), denied)
+
+    def release(self, job: str, leases: Sequence[Lease]) -> None:
+        """Give leases back. What was reported under them stays."""
+        body = {"tokens": [lease.token for lease in leases]}
+        self._http.call("POST", f"{_job(job)}/leases/release", body)
+
+    def report(
+        self,
+        job: str,
+        stage: str,
+        lease: Lease,
+        ranges: Mapping[str, RangeReport],
+        *,
+        epoch: int | None = None,
+        input_ms: int | None = None,
+    ) -> int:
+        """Report for ranges under a lease; return how many were accepted.
+
+        With `epoch` the report takes effect when that epoch is committed. A report for all shards of a
+        lease is packed: their names are not sent again.
+
+        Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
+        """
+        path, accepted = f"{_stage(job, stage)}/reports", 0
+        common: Json = {"token": lease.token}
+        if epoch is not None:
+            common["epoch"] = epoch
+        if input_ms is not None:
+            common["input_watermark"] = input_ms
+        of_epoch = {} if epoch is None else {"epoch": epoch}
+        with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
+            for part in report_bodies(lease, ranges):
+                accepted += int(self._http.call("POST", path, common | part)[0]["accepted"])
+        return accepted
+
+    def commit(
+        self, job: str, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
+    ) -> dict[str, int]:
+        """Commit an epoch; return how many ranges of each stage were applied.
+
+        `stages` maps each stage to what the epoch ran with; None if it has no input.
+        """
+        body: Json = {
+            "run": run,
+            "epoch": epoch,
+            "stages": {
+                name: {} if progress is None else progress.body()
+                for name, progress in stages.items()
+            },
+        }
+        with span("commit", job, run=run, epoch=epoch):
+            answer = self._http.call("POST", f"{_job(job)}/commits", body)[0]
+        return {str(name): int(count) for name, count in answer["applied"].items()}
+
+    def commits(self, job: str, stage: str) -> CommitsAnswer:
+        """Return which run a stage belongs to, and its last committed epoch."""
+        return cast("CommitsAnswer", self._http.call("GET", f"{_stage(job, stage)}/commits")[0])
+
+    def watermark(self, job: str, stage: str) -> StageWatermark:
+        """Return a stage's watermarks.
+
+        It is read whole: a service that has lost its ledger comes to the same ETag with other ones.
+        """
+        return StageWatermark.read(self._http.call("GET", f"{_stage(job, stage)}/watermark")[0])
+
+    def percentile_ms(self, job: str, stage: str, percentage: int) -> int | None:
+        """Return a percentile watermark of a stage (ms); None: it has none yet."""
+        path = f"{_stage(job, stage)}/watermark?percentile={percentage}"
+        return cast("WatermarkAnswer", self._http.call("GET", path)[0])["output_watermark"]
+
+    def watermarks(self, job: str) -> dict[str, StageWatermark]:
+        """Return every stage's watermarks, in one consistent snapshot."""
+        answer = self._http.call("GET", f"{_job(job)}/watermarks")[0]["watermarks"]
+        return {name: StageWatermark.read(body) for name, body in answer.items()}
+
+    def lowest_range(self, job: str, stage: str) -> Json | None:
+        """Return the range of a stage that has promised least, in its JSON form."""
+        path = f"{_stage(job, stage)}/ranges?limit=1&order=promise"
+        ranges = self._http.call("GET", path)[0]["ranges"]
+        return ranges[0] if ranges else None
+
+    def jobs(self) -> JobsAnswer:
+        """Return every job that the key may read."""
+        return cast("JobsAnswer", self._http.call("GET", "/v1/jobs")[0])
+
+    def job(self, job: str) -> tuple[JobAnswer, str]:
+        """Return a job's specification, and its ETag for `apply`. Raises `UnknownJob`."""
+        body, etag = self._http.call("GET", _job(job))
+        return cast("JobAnswer", body), etag or ""
+
+    def apply(self, job: str, spec: Mapping[str, Any], *, etag: str | None = None) -> JobAnswer:
+        """Declare a job by its whole specification, in place of the one with this ETag.
+
+        Raises `PreconditionRequired` if there is another one, `ChangedMeanwhile` if that is not the one
+        with this ETag.
+        """
+        headers = {"If-Match": etag} if etag else {}
+        return cast("JobAnswer", self._http.call("PUT", _job(job), dict(spec), headers)[0])
+
+    def check(self, job: str, spec: Mapping[str, Any]) -> None:
+        """Check whether the service would accept a specification, without changing the job.
+
+        Raises `Refused` in the service's words if it would not.
+        """
+        self._http.call("POST", f"{_job(job)}/check", dict(spec))
+
+    def delete(self, job: str) -> None:
+        """Delete a job, with all its watermarks. Raises `UnknownJob`."""
+        self._http.call("DELETE", _job(job))
+
+    def snapshot(self, job: str) -> SnapshotAnswer:
+        """Return the watermarks of all stages of a job, at one instant."""
+        return cast("SnapshotAnswer", self._http.call("GET", f"{_job(job)}/watermarks")[0])
+
+    def show(
+        self, job: str, stage: str, *, at_least_ms: int | None = None, wait_s: int = 0
+    ) -> WatermarkAnswer:
+        """Return the watermarks of a stage.
+
+        With `at_least_ms`, once its output watermark has reached that, or after `wait_s` seconds.
+        """
+        path, headers = f"{_stage(job, stage)}/watermark", {}
+        if at_least_ms is not None:
+            path, headers = f"{path}?at_least={at_least_ms}", {"Prefer": f"wait={wait_s}"}
+        return cast("WatermarkAnswer", self._http.call("GET", path, headers=headers)[0])
+
+    def ranges(
+        self, job: str, stage: str, *, limit: int, order: Literal["range", "promise"] = "promise"
+    ) -> RangesAnswer:
+        """Return the ranges of a stage that hold it back most; or the first by their names."""
+        asked = _query({"limit": limit, "order": order})
+        return cast(
+            "RangesAnswer", self._http.call("GET", f"{_stage(job, stage)}/ranges{asked}")[0]
+        )
+
+    def history(
+        self,
+        job: str,
+        stage: str,
+        *,
+        from_ms: int | None = None,
+        until_ms: int | None = None,
+        points: int | None = None,
+    ) -> HistoryAnswer:
+        """Return where a stage's watermarks were, by wall time. None: the service's defaults."""
+        asked = _query({"from": from_ms, "to": until_ms, "points": points})
+        return cast(
+            "HistoryAnswer", self._http.call("GET", f"{_stage(job, stage)}/history{asked}")[0]
+        )
+
+    def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
+        """Return when a stage's output watermark will get to an instant. See `wait_until` for its forms.
+
+        Raises `WrongInstant` if `at` is no instant, or is ambiguous.
+        """
+        at_ms = read_instant_ms(at, name="at")
+        return cast("EtaAnswer", self._http.call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
+
+    def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
+        """Return why a stage's watermark is where it is."""
+        path = f"{_stage(job, stage)}/explain?limit={limit}"
+        return cast("ExplainAnswer", self._http.call("GET", path)[0])
+
+    def throttle(self, job: str) -> ThrottleAnswer:
+        """Return what a job's sources are asked to wait for."""
+        return cast("ThrottleAnswer", self._http.call("GET", f"{_job(job)}/throttle")[0])
+
+    def wait_until(
+        self,
+        job: str,
+        stage: str,
+        until: Instant,
+        *,
+        timeout: Duration = "1h",
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> WaitResult:
+        """Wait until a stage's output watermark is at an instant: everything before it has arrived.
+
+        `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T01:00+01:00` or
+        `1767225600s`, or ms. A bare number of nine to eleven digits may be seconds: `WrongInstant`.
+
+        Returns as soon as it has, or after the timeout: see `WaitResult.outcome`. A request to a service
+        that is away, also at the start, is retried until the timeout. Another thread may end the wait
+        with `is_over`, which is checked about every 15 seconds. Raises `Unavailable` (retry) if the
+        service has never answered, `Wrong` (do not retry) if it refuses the request.
+        """
+        until_ms = read_instant_ms(until, name="until")
+        asking = WatermarkWait(self, self._clock, job, stage, until_ms, _POLL_S)
+        timeout_ms = duration_ms(timeout, name="timeout")
+        return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
+
+    def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
+        """Return what a job's sources are asked to wait for; None if that is as at `etag`."""
+        headers = {"If-None-Match": etag} if etag else {}
+        body, new_etag = self._http.call("GET", f"{_job(job)}/throttle", headers=headers)
+        return Throttle(body["groups"], body["shards"], new_etag) if body else None
+
+    def create_key(
+        self, name: str, role: str, jobs: str = "*", expires_in_ms: int | None = None
+    ) -> Json:
+        """Create a key; return it with its secret, which cannot be shown again."""
+        body: Json = {"name": name, "role": role, "jobs": jobs}
+        if expires_in_ms is not None:
+            body["expires_in_ms"] = expires_in_ms
+        return self._http.call("POST", "/v1/keys", body)[0]
+
+    def keys(self) -> list[Json]:
+        """Return every key, without its secret."""
+        return self._http.call("GET", "/v1/keys")[0]["keys"]
+
+    def revoke_key(self, name: str) -> None:
+        """Revoke a key."""
+        self._http.call("DELETE", f"/v1/keys/{_name('key', name)}")
+
+    def audit(self, *, limit: int, job: str | None = None, before: int | None = None) -> list[Json]:
+        """Return who changed what, the newest first."""
+        asked = _query({"limit": limit, "job": job, "before": before})
+        return self._http.call("GET", f"/v1/audit{asked}")[0]["records"]
+
+
+_clients: dict[tuple[int, str, int, str | None], Client] = {}
+
+
+def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Client:
+    """Return this process's client for a service, created on first use.
+
+    Keyed by process: Python workers are forked from a daemon that may already have one, and two
+    processes that share a socket would read each other's answers.
+    """
+    this = (os.getpid(), url, patience_ms, key_file)
+    client = _clients.get(this)
+    if client is None:
+        client = _clients[this] = Client(
+            url, patience_ms=patience_ms, timeout_ms=patience_ms, key_file=key_file
+        )
+    return client
+
+
+def _job(job: str) -> str:
+    """Return the address of a job. Raises `WrongName` for a name that would lead elsewhere."""
+    return f"/v1/jobs/{_name('job', job)}"
+
+
+def _stage(job: str, stage: str) -> str:
+    """Return the address of a stage. Raises `WrongName` likewise."""
+    return f"{_job(job)}/stages/{_name('stage', stage)}"
+
+
+def _query(wanted: Mapping[str, object]) -> str:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _name(what: str, name: str) -> str:
+    try:
+        check_name(what, name)
+    except ValueError as error:
+        raise WrongName(str(error)) from None
+    return name

@@ -1,0 +1,264 @@
+"""What the service answers, as types. At run time they are plain dictionaries: the service's own JSON.
+
+Times that end in `_watermark`, `promise`, `at` or `until` are ms since 1970 (`MAX_MS`: the end of time);
+others are ISO 8601, as the service writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class JobLine(TypedDict):
+    """A job, in the list of all."""
+
+    job: str
+    generation: int
+    layout_version: int
+    stages: Sequence[str]
+
+
+class JobsAnswer(TypedDict):
+    """Every job."""
+
+    jobs: Sequence[JobLine]
+
+
+class JobAnswer(TypedDict):
+    """A job's specification."""
+
+    job: str
+    generation: int
+    layout_version: int
+    stages: Mapping[str, Any]
+    throttle: NotRequired[Mapping[str, Any] | None]
+    health: NotRequired[Mapping[str, Health]]
+
+
+Health = Literal[
+    "final", "failed", "silent", "no_worker", "stalled", "waiting", "ended", "idle", "ok"
+]
+"""Whether a stage's watermark can move, or the first reason why not."""
+
+RunOutcome = Literal["finished", "stopped", "failed"]
+"""The outcome of a run."""
+
+
+class RunLine(TypedDict):
+    """A run."""
+
+    run: int
+    stages: Sequence[str]
+    holder: str
+    program: str | None
+    links: Mapping[str, str]
+    started_at: str | None
+    ended_at: str | None
+    outcome: RunOutcome | None
+    because: str | None
+    epoch: int | None
+
+
+class RunsAnswer(TypedDict):
+    """The newest runs of a job, newest first."""
+
+    runs: Sequence[RunLine]
+
+
+class ProblemLine(TypedDict):
+    """A root cause of what stands still."""
+
+    job: str
+    stage: str
+    health: Health
+    severity: Literal["critical", "warning"]
+    since: str | None
+    ranges: int
+    examples: Sequence[str]
+    holds_back: Sequence[str]
+    because: str
+
+
+class JobProblemsAnswer(TypedDict):
+    """What is wrong with a job, the worst first."""
+
+    job: str
+    health: Health
+    problems: Sequence[ProblemLine]
+
+
+class ProblemsAnswer(TypedDict):
+    """What is wrong with all jobs that the key may read, the worst first."""
+
+    problems: Sequence[ProblemLine]
+    total: int
+
+
+class RangeCounts(TypedDict):
+    """How many ranges of a stage are in which condition."""
+
+    total: int
+    reported: int
+    idle: int
+    final: int
+    leased: int
+
+
+class WatermarkAnswer(TypedDict):
+    """Where a stage is."""
+
+    job: str
+    stage: str
+    generation: int
+    version: int
+    status: str
+    health: NotRequired[Health | None]
+    input_watermark: int | None
+    output_watermark: int | None
+    ranges: RangeCounts
+    updated_at: str
+    processing_watermark: NotRequired[int | None]
+    system_lag_ms: NotRequired[int | None]
+    data_lag_ms: NotRequired[int | None]
+    records: NotRequired[int | None]
+    late: NotRequired[int | None]
+    percentiles: NotRequired[Mapping[str, int | None]]
+
+
+class CommitsAnswer(TypedDict):
+    """What was committed of a stage."""
+
+    job: str
+    stage: str
+    generation: int
+    run: int | None
+    epoch: int | None
+
+
+class SnapshotAnswer(TypedDict):
+    """Where all stages of a job are, at one instant."""
+
+    job: str
+    generation: int
+    watermarks: Mapping[str, WatermarkAnswer]
+
+
+class RangeAnswer(TypedDict):
+    """A range: what it has promised, and who holds it."""
+
+    range: str
+    start: int | None
+    end: int | None
+    status: str
+    promise: int | None
+    holds: Mapping[str, int]
+    holder: str | None
+    fence: int | None
+    expires_in_ms: int | None
+    reported_at: str | None
+
+
+class RangesAnswer(TypedDict):
+    """Ranges of a stage."""
+
+    job: str
+    stage: str
+    total: int
+    ranges: Sequence[RangeAnswer]
+
+
+class PastWatermark(TypedDict):
+    """Where a stage was."""
+
+    at: int
+    input_watermark: int | None
+    output_watermark: int | None
+    status: str
+
+
+class HistoryAnswer(TypedDict):
+    """Where a stage was, by wall time."""
+
+    points: Sequence[PastWatermark]
+
+
+class EtaAnswer(TypedDict):
+    """When a stage will get to a time."""
+
+    at: int
+    reached: bool
+    expected_at: str | None
+    between: Sequence[str] | None
+    confidence: float
+    because: str
+
+
+class StepAnswer(TypedDict):
+    """A stage on the way to what holds another back."""
+
+    stage: str
+    reason: str
+
+
+class HolderAnswer(TypedDict):
+    """A range that holds a stage back."""
+
+    stage: str
+    range: str
+    promise: int | None
+    would_be: int | None
+    holder: str | None
+    fence: int | None
+    expires_in_ms: int | None
+    reported_at: str | None
+    since: str | None
+    reason: str
+    component: str | None
+
+
+class ExplainAnswer(TypedDict):
+    """Why a stage is where it is."""
+
+    job: str
+    stage: str
+    output_watermark: int | None
+    status: str
+    health: Health
+    since: str
+    because: str
+    path: Sequence[StepAnswer]
+    holders: Sequence[HolderAnswer]
+    holders_total: int
+
+
+class HeldByAnswer(TypedDict):
+    """The shard that a group of sources waits for."""
+
+    stage: str
+    range: str
+
+
+class GroupAnswer(TypedDict):
+    """Sources that are kept together."""
+
+    stages: Sequence[str]
+    limit: int | None
+    held_by: HeldByAnswer | None
+
+
+class AdviceAnswer(TypedDict):
+    """What a shard is asked."""
+
+    pause: bool
+    until: int | None
+    rate: float
+    because: str
+
+
+class ThrottleAnswer(TypedDict):
+    """What a job's sources are asked to wait for."""
+
+    version: int
+    groups: Sequence[GroupAnswer]
+    shards: Mapping[str, Mapping[str, AdviceAnswer]]

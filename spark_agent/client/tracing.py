@@ -1,0 +1,87 @@
+"""Whether the agent's calls are traced: off, unless the environment asks for it as OpenTelemetry's
+standard says.
+
+While it is off, nothing of OpenTelemetry is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from spark_agent.client.otel import Tracing
+
+
+_log: Final = logging.getLogger("spark_agent")
+
+_EXPORTER_VARIABLE: Final = "OTEL_TRACES_EXPORTER"
+_OTLP: Final = "otlp"
+
+
+@dataclass(slots=True)
+class Switch:
+    """Where everybody looks. One for the process: executors have processes of their own."""
+
+    tracing: Tracing | None = None
+    """None: it is off."""
+    asked: bool = False
+    """Whether the environment was looked at."""
+
+    def get(self) -> Tracing | None:
+        """Return what makes spans."""
+        if not self.asked:
+            self.asked = True
+            self.tracing = _start(os.environ)
+        return self.tracing
+
+
+SWITCH: Final = Switch()
+
+
+def span(name: str, job: str, **attributes: str | int) -> AbstractContextManager[object]:
+    """Return a span to make calls in; nothing, while it is off."""
+    tracing = SWITCH.get()
+    if tracing is None:
+        return nullcontext()
+    return tracing.span(name, {"tidegauge.job": job, **_of_tidegauge(attributes)})
+
+
+def headers() -> Mapping[str, str]:
+    """Return the headers that let the service go on with the current trace."""
+    tracing = SWITCH.get()
+    return {} if tracing is None else tracing.headers()
+
+
+def _of_tidegauge(attributes: Mapping[str, str | int]) -> Mapping[str, str | int]:
+    return {f"tidegauge.{name}": value for name, value in attributes.items()}
+
+
+def _start(environment: Mapping[str, str]) -> Tracing | None:
+    """Begin to trace. What cannot be done is logged: a task never fails because of it."""
+    wanted = environment.get(_EXPORTER_VARIABLE, "").strip().lower()
+    disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if wanted in ("", "none") or disabled:
+        return None
+    if wanted != _OTLP:
+        _log.warning("%s is %r: only %r and 'none' are known", _EXPORTER_VARIABLE, wanted, _OTLP)
+        return None
+    try:
+        from spark_agent.client.otel import Tracing, provider  # noqa: PLC0415 - not while it is off
+    except ModuleNotFoundError as error:
+        _log.warning(
+            "%s=%s needs the package %s: pip install 'tidegauge[otel]'",
+            _EXPORTER_VARIABLE,
+            _OTLP,
+            error.name,
+        )
+        return None
+    try:
+        return Tracing(provider())
+    except Exception as error:  # noqa: BLE001 - whatever OpenTelemetry makes of its environment
+        _log.warning("not tracing: OpenTelemetry refuses its settings: %s", error)
+        return None

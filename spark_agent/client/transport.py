@@ -1,0 +1,199 @@
+"""Requests to the service over HTTP, retried, with JSON both ways."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy
+from typing import Any, Final, Self, cast
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from spark_agent.client import tracing
+from spark_agent.client.credentials import KeySource, UnusableKeyError
+from spark_agent.client.errors import (
+    ChangedMeanwhile,
+    Forbidden,
+    InputAhead,
+    LeaseConflict,
+    LeaseLost,
+    LimitReached,
+    NoUsableKey,
+    PreconditionRequired,
+    Refused,
+    StaleEpoch,
+    StaleRun,
+    Unauthenticated,
+    UnknownJob,
+    UnknownStage,
+)
+from spark_agent.client.reports import Json
+from spark_agent.clock import Clock
+from spark_agent.exceptions import NotServing, Unavailable, WrongAddress
+
+_RETRYABLE_STATUSES: Final = frozenset({429, 500, 502, 503, 504})
+_FIRST_PAUSE_MS: Final = 50
+_LONGEST_PAUSE_MS: Final = 1_000
+
+_PROBLEMS: Final = "/problems/"
+
+_REFUSALS: Final = {
+    refusal.slug: refusal
+    for refusal in (
+        Unauthenticated,
+        Forbidden,
+        UnknownJob,
+        UnknownStage,
+        PreconditionRequired,
+        ChangedMeanwhile,
+        LimitReached,
+        LeaseConflict,
+        LeaseLost,
+        StaleRun,
+        StaleEpoch,
+        InputAhead,
+    )
+}
+
+
+class Transport:
+    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call."""
+
+    def __init__(
+        self,
+        url: str,
+        key: KeySource,
+        *,
+        timeout_ms: int,
+        patience_ms: int,
+        connections: int,
+        clock: Clock,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL {url!r} is not that of a service: write http://HOST:PORT")
+        self._key = key
+        self._url = url.rstrip("/")
+        self._timeout_ms = timeout_ms
+        self._patience_ms = patience_ms
+        self._retries = True
+        self._clock = clock
+        self._jitter = jitter
+        self._pool = urllib3.PoolManager(maxsize=connections, retries=False)
+
+    def without_retries(self, timeout_ms: int) -> Self:
+        """Return the same connections, for single attempts of this length."""
+        made = copy(self)
+        made.__dict__.update(_timeout_ms=timeout_ms, _patience_ms=timeout_ms, _retries=False)
+        return made
+
+    def ready(self) -> bool:
+        """Return whether the service and its stores answer, without retrying."""
+        try:
+            return self._pool.request("GET", f"{self._url}/readyz", timeout=1.0).status == 200
+        except HTTPError:
+            return False
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Json, str | None]:
+        """Send a request, and retry until it is answered or patience runs out; return body and ETag."""
+        deadline_ms = self._clock.steady_ms() + self._patience_ms
+        pause_ms = _FIRST_PAUSE_MS
+        while True:
+            left_ms = max(deadline_ms - self._clock.steady_ms(), 1)
+            try:
+                return self._try_once(method, path, body, headers or {}, left_ms)
+            except (HTTPError, _RetryableError) as error:
+                if not self._retries or self._clock.steady_ms() + pause_ms >= deadline_ms:
+                    kind = NotServing if isinstance(error, _NotServingError) else Unavailable
+                    raise kind(f"{method} {self._url}{path}: {error}") from error
+            # Full jitter: tasks that lost the service together must not retry together.
+            self._clock.pause(int(pause_ms * self._jitter()) + 1)
+            pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+    def _try_once(
+        self, method: str, path: str, body: Json | None, headers: Mapping[str, str], left_ms: int
+    ) -> tuple[Json, str | None]:
+        answer = self._pool.request(
+            method,
+            f"{self._url}{path}",
+            body=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Content-Type": "application/json",
+                **self._authorization(),
+                **tracing.headers(),
+                **headers,
+            },
+            timeout=min(self._timeout_ms, left_ms) / 1_000,
+        )
+        etag = answer.headers.get("ETag")
+        if answer.status == 304:
+            return {}, etag
+        if answer.status in _RETRYABLE_STATUSES:
+            raise _retryable(answer.status, answer.data)
+        if answer.status >= 300 and answer.status < 400:
+            location = answer.headers.get("Location", "another address")
+            raise WrongAddress(
+                f"{method} {self._url}{path}: {answer.status} to {location}: give that as the URL"
+            )
+        content = _json_object(answer.data)
+        if answer.status >= 400:
+            raise _refusal(answer.status, content)
+        return content, etag
+
+    def _authorization(self) -> Mapping[str, str]:
+        try:
+            key = self._key.read()
+        except UnusableKeyError as error:
+            raise NoUsableKey(str(error)) from None
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+class _RetryableError(Exception):
+    """An answer that is worth a retry."""
+
+
+class _NotServingError(_RetryableError):
+    """A problem (RFC 9457) that is worth a retry: it is the service that answers, and it says why."""
+
+
+def _retryable(status: int, data: bytes) -> _RetryableError:
+    """Return the error for a status. Proxies answer with such ones, too, but not with a problem."""
+    with suppress(_RetryableError):
+        problem = _json_object(data)
+        if str(problem.get("type", "")).startswith(_PROBLEMS) and "detail" in problem:
+            return _NotServingError(f"status {status}: {problem['detail']}")
+    return _RetryableError(f"status {status}")
+
+
+class _AnswerObject(dict[str, Any]):
+    """A JSON object of an answer. If a required member is missing, the answer is unusable."""
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401
+        raise Unavailable(f"the answer has no member {name!r}: is this tidegauge?")
+
+
+def _json_object(data: bytes) -> Json:
+    """Parse an answer. One that is not a JSON object, such as a proxy's error page, is retried."""
+    if not data:
+        return {}
+    try:
+        content = json.loads(data, object_pairs_hook=_AnswerObject)
+    except ValueError:
+        raise _RetryableError("the answer is not JSON") from None
+    if not isinstance(content, dict):
+        raise _RetryableError("the answer is not a JSON object")
+    return cast("Json", content)
+
+
+def _refusal(status: int, problem: Json) -> Refused:
+    slug = str(problem.get("type", "")).rpartition("/")[2]
+    return _REFUSALS.get(slug, Refused)(status, problem)

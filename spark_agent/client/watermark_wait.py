@@ -1,0 +1,187 @@
+"""Waiting for a watermark, through restarts of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, Self
+
+from spark_agent.client.responses import EtaAnswer, WatermarkAnswer
+from spark_agent.clock import Clock
+from spark_agent.exceptions import (
+    AggregatorError,
+    NotInTime,
+    Unavailable,
+    WrongAddress,
+)
+from spark_agent.times import instant_text
+
+
+class WaitOutcome(StrEnum):
+    """The outcome of waiting for a watermark. The words are those of `--json`, errors and logs."""
+
+    REACHED = "reached"
+    NOT_IN_TIME = "not in time"
+    CANNOT_BE_ASKED = "cannot be asked"
+    """The service does not answer. A retry may help."""
+    WRONG = "wrong"
+    """The job, the stage, the instant, the key or the address is wrong. A retry does not help."""
+
+
+_PAUSE_MS: Final = 500
+_PATIENCE_MS: Final = 5_000
+"""How much longer than the service waits: it may be on its way up again."""
+_LEAST_PATIENCE_MS: Final = 2_000
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitResult:
+    """Result of a wait."""
+
+    reached: bool
+    seen: WatermarkAnswer
+    """The stage's watermark when it was last read."""
+    waited_ms: int
+    answers: bool = True
+    """Whether the service answered the last request. If not, `seen` is older."""
+
+    @property
+    def outcome(self) -> WaitOutcome:
+        """The outcome, in the words of `tidegauge wait`."""
+        if self.reached:
+            return WaitOutcome.REACHED
+        return WaitOutcome.NOT_IN_TIME if self.answers else WaitOutcome.CANNOT_BE_ASKED
+
+    def require(self) -> WatermarkAnswer:
+        """Return the watermark if it is there. Raises `NotInTime`, `Unavailable`."""
+        at = f"the output watermark is at {instant_text(self.seen['output_watermark'])}"
+        match self.outcome:
+            case WaitOutcome.REACHED:
+                return self.seen
+            case WaitOutcome.NOT_IN_TIME:
+                raise NotInTime(f"after {self.waited_ms:,} ms {at}")
+            case _:
+                raise Unavailable(f"the service does not answer; when it last did, {at}")
+
+
+class WatermarkReader(Protocol):
+    """The part of `Client` that a wait needs."""
+
+    def show(
+        self, job: str, stage: str, *, at_least_ms: int | None = None, wait_s: int = 0
+    ) -> WatermarkAnswer:
+        """Return a stage's watermark; with `wait_s`, once it has reached `at_least_ms`."""
+        ...
+
+    def eta(self, job: str, stage: str, at: str) -> EtaAnswer:
+        """Estimate when the watermark reaches an instant."""
+        ...
+
+    def without_retries(self, timeout_ms: int) -> Self:
+        """Return a reader whose requests take at most this long, and are sent once."""
+        ...
+
+
+class WatermarkWait:
+    """Polls a watermark until it has reached a target."""
+
+    def __init__(
+        self,
+        client: WatermarkReader,
+        clock: Clock,
+        job: str,
+        stage: str,
+        target_ms: int,
+        poll_s: int,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._job = job
+        self._stage = stage
+        self._target_ms = target_ms
+        self._poll_s = poll_s
+
+    def wait(
+        self,
+        timeout_ms: int,
+        show: Show,
+        *,
+        estimates: bool = False,
+        begin: Callable[[], None] = lambda: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> WaitResult:
+        """Return once the watermark is there, or after the timeout, or soon after `is_over`.
+
+        The first request is answered at once. `begin` is called if the watermark is not there by then.
+
+        A service that does not answer is asked again until the timeout, also at the start. Raises
+        `Unavailable` if it has never answered, `WrongAddress`, and `Wrong` if it refuses the question.
+        """
+        began_ms = self._clock.steady_ms()
+        deadline_ms = began_ms + timeout_ms
+        seen: WatermarkAnswer | None = None
+        answers = True
+        first = True
+        while True:
+            left_ms = max(deadline_ms - self._clock.steady_ms(), 0)
+            wait_s = 0 if first else min(self._poll_s, -(-left_ms // 1_000))
+            try:
+                seen = self._patient(wait_s, left_ms).show(
+                    self._job, self._stage, at_least_ms=self._target_ms, wait_s=wait_s
+                )
+                answers = True
+            except WrongAddress:
+                raise
+            except Unavailable as error:
+                over = is_over() or self._clock.steady_ms() >= deadline_ms
+                if seen is None and over:
+                    raise
+                if answers:
+                    show(f"{error}: waiting for it to come back")
+                answers = False
+                self._clock.pause(min(_PAUSE_MS, left_ms))
+            now_ms = self._clock.steady_ms()
+            if seen is not None:
+                output_ms = seen["output_watermark"]
+                reached = answers and output_ms is not None and output_ms >= self._target_ms
+                if reached or now_ms >= deadline_ms or is_over():
+                    return WaitResult(reached, seen, now_ms - began_ms, answers)
+            if first:
+                begin()
+            first = False
+            if seen is not None and answers and estimates:
+                show(self._progress(seen))
+
+    def _patient(self, wait_s: int, left_ms: int) -> WatermarkReader:
+        """Return a client that waits for an answer for little longer than the service, or the time left.
+
+        It does not retry: what is left of its time would be shorter than the service was asked to wait.
+        """
+        spare_ms = left_ms - 1_000 * wait_s
+        patience_ms = min(max(spare_ms, _LEAST_PATIENCE_MS), _PATIENCE_MS)
+        return self._client.without_retries(1_000 * wait_s + patience_ms)
+
+    def _progress(self, seen: WatermarkAnswer) -> str:
+        where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
+        at = f"{self._target_ms}ms"
+        with suppress(AggregatorError):
+            return f"{where} and {eta_text(self._client.eta(self._job, self._stage, at))}"
+        return where
+
+
+def eta_text(found: EtaAnswer) -> str:
+    """Write an estimate for people."""
+    there = instant_text(found["at"])
+    if found["reached"]:
+        return f"has reached {there}"
+    if found["expected_at"] is None or found["between"] is None:
+        return f"will get to {there}, nobody can say when"
+    early, late = found["between"]
+    return (
+        f"will get to {there} at about {found['expected_at']},"
+        f" between {early} and {late} in {found['confidence']:.0%} of all cases"
+    )

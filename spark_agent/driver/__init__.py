@@ -1,0 +1,1 @@
+"""Queries that this driver has started, and the watermarks that they get."""

@@ -1,0 +1,270 @@
+"""What must hold when a query starts, given the job's specification and watermarks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Final, Protocol
+
+from py4j.protocol import Py4JError
+
+from spark_agent.client.client import StageWatermark
+from spark_agent.client.spec import StageSpec, upstream
+from spark_agent.driver.job import Commits
+from spark_agent.exceptions import (
+    CONTINUES,
+    FinalSourceError,
+    OldCheckpointError,
+    old_checkpoint_message,
+)
+from spark_agent.jvm.checkpoint import Beginning
+from spark_agent.soundness.query_stages import QueryStages
+from spark_agent.supervision.diagnostics import (
+    forgotten_shards_message,
+    generation_message,
+    skips_message,
+)
+
+_log: Final = logging.getLogger("spark_agent")
+
+
+class CheckpointNotes(Protocol):
+    """A query's checkpoint: `spark_agent.jvm.checkpoint.Checkpoint`."""
+
+    def read(self) -> Beginning:
+        """Return what the query will begin with."""
+        ...
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        """Note of which generation and run it is, and up to which epoch it repeats batches."""
+        ...
+
+    def joined(self, generation: int, stage: str) -> Collection[str]:
+        """Return the shards that are noted as having joined a dynamic source."""
+        ...
+
+    def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
+        """Note shards that have joined a dynamic source."""
+        ...
+
+
+class Resumption:
+    """With which batch a query begins, and whether that goes with what the job, or its output, has.
+
+    The job's last epoch is that of a batch which Spark had committed before. So from the checkpoint
+    that the job has gone by, Spark begins with a later one, wherever the driver was killed. A batch that
+    is planned but not committed is one to come: a copy may have planned it anew, with other rows than
+    those that the job had in it, which a file sink would skip.
+
+    That compares batches of one generation of the job. With a reset, they begin again, so that a
+    checkpoint from before may have more of them than the job has now. Therefore it notes its generation,
+    and the query fails as soon as the job is in another one. Its methods are thread-safe.
+
+    Run numbers only rise, so a ledger that knows only of earlier runs than the query has had was lost,
+    or restored from an older backup. Nor does it know which shards have joined a dynamic source since
+    then: the watermark would pass those that are quiet.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        query: str,
+        checkpoint: CheckpointNotes,
+        *,
+        may_reread: bool,
+        dynamic: Collection[str] = (),
+    ) -> None:
+        """With `may_reread` the query goes on even if its checkpoint does not go with the job. `dynamic`
+        are its sources that shards may join.
+        """
+        self._job = job
+        self._query = query
+        self._checkpoint = checkpoint
+        self._may_reread = may_reread
+        self._dynamic = dynamic
+        self._lock = threading.Lock()
+        self._generation: int | None = None
+        self._rereads_to: int | None = None
+        self._run: int | None = None
+        """That was opened last; None: none yet."""
+        self._opened_generation: int | None = None
+
+    @cached_property
+    def beginning(self) -> Beginning:
+        """What it begins with. It is read once: the query itself goes on from there."""
+        return self._checkpoint.read()
+
+    @property
+    def may_reread(self) -> bool:
+        """Whether the query may run batches that the job has: it is to go on, or has done so before."""
+        found = self.beginning
+        goes_on = found.rereads_to is not None and found.next_batch <= found.rereads_to
+        return self._may_reread or goes_on
+
+    def check_output(self) -> None:
+        """Check what can be checked without the service. Raises `OldCheckpointError`."""
+        if self.beginning.skips:
+            # Who wants to reread does not want to lose what is read.
+            raise OldCheckpointError(skips_message(self._query, self.beginning))
+
+    def check(self, has: Commits) -> None:
+        """Compare it with what the job has, which must have been read before the checkpoint is: while
+        another driver goes on, both rise. Raises `OldCheckpointError`.
+        """
+        found = self.beginning
+        self._rereads_to = None
+        if found.generation is None or found.generation == has.generation:
+            self._rereads_to = self._check_epoch(has.last_epoch)
+            self._check_run(has.run)
+        else:
+            self._refuse(
+                generation_message(self._job, self._query, found.generation, has.generation)
+            )
+        if (other := self.other_generation(has.generation)) is not None:
+            raise OldCheckpointError(other)
+        self.check_output()
+
+    def opened(self, has: Commits) -> None:
+        """Note in the checkpoint what it belongs to, now that a run is open."""
+        self._run = has.run or 0
+        self._opened_generation = has.generation
+        try:
+            self._checkpoint.note(has.generation, self._rereads_to, self._run)
+        except Py4JError as error:
+            self._log_unnoted(error)
+
+    def joined(self, stage: str) -> Collection[str]:
+        """Return the shards that are noted for a dynamic source, in the generation of the open run."""
+        if self._opened_generation is None:
+            return ()
+        return self._checkpoint.joined(self._opened_generation, stage)
+
+    def note_joined(self, stage: str, shards: Collection[str]) -> None:
+        """Note in the checkpoint that shards have joined a dynamic source."""
+        if self._opened_generation is None:
+            return
+        try:
+            self._checkpoint.note_joined(self._opened_generation, stage, shards)
+        except Py4JError as error:
+            self._log_unnoted(error)
+
+    def _log_unnoted(self, error: Py4JError) -> None:
+        _log.warning(
+            "query %s: nothing can be noted in its checkpoint, so its next start will not notice a "
+            "reset of the job or a loss of the ledger: %s",
+            self._query,
+            error,
+        )
+
+    def other_generation(self, generation: int) -> str | None:
+        """Return why the query has to fail if the job is in this generation; None: it is the query's.
+
+        The query's is what its checkpoint says, else the first that the service tells.
+        """
+        with self._lock:
+            if self._generation is None:
+                noted = None if self._may_reread else self.beginning.generation
+                self._generation = generation if noted is None else noted
+            its = self._generation
+        if its == generation:
+            return None
+        return generation_message(self._job, self._query, its, generation)
+
+    def _check_epoch(self, last_epoch: int | None) -> int | None:
+        """Return up to which epoch the query may repeat batches. Raises `OldCheckpointError`."""
+        found = self.beginning
+        if last_epoch is None or found.next_batch > last_epoch:
+            return found.rereads_to
+        does = f"begins with batch {found.next_batch}"
+        message = old_checkpoint_message(self._query, does, last_epoch)
+        if found.rereads_to is not None and last_epoch <= found.rereads_to:
+            _log.warning("%s. It goes on, as it was told to when it was started before", message)
+            return found.rereads_to
+        self._refuse(message)
+        return last_epoch
+
+    def _check_run(self, run: int | None) -> None:
+        found = self.beginning
+        its = self._run if self._run is not None else found.run if found.next_batch else None
+        if self._dynamic and its is not None and run is not None and run < its:
+            self._refuse(forgotten_shards_message(self._query, self._dynamic, its, run))
+
+    def _refuse(self, message: str) -> None:
+        if not self._may_reread:
+            raise OldCheckpointError(f"{message}. {CONTINUES}")
+        _log.warning("%s", message)
+
+
+def check_not_final(
+    job: str,
+    query_stages: QueryStages,
+    watermarks: Mapping[str, StageWatermark] | None,
+    *,
+    bounded: bool,
+) -> None:
+    """Refuse to run a final source again, but let an interrupted bounded run finish."""
+    if watermarks is None:
+        return
+    final = [each for each in query_stages.sources if each in watermarks and watermarks[each].final]
+    # Sources, too: each is made final by a request of its own.
+    unfinished = [
+        each
+        for each in (*query_stages.sources, *query_stages.promises)
+        if each in watermarks and not watermarks[each].final
+    ]
+    if not final or (bounded and unfinished):
+        return
+    raise FinalSourceError(
+        f"source {final[0]!r} of job {job!r} is final: a bounded query has promised that "
+        f"nothing more comes from it, so anything it read now would be late. To run it again, "
+        f"start the job over with Pipeline.reset() or `tidegauge reset {job}`, with new "
+        f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
+    )
+
+
+def check_inputs_final(
+    stages: Mapping[str, StageSpec],
+    query_stages: QueryStages,
+    watermarks: Mapping[str, StageWatermark] | None,
+) -> None:
+    """Refuse a last run that reads what is there now, while the stages above it still go on."""
+    if watermarks is None or query_stages.sources:
+        return
+    for stage in query_stages.promises:
+        for other in sorted(upstream(stages, stage, query_stages.promises)):
+            if other in watermarks and not watermarks[other].final:
+                raise ValueError(
+                    f"stage {stage!r} would end too early: a bounded availableNow query reads what "
+                    f"is there at its start, but its upstream stage {other!r} is not final yet. "
+                    f"Start it once the query of {other!r} has ended, leave out bounded=True, or "
+                    f"let it wait: trigger(processingTime='0 seconds')"
+                )
+
+
+def caps_ms(
+    stages: Mapping[str, StageSpec],
+    query_stages: QueryStages,
+    watermarks: Mapping[str, StageWatermark] | None,
+) -> dict[str, int | None]:
+    """Cap the input watermarks of an `availableNow` run's stages that read other queries' output.
+
+    Such a run reads what was there at its start. A watermark that another query publishes later
+    covers rows that this run will not read. One published before the start does not.
+    """
+    executed = {*query_stages.sources, *query_stages.promises}
+    caps_ms: dict[str, int | None] = {}
+    for stage in query_stages.promises:
+        others = upstream(stages, stage, executed)
+        if not others:
+            continue
+        if watermarks is None:
+            caps_ms[stage] = None
+        elif not query_stages.sources:
+            caps_ms[stage] = watermarks[stage].input_ms
+        else:
+            outputs = [watermarks[other].output_ms for other in others]
+            known = [output for output in outputs if output is not None]
+            caps_ms[stage] = min(known) if len(known) == len(outputs) else None
+    return caps_ms

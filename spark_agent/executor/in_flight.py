@@ -1,0 +1,172 @@
+"""What a source has in flight: the rows that it has brought, and that its promises have not passed yet.
+
+Percentile watermarks follow from their event times. For each shard these are kept as a KLL sketch
+(Karnin, Lang and Liberty, *Optimal Quantile Approximation in Streams*, FOCS 2016), which takes a few
+kilobytes for however many rows. Tasks sketch what they read. The driver merges the sketches of a shard's
+batches, and removes what its promise has passed. All this happens only for a source whose stage declares
+`percentiles`; NumPy and the library of sketches are not even imported otherwise.
+
+The bytes are those of Apache DataSketches' *doubles* sketch, which the service takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
+from typing import Any, Final
+
+from spark_agent.arrow import Array, times_by_shard
+from spark_agent.client.reports import NOTHING_IN_FLIGHT, InFlight
+from spark_agent.strategies import Strategy
+
+_K: Final = 200
+"""The sketch's accuracy: ranks are off by less than 2 %."""
+
+_TRIM_FROM: Final = 0.1
+"""The part of a sketch that a promise must have passed before the sketch is made anew: that costs a
+little for each row that is left."""
+
+_CHUNKS: Final = 32
+"""How many sketches of a shard a task keeps apart, so that it can drop what is passed as a whole."""
+
+Sketch = Any
+"""A `datasketches.kll_doubles_sketch`, which has no types."""
+
+
+def sketch_of(times_ms: Iterable[int]) -> Sketch:
+    """Sketch event times.
+
+    >>> sketch_of(range(1_000)).n
+    1000
+    """
+    import numpy as np  # noqa: PLC0415  (see the module)
+
+    sketch = _empty()
+    sketch.update(np.fromiter(times_ms, dtype=np.float64))
+    return sketch
+
+
+def merged(sketches: Iterable[Sketch]) -> Sketch:
+    """Merge sketches.
+
+    >>> merged([sketch_of([1, 2]), sketch_of([3])]).n
+    3
+    """
+
+    def merge(found: Sketch, sketch: Sketch) -> Sketch:
+        found.merge(sketch)
+        return found
+
+    return reduce(merge, sketches, _empty())
+
+
+def trimmed(sketch: Sketch, before_ms: int) -> Sketch:
+    """Remove the event times before an instant, unless they are few.
+
+    >>> trimmed(sketch_of(range(100)), 60).n, trimmed(sketch_of(range(100)), 5).n
+    (40, 100)
+    """
+    import numpy as np  # noqa: PLC0415
+
+    if sketch.is_empty() or sketch.get_rank(before_ms, False) < _TRIM_FROM:
+        return sketch
+    kept = _empty()
+    for time_ms, weight in sketch:
+        if time_ms >= before_ms:
+            kept.update(np.full(weight, time_ms))
+    return kept
+
+
+def _empty() -> Sketch:
+    import datasketches  # noqa: PLC0415
+
+    return datasketches.kll_doubles_sketch(_K)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def unpacked(packed: bytes) -> Sketch:
+    """Read a sketch that a task has packed.
+
+    >>> unpacked(sketch_of([1, 2]).serialize()).n
+    2
+    """
+    import datasketches  # noqa: PLC0415
+
+    return datasketches.kll_doubles_sketch.deserialize(packed)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+class TaskInFlight:
+    """What a task has read of each shard and its promise will not pass."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._chunks: dict[str, list[tuple[int, Sketch]]] = {}
+        """By shard: sketches, each with its newest event time (ms)."""
+
+    def add(self, names: Array, times: Array, newest_ms: Mapping[str, int]) -> None:
+        """Add rows. `newest_ms` is the newest event time so far of each shard that counts."""
+        for shard, times_ms in times_by_shard(names, times).items():
+            if shard not in newest_ms:
+                continue
+            latest_ms = newest_ms[shard]
+            promise_ms = self._strategy.promise_ms(latest_ms)
+            kept = times_ms[(times_ms >= promise_ms) & (times_ms <= latest_ms)]
+            chunks = [each for each in self._chunks.get(shard, []) if each[0] >= promise_ms]
+            if len(kept):
+                chunks.append((int(kept.max()), sketch_of(kept)))
+            self._chunks[shard] = _fewer(chunks)
+
+    def packed(self) -> dict[str, bytes]:
+        """Return a sketch of each shard."""
+        return {
+            shard: merged(sketch for _, sketch in chunks).serialize()
+            for shard, chunks in self._chunks.items()
+        }
+
+
+def _fewer(chunks: list[tuple[int, Sketch]]) -> list[tuple[int, Sketch]]:
+    if len(chunks) <= _CHUNKS:
+        return chunks
+    return [(max(newest for newest, _ in chunks), merged(sketch for _, sketch in chunks))]
+
+
+class StageInFlight:
+    """What a source's shards have in flight, as the driver knows it from the batches that it has run."""
+
+    def __init__(self) -> None:
+        self._sketches: dict[str, Sketch] = {}
+        self._unreported: set[str] = set()
+
+    def add(self, shard: str, packed: bytes, promise_ms: int) -> None:
+        """Add what a committed batch has brought, and remove what its promise has passed."""
+        before = [self._sketches[shard]] if shard in self._sketches else []
+        self._sketches[shard] = trimmed(merged([*before, unpacked(packed)]), promise_ms)
+        self._unreported.add(shard)
+
+    def forget_all_but(self, shards: Collection[str]) -> None:
+        """Forget what other shards have in flight: they have become quiet."""
+        for shard in self._sketches.keys() - shards:
+            del self._sketches[shard]
+            self._unreported.add(shard)
+
+    def clear(self) -> None:
+        """Forget everything: the job starts over."""
+        self._sketches.clear()
+        self._unreported.clear()
+
+    def unreported(self, most: int) -> dict[str, InFlight]:
+        """Return what the service has not been told, of so many shards at most."""
+        return {shard: self._of(shard) for shard in sorted(self._unreported)[:most]}
+
+    def _of(self, shard: str) -> InFlight:
+        sketch = self._sketches.get(shard)
+        if sketch is None or sketch.is_empty():
+            return NOTHING_IN_FLIGHT
+        return InFlight(sketch.n, sketch.serialize())
+
+    def repeat(self) -> None:
+        """Tell the service again: it may have lost what it was told."""
+        self._unreported.update(self._sketches)
+
+    def told(self, shards: Iterable[str]) -> None:
+        """Note that the service has been told of these shards."""
+        self._unreported.difference_update(shards)

@@ -1,0 +1,159 @@
+"""What tasks send to the driver, besides their reports to the service.
+
+It travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
+completes the batch, so the driver has all of them when it commits the epoch, and can report what
+did not reach the service (see `spark_agent.supervision`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pyspark import AccumulatorParam
+
+from spark_agent.client.reports import RangeReport
+from spark_agent.times import MAX_MS
+
+TallyKey = tuple[str, str, int]
+"""The name of the query's start, the stage, the epoch."""
+
+
+class Count(StrEnum):
+    """What is counted because it should be rare."""
+
+    REPORTS_DROPPED = "reports_dropped"
+    """Ranges that a task could not report: the aggregator was unavailable, slow, or fenced it."""
+    EARLY_ROWS = "early_rows"
+    """Rows that left a stage older than it had already promised: to readers they are late."""
+    LATE_ROWS = "late_rows"
+    """Rows older than their source had promised: its strategy promises too much. Windows that are
+    still open include them, closed ones do not."""
+    DROPPED_ROWS = "dropped_rows"
+    """Rows that Spark's operators dropped as late. Where Spark aggregates before its state, as it does
+    for windows, the rows of one key and window count once."""
+    ROWS_BEFORE_1970 = "rows_before_1970"
+    """Rows dated before 1970, where Spark's watermark starts: its operators drop them as late."""
+    UNDATED_ROWS = "undated_rows"
+    """Rows of a source without an event time: windows leave them out, outer joins and groups by time
+    keep them for ever, and no watermark covers them."""
+    UNDATED_RESULTS = "undated_results"
+    """Rows that leave a keyed stage without an event time, as an unmatched row of an outer join that is
+    stamped by the other side: windows of a stage below leave them out."""
+    FAR_FUTURE_ROWS = "far_future_rows"
+    """Rows dated further ahead of the clock than the tolerance allows; they raise no promise."""
+    UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
+    """Rows of a shard that the stage does not have; they pass, but raise no promise."""
+    SPLIT_SHARDS = "split_shards"
+    """Shards whose rows were in several tasks of a batch, although `partitioned_by_shard` was set."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EarlyRow:
+    """The oldest row that left a stage behind its published watermark (both ms)."""
+
+    row_ms: int
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The promises and counts of a stage's tasks in one epoch."""
+
+    promises: Mapping[str, RangeReport] = field(default_factory=dict[str, RangeReport])
+    """What each shard's task reports: its promise, and how many rows it had."""
+    counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, Mapping[str, int]])
+    """By partition, then by `Count`."""
+    partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
+    """The partitions in which each shard had rows."""
+    early: EarlyRow | None = None
+    in_flight: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """By shard, a sketch of the event times that its task has read and its promise has not passed; only
+    of a source that declares percentiles."""
+
+    def __add__(self, other: Tally) -> Tally:
+        """Merge two tallies. Of two promises for a shard (a retried task) the smaller one counts.
+
+        If a partition was counted more than once, the larger count is taken, not the sum:
+        `foreachBatch` may read its rows several times.
+
+        >>> a, b = RangeReport(5), RangeReport(3)
+        >>> both = Tally({"a": a}, {0: {"x": 1}}) + Tally({"a": b, "b": a}, {0: {"x": 1}, 1: {"x": 2}})
+        >>> [report.watermark_ms for report in both.promises.values()], both.total
+        ([3, 5], {'x': 3})
+        """
+        promises = dict(self.promises)
+        for shard, report in other.promises.items():
+            promises[shard] = min(report, promises.get(shard, report), key=_promised_ms)
+        partitions = dict(self.partitions)
+        for shard, some in other.partitions.items():
+            partitions[shard] = partitions.get(shard, frozenset()) | some
+        return Tally(
+            promises,
+            {
+                partition: dict(
+                    Counter(self.counts.get(partition, {}))
+                    | Counter(other.counts.get(partition, {}))
+                )
+                for partition in self.counts.keys() | other.counts.keys()
+            },
+            partitions,
+            min((each for each in (self.early, other.early) if each is not None), default=None),
+            # Of two for a shard one is a repeated task's.
+            {**other.in_flight, **self.in_flight},
+        )
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of all partitions together."""
+        found: Counter[str] = Counter()
+        for counts in self.counts.values():
+            found.update(counts)
+        return dict(found)
+
+
+def _promised_ms(report: RangeReport) -> int:
+    return MAX_MS if report.watermark_ms is None else report.watermark_ms
+
+
+Tallies = dict[TallyKey, Tally]
+
+
+class TallyParam(AccumulatorParam[Tallies]):
+    """How Spark merges tallies."""
+
+    def zero(self, value: Tallies) -> Tallies:  # noqa: ARG002  (the base class has it)
+        """Start from nothing."""
+        return {}
+
+    def addInPlace(self, value1: Tallies, value2: Tallies) -> Tallies:  # noqa: N802
+        """Merge the second into the first."""
+        for key, tally in value2.items():
+            value1[key] = value1.get(key, Tally()) + tally
+        return value1
+
+
+def shards_with_rows(
+    tallies: Tallies, query: str, stage: str, through_epoch: int
+) -> frozenset[str]:
+    """Return the shards of a source that had rows in the epochs up to one. Safe like `pop_tallies`."""
+    return frozenset(
+        shard
+        for key, tally in list(tallies.items())
+        if key[:2] == (query, stage) and key[2] <= through_epoch
+        for shard in tally.promises
+    )
+
+
+def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
+    """Remove and return a stage's tallies up to an epoch, oldest first.
+
+    Safe while Spark's accumulator thread runs: each `pop` is atomic, and the batches of these epochs
+    are committed, so only tasks that lost to another attempt still add to them, which can be ignored.
+    """
+    keys = sorted(
+        key for key in list(tallies) if key[:2] == (query, stage) and key[2] <= through_epoch
+    )
+    return [tally for key in keys if (tally := tallies.pop(key, None)) is not None]

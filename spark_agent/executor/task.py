@@ -1,0 +1,263 @@
+"""A task's identity, its claims and its reports.
+
+A task never fails because of the aggregator. A report that cannot be sent in time is dropped and
+counted. The driver, which gets the same promises through Spark, reports them after the batch instead.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark import Accumulator, TaskContext
+
+from spark_agent.client.client import Client, shared_client
+from spark_agent.client.errors import StaleEpoch
+from spark_agent.client.reports import Lease, RangeReport, Rank
+from spark_agent.clock import Clock
+from spark_agent.exceptions import (
+    CONTINUES,
+    AggregatorError,
+    NotStartedError,
+    OldCheckpointError,
+    Unavailable,
+    old_checkpoint_message,
+)
+from spark_agent.executor.tally import Count, EarlyRow, Tallies, Tally
+
+_log: Final = logging.getLogger("spark_agent")
+
+QUERY_PROPERTY: Final = "tidegauge.query"
+"""Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
+RUN_PROPERTY: Final = "tidegauge.run"
+"""Likewise: the run number; empty if the aggregator was unavailable at the start."""
+REREADS_PROPERTY: Final = "tidegauge.rereads"
+"""Likewise: set if the query goes on although the job has its batches already."""
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
+
+_SHORT_TTL_MS: Final = 5_000
+"""Of a lease that lasts for a report alone."""
+BACKOFF_MS: Final = 5_000
+"""After a call without an answer, the tasks of this process make no requests for this long.
+Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
+_backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
+
+
+def freeze_imports() -> None:
+    """Exclude the modules that this process has imported from garbage collection, once.
+
+    Spark's workers run a full collection after every task. Scanning a worker's modules takes some
+    30 ms each time, more than everything done here, and modules are never garbage.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTarget:
+    """Where a task's reports go, and how long a call may take. Pickled and sent to the executors."""
+
+    url: str
+    job: str
+    stage: str
+    ttl_ms: int
+    patience_ms: int
+    clock: Clock
+    tallies: Accumulator[Tallies]
+    key_file: str | None = None
+    """Where the executors find the key, if not where their environment says. Never the key itself."""
+    partitioned_by_shard: bool = False
+    """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
+    releases: bool = False
+    """Whether tasks give their leases back. The service takes a current lease for a proof that its shard
+    is watched, and would take one without rows for idle. But once its task has ended, nobody watches it:
+    the next batch may be busy for a long time, with rows of that shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Identifies a task: one attempt, for one partition, in one batch of one started query."""
+
+    query: str
+    rank: Rank | None
+    """None: the query has no run, so the task leaves reporting to the driver."""
+    epoch: int
+    partition: int
+    holder: str
+    may_reread: bool = False
+    """Whether it goes on although its epoch was committed before it began."""
+
+
+def current_task(stage: str) -> Task | None:
+    """Identify the running task; None if it belongs to no streaming batch.
+
+    Raises `NotStartedError` if its query was not started with `Pipeline.start`.
+
+    The attempt in the rank is Spark's task attempt id, not its attempt number. The number starts over
+    when Spark repeats a whole stage. The id rises over all tasks of the application, so the attempt
+    that was started last always outranks the others.
+    """
+    context = TaskContext.get()
+    batch = context and context.getLocalProperty(_BATCH_PROPERTY)
+    if context is None or not batch:
+        return None
+    query = context.getLocalProperty(QUERY_PROPERTY)
+    if not query:
+        raise NotStartedError(stage)
+    epoch, attempt = int(batch), context.taskAttemptId()
+    run = context.getLocalProperty(RUN_PROPERTY)
+    return Task(
+        query=query,
+        rank=Rank(int(run), epoch, attempt) if run else None,
+        epoch=epoch,
+        partition=context.partitionId(),
+        holder=f"{query}.task-{attempt}",
+        may_reread=bool(context.getLocalProperty(REREADS_PROPERTY)),
+    )
+
+
+class TaskAttempt:
+    """One task's claims and reports for a stage. No method raises when the service fails.
+
+    Only one thing fails a task: an epoch that was committed before the task reported. The driver commits
+    an epoch once Spark has, so Spark would never run it again, but from a checkpoint that is new or an
+    old copy. What the task has read may have been written already, and what it writes now may be skipped
+    by a sink that has a batch of that number: it must not be committed by Spark as this batch.
+    """
+
+    def __init__(self, target: ReportTarget, task: Task) -> None:
+        self._target = target
+        self._task = task
+        self._leases: list[Lease] = []
+        self._wanted: tuple[str, ...] = ()
+        self.counts: Counter[str] = Counter()
+
+    def promised_ms(self) -> int | None:
+        """Return what the stage has promised so far: rows before that are late. None: unknown."""
+        if self._task.rank is None or self._backing_off():
+            return None
+        target = self._target
+        try:
+            return self._client().watermark(target.job, target.stage).output_ms
+        except AggregatorError as error:
+            self._drop(error, "watermark request", 0)
+            return None
+
+    def claim(self, ranges: Sequence[str]) -> None:
+        """Claim ranges, which fences every older attempt at this task.
+
+        `ranges` must include those claimed before, so that one lease covers them all.
+        """
+        if self._target.releases:
+            # A lease that is held while the rows are read would count as a proof that there are none.
+            self._wanted = tuple(ranges)
+        else:
+            self._claim(ranges, self._target.ttl_ms)
+
+    def _claim(self, ranges: Sequence[str], ttl_ms: int) -> None:
+        rank, target = self._task.rank, self._target
+        if rank is None or not ranges or self._backing_off():
+            return
+        try:
+            lease = self._client().claim(
+                target.job,
+                target.stage,
+                ranges,
+                holder=self._task.holder,
+                ttl_ms=ttl_ms,
+                rank=rank,
+            )
+        except AggregatorError as error:
+            self._drop(error, "claim", len(ranges))
+        else:
+            self._leases = [lease]
+
+    def report(self, reports: Mapping[str, RangeReport] | None = None) -> None:
+        """Report the claimed ranges for this epoch.
+
+        For a source, `reports` are by shard. Key ranges have none: they promise the input watermark
+        that Spark ran the batch with, which the driver adds at the commit.
+        """
+        self._claim(self._wanted, _SHORT_TTL_MS)
+        if reports and not self._leases and not self.counts[Count.REPORTS_DROPPED]:
+            # Nobody has asked for a lease: the service was away when the query was started, or just now.
+            self.counts[Count.REPORTS_DROPPED] += len(reports)
+        for lease in self._leases:
+            ranges = {
+                name: RangeReport() if reports is None else reports[name]
+                for name in lease.granted
+                if reports is None or name in reports
+            }
+            if ranges:
+                self._send(lease, ranges)
+        if self._target.releases and self._leases:
+            self._release()
+
+    def report_to_driver(
+        self,
+        reports: Mapping[str, RangeReport] | None = None,
+        early: EarlyRow | None = None,
+        in_flight: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Send the driver the same through Spark, which drops it if the task fails."""
+        key = (self._task.query, self._target.stage, self._task.epoch)
+        here = frozenset({self._task.partition})
+        shards = dict(reports or {})
+        partitions = dict.fromkeys(shards, here) if self._target.partitioned_by_shard else {}
+        counts = {self._task.partition: dict(self.counts)}
+        self._target.tallies.add({key: Tally(shards, counts, partitions, early, in_flight or {})})
+
+    def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
+        target = self._target
+        if self._backing_off():
+            self.counts[Count.REPORTS_DROPPED] += len(ranges)
+            return
+        try:
+            accepted = self._client().report(
+                target.job, target.stage, lease, ranges, epoch=self._task.epoch
+            )
+        except StaleEpoch as error:
+            if not self._task.may_reread:
+                latest = error.problem.get("last_epoch", "a later one")
+                does = f"ran batch {self._task.epoch}"
+                message = old_checkpoint_message(self._task.query, does, latest)
+                raise OldCheckpointError(f"{message}. {CONTINUES}") from None
+            self._drop(error, "report", len(ranges))
+        except AggregatorError as error:
+            self._drop(error, "report", len(ranges))
+        else:
+            self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
+
+    def _release(self) -> None:
+        if self._backing_off():
+            return
+        try:
+            self._client().release(self._target.job, self._leases)
+        except AggregatorError as error:
+            self._drop(error, "release", 0)
+
+    def _client(self) -> Client:
+        return shared_client(self._target.url, self._target.patience_ms, self._target.key_file)
+
+    def _backing_off(self) -> bool:
+        until_ms = _backoff_until_ms.get((os.getpid(), self._target.url), 0)
+        return self._target.clock.steady_ms() < until_ms
+
+    def _drop(self, error: AggregatorError, what: str, ranges: int) -> None:
+        if isinstance(error, Unavailable):
+            now_ms = self._target.clock.steady_ms()
+            _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
+        self.counts[Count.REPORTS_DROPPED] += ranges
+        _log.info(
+            "stage %s, epoch %d: %s failed, %d ranges not reported: %s",
+            self._target.stage,
+            self._task.epoch,
+            what,
+            ranges,
+            error,
+        )

@@ -1,0 +1,200 @@
+# pyright: basic
+# ruff: noqa: SLF001
+"""What a query begins with, from its checkpoint and its output, read as Spark reads them.
+
+A checkpoint has two logs, with a file for each batch, named by its number. `offsets` says what a batch
+is to read: it is written before the batch runs. `commits` says that it is done, and is written before
+anybody is told of it, so before the epoch is committed to the service. Spark begins with the newest
+planned batch if that is not done, and else with the one after it. See also `spark_agent.jvm.plan`.
+
+Spark's file sink keeps a log of the same kind in its folder, and skips a batch that it has there.
+
+Notes of our own are beside Spark's logs, in the checkpoint's folder `tidegauge`, so that a copy has
+them, too: `generation` says of which generation of the job the checkpoint is, `run` which run its stages
+have had, and `rereads` up to which epoch of the job it knowingly repeats batches. They are logs of empty
+files named by a number: such a file is there or not, on every file system, wherever a driver is killed.
+`joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent.jvm import JavaObject
+from spark_agent.jvm.writer import format_of, option_of
+
+_NO_FOLDERS = frozenset({"console", "foreach", "foreachbatch", "kafka", "memory", "noop"})
+"""Sinks that ignore a path. Any other may be a file sink: formats go by many names, and by classes."""
+
+_WRITTEN = "_spark_metadata"
+_COMPACT = ".compact"
+
+_NOTES = "tidegauge"
+_GENERATION = f"{_NOTES}/generation"
+_REREADS = f"{_NOTES}/rereads"
+_RUN = f"{_NOTES}/run"
+_JOINED = f"{_NOTES}/joined"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a query begins with."""
+
+    next_batch: int
+    """The number of the batch that Spark will begin with; 0 for a new checkpoint."""
+    planned: int | None = None
+    """The newest batch that the checkpoint has planned, done or not."""
+    written: int | None = None
+    """The newest batch that the query's output has, if that is a folder of Spark's file sink."""
+    output: str = ""
+    generation: int | None = None
+    """Of the job, when the checkpoint's first batch was planned; None: it is new, or does not say so."""
+    rereads_to: int | None = None
+    """The epoch up to which the query knowingly repeats what the job has already."""
+    run: int | None = None
+    """The newest run of the query's stages, as it was when the query was started last."""
+
+    @property
+    def skips(self) -> bool:
+        """Whether the file sink would skip a batch that has not been planned yet.
+
+        A batch that was planned may have been written before the driver was killed, and is the same.
+        """
+        return self.written is not None and (self.planned is None or self.written > self.planned)
+
+
+class Checkpoint:
+    """A query's checkpoint and output. They may be anywhere where Spark can have them."""
+
+    def __init__(self, spark: SparkSession, writer: DataStreamWriter) -> None:
+        self._spark = spark
+        self._location = _location(spark, writer)
+        output = option_of(writer, "path") or ""
+        is_folder = bool(output) and format_of(writer) not in _NO_FOLDERS
+        self._output = output if is_folder else ""
+
+    def read(self) -> Beginning:
+        """Return what the query will begin with. Nothing is written."""
+        spark, location, output = self._spark, self._location, self._output
+        # In this order: a driver that still runs plans a batch, and then writes it.
+        written = _newest(spark, output, _WRITTEN) if output else None
+        planned = None if location is None else _newest(spark, location, "offsets")
+        if location is None or planned is None:
+            return Beginning(0, None, written, output)
+        is_done = _exists(spark, f"{location}/commits/{planned}")
+        return Beginning(
+            planned + 1 if is_done else planned,
+            planned,
+            written,
+            output,
+            _newest(spark, location, _GENERATION),
+            _newest(spark, location, _REREADS),
+            _newest(spark, location, _RUN),
+        )
+
+    def note(self, generation: int, rereads_to: int | None, run: int) -> None:
+        """Note of which generation and run it is, and up to which epoch it repeats batches."""
+        if self._location is None:
+            return
+        jvm: JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(_configuration(self._spark))
+        # If the driver is killed in between, the checkpoint says nothing, as one of an older agent does.
+        for each in (_GENERATION, _RUN, _REREADS):
+            files.delete(path(self._location, each), True)
+        files.create(path(self._location, f"{_GENERATION}/{generation}"), True).close()
+        files.create(path(self._location, f"{_RUN}/{run}"), True).close()
+        if rereads_to is not None:
+            files.create(path(self._location, f"{_REREADS}/{rereads_to}"), True).close()
+
+    def joined(self, generation: int, stage: str) -> frozenset[str]:
+        """Return the shards that are noted as having joined a dynamic source."""
+        if self._location is None:
+            return frozenset()
+        folder = f"{_JOINED}/{generation}/{stage}"
+        return frozenset(names_in(*_listing(self._spark, self._location, folder)))
+
+    def note_joined(self, generation: int, stage: str, shards: Iterable[str]) -> None:
+        """Note shards that have joined a dynamic source."""
+        if self._location is None:
+            return
+        jvm: JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(_configuration(self._spark))
+        for each in shards:
+            files.create(
+                path(self._location, f"{_JOINED}/{generation}/{stage}/{each}"), True
+            ).close()
+
+
+def _newest(spark: SparkSession, location: str, log: str) -> int | None:
+    """Return the newest batch in a log; None: there is none."""
+    return newest_in(*_listing(spark, location, log))
+
+
+def _listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
+    """Return the paths of all files in a folder, as one text, and the folder's own path in it."""
+    jvm: JavaObject = spark._jvm
+    hadoop = jvm.org.apache.hadoop.fs
+    folder = hadoop.Path(location, log)
+    files = folder.getFileSystem(_configuration(spark))
+    if not files.exists(folder):
+        return "", ""
+    # One text of all paths: with a call for each of them, a long log would take seconds.
+    paths = hadoop.FileUtil.stat2Paths(files.listStatus(folder))
+    shown = str(paths[0].getParent().toString()) if len(paths) else ""
+    return str(jvm.scala.runtime.ScalaRunTime.stringOf(paths)), shown
+
+
+def _exists(spark: SparkSession, location: str) -> bool:
+    jvm: JavaObject = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(location)
+    return bool(path.getFileSystem(_configuration(spark)).exists(path))
+
+
+def _configuration(spark: SparkSession) -> JavaObject:
+    session: JavaObject = spark._jsparkSession
+    return session.sessionState().newHadoopConf()
+
+
+def newest_in(listing: str, folder: str) -> int | None:
+    """Return the newest batch of a log, given the paths of all files in its folder.
+
+    >>> paths = "Array(file:/c, 9/offsets/9, file:/c, 9/offsets/10, file:/c, 9/offsets/.11.tmp)"
+    >>> newest_in(paths, "file:/c, 9/offsets")
+    10
+    >>> newest_in("Array(/out/_spark_metadata/9.compact, /out/_spark_metadata/.9.compact.crc)",
+    ...     "/out/_spark_metadata")
+    9
+    >>> newest_in("Array()", "") is None
+    True
+    """
+    names = [name.removesuffix(_COMPACT) for name in names_in(listing, folder)]
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+
+def names_in(listing: str, folder: str) -> list[str]:
+    """Return the names of files, given the paths of all files in their folder. Hidden ones are left out.
+
+    >>> names_in("Array(file:/c, 9/joined/s/a, file:/c, 9/joined/s/.a.crc)", "file:/c, 9/joined/s")
+    ['a']
+    >>> names_in("", "")
+    []
+    """
+    # Names have no slash, so the folder's own path is found where each of them begins.
+    names = [each.rstrip(", )") for each in listing.split(f"{folder}/")[1:]]
+    return [name for name in names if not name.startswith(".")]
+
+
+def _location(spark: SparkSession, writer: DataStreamWriter) -> str | None:
+    """Return where a query's checkpoint is; None: Spark will make a folder of its own for it."""
+    own = option_of(writer, "checkpointLocation")
+    if own is not None:
+        return own
+    root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+    name = option_of(writer, "queryName")
+    return f"{root}/{name}" if root and name else None

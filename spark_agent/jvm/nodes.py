@@ -1,0 +1,120 @@
+# pyright: basic, reportCallIssue=false, reportOptionalCall=false
+"""A query's logical plan as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+MARK: Final = "tidegauge."
+"""The prefix of the names of the agent's own functions in a plan."""
+SOURCE_MARK: Final = f"{MARK}source."
+RANGES_MARK: Final = f"{MARK}ranges."
+"""Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
+
+_CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
+
+
+class Stamp(StrEnum):
+    """How a column's value relates to event time."""
+
+    TIME = "time"
+    """A row's event time."""
+    WINDOW = "window"
+    """A window: a struct of start and end."""
+    SESSION = "session"
+    """A session window, likewise."""
+    END = "end"
+    """The end of a window."""
+    START = "start"
+    """The start of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a node, with Spark's id and what Spark's metadata says about event time."""
+
+    id: int
+    name: str
+    stamp: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far (ms) behind the watermark the rows of a stream-stream join may be; None: unbounded."""
+
+    left_ms: int | None
+    right_ms: int | None
+    one_sided_equality: bool = False
+    """One side's event time is equated with something that is not the other side's event time."""
+    full_outer: bool = False
+    null_keys: tuple[str, ...] = ()
+    """Of a full outer join: equated columns that may be null on both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control source: the stage whose input watermark it brings, and its id at the driver."""
+
+    stage: str
+    id: str
+    is_gate: bool = False
+    """Whether it brings nothing, and only holds batches back while its source stage is throttled."""
+    percentile: int | None = None
+    """It brings this percentile of the stage's input, for early results; None: the input watermark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A source of ours: the stage whose shards it reads, and its id at the driver."""
+
+    stage: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a query's logical plan."""
+
+    operator: str
+    """Spark's name for it, such as `Aggregate`."""
+    children: tuple[Node, ...] = ()
+    output: tuple[Column, ...] = ()
+    streaming: bool = True
+    mark: str = ""
+    """The name of the agent's function in it, if it is one of the agent's own nodes."""
+    event_time: int | None = None
+    """Of a source's reporter: the id of its event time column."""
+    copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    """By column id: the column that it copies, and the name of the field if it copies only that."""
+    groups: tuple[Column, ...] = ()
+    """What an aggregation groups by."""
+    bounds: Bounds | None = None
+    """Of a join of two streams."""
+    control: Control | None = None
+    reader: Reader | None = None
+    limits: tuple[str, ...] = ()
+    """Options that limit how much of a source one batch reads."""
+    reads_all: bool = True
+    """Of a source: whether each batch certainly reads all that is there."""
+    delay_ms: int = 0
+    """The delay of a `withWatermark`."""
+
+    def walk(self) -> Iterator[Node]:
+        """Yield it and every node below."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def is_control_union(self) -> bool:
+        """Whether it is the union of control source and data that `Pipeline.watermarked` makes."""
+        return self.operator == "Union" and _leads_to_control(self.children[0])
+
+
+def _leads_to_control(node: Node) -> bool:
+    while node.operator in _CONTROL_CHAIN and len(node.children) == 1:
+        node = node.children[0]
+    return node.control is not None and not node.control.is_gate

@@ -1,0 +1,358 @@
+# pyright: basic, reportCallIssue=false, reportOptionalCall=false
+# ruff: noqa: SLF001
+"""What the driver reads of plans and writers from Spark's internal objects, which are not public API.
+
+The rest of the agent sees plain values: a plan is a tree of `Node`s. Support for Spark Connect would
+need a second implementation of this module, and of `spark_agent.jvm.progress`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_agent.jvm import JavaObject
+from spark_agent.jvm.nodes import MARK, SOURCE_MARK, Bounds, Column, Control, Node, Reader, Stamp
+from spark_agent.sources.control import FORMAT
+from spark_agent.sources.logs import FORMAT as LOGS
+
+_PROBE_MS: Final = 4_000_000_000_000
+"""A sample watermark for asking Spark about a join: large enough for py4j to pass a Java long."""
+
+_DELAY: Final = "spark.watermarkDelayMs"
+_DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
+_LIMITS: Final = frozenset(
+    {
+        "maxbytespertrigger",
+        "maxfilespertrigger",
+        "maxoffsetspertrigger",
+        "maxrecordsperread",
+        "maxrowsperbatch",
+        "minoffsetspertrigger",
+    }
+)
+"""Options, in lower case, that make a source leave available data for a later batch."""
+
+
+_UNLIMITED: Final = frozenset(
+    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
+    | {FORMAT, LOGS}
+)
+"""Sources that read all that is there unless an option of `_LIMITS` says otherwise, or that tell what
+they leave. Others have limits of their own: a Delta table reads a thousand files at a time."""
+_EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
+
+
+class PlanReader:
+    """Reads the plan of a streaming data frame."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: JavaObject = spark._jvm
+        self._optimizer: JavaObject = spark._jsparkSession.sessionState().optimizer()
+        package = jvm.org.apache.spark.sql.catalyst.analysis
+        self._joins: JavaObject = getattr(getattr(package, "StreamingJoinHelper$"), "MODULE$")
+        expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        self._attributes: JavaObject = getattr(getattr(expressions, "AttributeSet$"), "MODULE$")
+        self._option: JavaObject = jvm.scala.Option
+
+    def read(self, frame: DataFrame) -> Node:
+        """Read the analysed plan: before optimisation all marks are still in it."""
+        analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
+        joins = iter(())
+        if any(_is_stream_join(node) for node in _java_walk(analyzed)):
+            # Join conditions are read as Spark will run them: with the conditions of a later
+            # `where`, and with `BETWEEN` already split into two comparisons.
+            optimized = self._optimizer.execute(analyzed)
+            joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
+        return self._node(analyzed, joins)
+
+    def several_event_times(self, frame: DataFrame) -> list[str]:
+        """Return an operator's event time columns, if it has several at one input: Spark fails on that.
+
+        Columns that nothing needs later do not count: Spark's optimiser removes them first.
+        """
+        analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
+        if not any(_takes_one_event_time(node) for node in _java_walk(analyzed)):
+            return []
+        for node in _java_walk(self._optimizer.execute(analyzed)):
+            for child in _items(node.children()) if _takes_one_event_time(node) else ():
+                found = [each.name for each in _columns(child.output()) if each.stamp is not None]
+                if len(found) > 1:
+                    return found
+        return []
+
+    def _node(self, node: JavaObject, joins: Iterator[Bounds]) -> Node:
+        name, streaming = node.nodeName(), node.isStreaming()
+        # Before the children: the joins' bounds are listed top-down.
+        bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
+        if bounds is not None and bounds.full_outer:
+            bounds = replace(bounds, null_keys=_null_keys(node))
+        children = tuple(self._node(child, joins) for child in _items(node.children()))
+        mark = _mark(node) if name == "Filter" else ""
+        if not streaming:
+            return Node(name, streaming=False)
+        return Node(
+            operator=name,
+            children=children,
+            output=_columns(node.output()),
+            mark=mark,
+            event_time=_reported_time(node) if mark.startswith(SOURCE_MARK) else None,
+            copies=_copies(_expressions(node)),
+            groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
+            bounds=bounds,
+            control=_control(node) if name == "StreamingRelationV2" else None,
+            reader=_reader(node) if name == "StreamingRelationV2" else None,
+            limits=tuple(sorted(_LIMITS & set(_options(node)))),
+            reads_all=_reads_all(node),
+            delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
+        )
+
+    def _bounds(self, join: JavaObject) -> Bounds:
+        full_outer = join.joinType().sql() == "FULL OUTER"
+        if self._joins.isWatermarkInJoinKeys(join):
+            return Bounds(0, 0, _has_one_sided_equality(join), full_outer)
+        left, right = join.left(), join.right()
+        behind_ms = self._behind(left, right, join), self._behind(right, left, join)
+        return Bounds(*behind_ms, full_outer=full_outer)
+
+    def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
+        """Return how far behind the watermark the rows of one side may be; None: unbounded.
+
+        Spark takes a comparison of any column (such as a deadline or a window's end) with the other
+        side's event time for a bound on this side's event time, and evicts rows too early by it. So a
+        bound counts only if the two event times alone imply it. The larger of that bound and the one
+        that Spark uses is returned.
+        """
+        bound_by_event_times = self._bound(
+            self._set(_event_times(of)), self._set(_event_times(other)), join
+        )
+        if bound_by_event_times is None:
+            return None
+        return max(bound_by_event_times, self._bound(of.outputSet(), other.outputSet(), join) or 0)
+
+    def _bound(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
+        probe = self._option.apply(_PROBE_MS)
+        found = self._joins.getStateValueWatermark(of, other, join.condition(), probe)
+        return None if found.isEmpty() else max(_PROBE_MS - found.get(), 0)
+
+    def _set(self, attributes: list[JavaObject]) -> JavaObject:
+        found = self._attributes.empty()
+        for each in attributes:
+            found = getattr(found, "$plus$plus")(self._attributes.apply(each))
+        return found
+
+
+def _equalities(join: JavaObject) -> list[JavaObject]:
+    """Return the parts of a join's condition that equate two values."""
+    condition = join.condition()
+    parts = [] if condition.isEmpty() else list(_conjuncts(condition.get()))
+    return [part for part in parts if part.getClass().getSimpleName() in _EQUALITIES]
+
+
+def _null_keys(join: JavaObject) -> tuple[str, ...]:
+    """Return what a full outer join equates and may be null on both sides.
+
+    Spark's state of such a join takes two nulls for equal. For the other joins Spark filters nulls out
+    of one side. `<=>` asks for it.
+    """
+    filtered = _filtered_nulls(join.left()) | _filtered_nulls(join.right())
+    return tuple(
+        str(each.sql())
+        for each in _equalities(join)
+        if each.getClass().getSimpleName() == "EqualTo"
+        and _may_be_null(each.left(), filtered)
+        and _may_be_null(each.right(), filtered)
+    )
+
+
+def _filtered_nulls(side: JavaObject) -> set[int]:
+    """Return the ids of the columns out of which a filter has taken the nulls."""
+    return {
+        each.child().exprId().id()
+        for each in _items(side.constraints().toSeq())
+        if each.getClass().getSimpleName() == "IsNotNull"
+        and each.child().getClass().getSimpleName() == "AttributeReference"
+    }
+
+
+def _may_be_null(expression: JavaObject, filtered: set[int]) -> bool:
+    if not expression.nullable():
+        return False
+    is_column = expression.getClass().getSimpleName() == "AttributeReference"
+    return not (is_column and expression.exprId().id() in filtered)
+
+
+def _has_one_sided_equality(join: JavaObject) -> bool:
+    equal = _equalities(join)
+    return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
+
+
+def _event_times(side: JavaObject) -> list[JavaObject]:
+    """Return a side's event time columns. Spark fails on a join if a side has more than one."""
+    return [each for each in _items(side.output()) if _stamp(each) is Stamp.TIME]
+
+
+def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:
+    if expression.getClass().getSimpleName() != "And":
+        yield expression
+        return
+    yield from _conjuncts(expression.left())
+    yield from _conjuncts(expression.right())
+
+
+def _is_event_time(expression: JavaObject) -> bool:
+    is_column = expression.getClass().getSimpleName() == "AttributeReference"
+    return is_column and _stamp(expression) is not None
+
+
+def _java_walk(node: JavaObject) -> Iterator[JavaObject]:
+    yield node
+    for child in _items(node.children()):
+        yield from _java_walk(child)
+
+
+def _items(sequence: JavaObject) -> list[JavaObject]:
+    return [sequence.apply(i) for i in range(sequence.size())]
+
+
+def _takes_one_event_time(node: JavaObject) -> bool:
+    return _is_stream_join(node) or (node.nodeName() in _DEDUPLICATIONS and node.isStreaming())
+
+
+def _is_stream_join(node: JavaObject) -> bool:
+    if node.nodeName() != "Join":
+        return False
+    return node.left().isStreaming() and node.right().isStreaming()
+
+
+def _columns(attributes: JavaObject) -> tuple[Column, ...]:
+    return tuple(_column(attribute) for attribute in _items(attributes))
+
+
+def _column(attribute: JavaObject) -> Column:
+    return Column(attribute.exprId().id(), attribute.name(), _stamp(attribute))
+
+
+def _stamp(attribute: JavaObject) -> Stamp | None:
+    """Read from Spark's metadata whether a column is event time, or a window over it."""
+    metadata = _metadata(attribute)
+    if _DELAY not in metadata:
+        return None
+    if "spark.sessionWindow" in metadata:
+        return Stamp.SESSION
+    return Stamp.WINDOW if "spark.timeWindow" in metadata else Stamp.TIME
+
+
+def _metadata(attribute: JavaObject) -> dict[str, Any]:
+    return json.loads(attribute.metadata().json())
+
+
+def _named(expressions: JavaObject) -> tuple[Column, ...]:
+    return tuple(_column(each) for each in _items(expressions) if _has(each, "exprId"))
+
+
+def _has(thing: JavaObject, method: str) -> bool:
+    return any(each.getName() == method for each in thing.getClass().getMethods())
+
+
+def _expressions(node: JavaObject) -> JavaObject:
+    """Return a node's expressions if it may copy columns; None otherwise."""
+    match node.nodeName():
+        case "Project":
+            return node.projectList()
+        case "Aggregate":
+            return node.aggregateExpressions()
+        case _:
+            return None
+
+
+def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
+    found: dict[int, tuple[int, str]] = {}
+    for each in [] if projections is None else _items(projections):
+        class_name = each.getClass().getSimpleName()
+        if class_name == "AttributeReference":
+            found[each.exprId().id()] = each.exprId().id(), ""
+        elif class_name == "Alias":
+            copied = _copied(each.child())
+            if copied is not None:
+                found[each.exprId().id()] = copied
+    return found
+
+
+def _copied(expression: JavaObject) -> tuple[int, str] | None:
+    class_name = expression.getClass().getSimpleName()
+    if class_name == "AttributeReference":
+        return expression.exprId().id(), ""
+    if class_name == "GetStructField":
+        of = expression.child()
+        if of.getClass().getSimpleName() == "AttributeReference":
+            fields = of.dataType().fieldNames()
+            return of.exprId().id(), str(fields[expression.ordinal()])
+    return None
+
+
+def _mark(node: JavaObject) -> str:
+    condition = node.condition()
+    if condition.getClass().getSimpleName() != "PythonUDF":
+        return ""
+    name = str(condition.name())
+    return name if name.startswith(MARK) else ""
+
+
+def _reported_time(node: JavaObject) -> int | None:
+    """Return the id of the column that a source's reporter takes as event time: its second argument."""
+    argument = _copied(node.condition().children().apply(1))
+    return None if argument is None or argument[1] else argument[0]
+
+
+def _control(node: JavaObject) -> Control | None:
+    if node.sourceName() != FORMAT:
+        return None
+    options = node.extraOptions()
+    percentile = options.get("percentile")
+    return Control(
+        options.get("stage"),
+        options.get("control"),
+        is_gate=options.get("gate") == "true",
+        percentile=int(percentile) if percentile else None,
+    )
+
+
+def _reader(node: JavaObject) -> Reader | None:
+    if node.sourceName() != LOGS:
+        return None
+    options = node.extraOptions()
+    return Reader(options.get("stage"), options.get("source"))
+
+
+def _reads_all(node: JavaObject) -> bool:
+    """Return whether a source is one that is known to read everything, and is not limited."""
+    match node.nodeName():
+        case "StreamingRelation":
+            known = str(node.dataSource().className()).lower() in _UNLIMITED
+        case "StreamingRelationV2":
+            known = str(node.sourceName()).lower() in _UNLIMITED
+        case _:
+            return True
+    return known and not _LIMITS & set(_options(node))
+
+
+def _options(node: JavaObject) -> list[str]:
+    """Return the names of a streaming relation's options, in lower case."""
+    match node.nodeName():
+        case "StreamingRelation":
+            names = _items(node.dataSource().options().keys().toSeq())
+        case "StreamingRelationV2":
+            names = list(node.extraOptions().keySet().toArray())
+        case _:
+            names = []
+    return [str(name).lower() for name in names]
+
+
+def _delay_ms(node: JavaObject) -> int:
+    delays = [_metadata(each).get(_DELAY, 0) for each in _items(node.output())]
+    return max(delays, default=0)

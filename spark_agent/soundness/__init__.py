@@ -1,0 +1,1 @@
+"""Checks that a query's plan keeps the promise of its stages."""

@@ -1,0 +1,494 @@
+"""The Spark operators allowed between `watermarked()` and `report()`, and what leaves each.
+
+A stage's promise is about the rows that *leave* it, not those that enter it. For each operator the
+table states what it emits, how far behind Spark's watermark that may be, whether Spark considers a
+row *at* the watermark late, and whether Spark runs batches without data for it. Operators that are
+not in the table are refused.
+
+The bounds of joins are Spark's own (`produceOutputWatermark` agrees), except for joins without
+bounds on both sides: for those Spark gives an output watermark and still emits rows behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from spark_agent.client.reports import StageProgress
+from spark_agent.exceptions import UnsoundPlanError
+from spark_agent.jvm.nodes import SOURCE_MARK, Column, Node, Stamp
+
+
+class Emits(StrEnum):
+    """Which rows leave an operator, and when."""
+
+    AS_THEY_CAME = "each row in the batch that read it, with its event time unchanged"
+    MADE_BY_USER = "rows made by your function, in the batch that read their input"
+    WHEN_PASSED = "each group once the watermark has passed it"
+    PAIRS = "a pair when its second row arrives; an outer row once nothing can match it"
+    USER_DATED = "rows dated by your function, at any time"
+    REDATED = "rows dated by your function; Spark fails on one at or before the last batch's W"
+
+
+class OutputWatermark(StrEnum):
+    """An operator's output watermark, in terms of Spark's watermark W."""
+
+    SAME = "W"
+    BOUNDS = "W minus the larger of the join's two bounds"
+    DECLARED = "only what you declare: `delay=`"
+    OPAQUE = "W; the event time must be declared: `delay=`"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A row of the table. `name` is Spark's name for the logical node."""
+
+    name: str
+    emits: Emits
+    output: OutputWatermark
+    in_code: str
+    """What a user writes to get it."""
+    late_at_watermark: bool = False
+    """Whether a row dated exactly W is late at W: Spark drops it, or splits it from a session that it
+    would have extended. On-time rows may be dated W, so Spark is then given W - 1 ms."""
+    buffers: bool = False
+    """Whether it keeps rows across batches, so that Spark's watermark decides when they leave."""
+    empty_batches: bool = False
+    """Whether Spark runs a batch without data for it when the watermark has advanced."""
+    component: str = ""
+    """What a hold of its rows is called, in reports and explanations; empty: it keeps none."""
+    uses_event_time: bool = False
+    """Whether Spark drops or holds rows by a column that its metadata marks as event time."""
+
+
+def _passing(in_code: str, *names: str) -> list[Operator]:
+    return [Operator(name, Emits.AS_THEY_CAME, OutputWatermark.SAME, in_code) for name in names]
+
+
+_GROUPING_ID: Final = "spark_grouping_id"
+AGGREGATE_BY_TIME: Final = "Aggregate by session or time"
+"""An `Aggregate` with groups to which a row at the watermark may still belong."""
+
+_ROWS: Final = [
+    *_passing("select, withColumn, drop", "Project", "DataFrameDropColumns"),
+    *_passing("filter, where, having", "Filter"),
+    *_passing("alias, a view, SQL", "SubqueryAlias", "View"),
+    *_passing("explode, sliding windows, unpivot", "Generate", "Expand", "Unpivot"),
+    *_passing(
+        "sample, observe, hint", "Sample", "CollectMetrics", "ResolvedHint", "UnresolvedHint"
+    ),
+    *_passing(
+        "repartition, coalesce", "Repartition", "RepartitionByExpression", "RebalancePartitions"
+    ),
+    *_passing("union", "Union"),
+    *_passing(
+        "readStream", "StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"
+    ),
+    Operator("MapInPandas", Emits.MADE_BY_USER, OutputWatermark.OPAQUE, "mapInPandas"),
+    Operator("MapInArrow", Emits.MADE_BY_USER, OutputWatermark.OPAQUE, "mapInArrow"),
+    Operator(
+        "Aggregate",
+        Emits.WHEN_PASSED,
+        OutputWatermark.SAME,
+        "groupBy(window(…))",
+        buffers=True,
+        component="window",
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+    Operator(
+        AGGREGATE_BY_TIME,
+        Emits.WHEN_PASSED,
+        OutputWatermark.SAME,
+        "groupBy(session_window(…)), groupBy(event time)",
+        late_at_watermark=True,
+        buffers=True,
+        component="session",
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+    Operator(
+        "Join",
+        Emits.PAIRS,
+        OutputWatermark.BOUNDS,
+        "join of two streams with time bounds on both sides",
+        late_at_watermark=True,
+        buffers=True,
+        component="join",
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+    Operator(
+        "Deduplicate",
+        Emits.AS_THEY_CAME,
+        OutputWatermark.SAME,
+        "dropDuplicates, distinct",
+        late_at_watermark=True,
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+    Operator(
+        "DeduplicateWithinWatermark",
+        Emits.AS_THEY_CAME,
+        OutputWatermark.SAME,
+        "dropDuplicatesWithinWatermark",
+        late_at_watermark=True,
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+    *_passing("limit", "GlobalLimit", "LocalLimit"),
+    Operator(
+        "FlatMapGroupsInPandasWithState",
+        Emits.USER_DATED,
+        OutputWatermark.DECLARED,
+        "applyInPandasWithState",
+        late_at_watermark=True,
+        buffers=True,
+        component="state",
+        empty_batches=True,
+    ),
+    Operator(
+        "TransformWithStateInPySpark",
+        Emits.USER_DATED,
+        OutputWatermark.DECLARED,
+        "transformWithState, transformWithStateInPandas",
+        late_at_watermark=True,
+        buffers=True,
+        component="state",
+        empty_batches=True,
+    ),
+    Operator(
+        "UpdateEventTimeWatermarkColumn",
+        Emits.REDATED,
+        OutputWatermark.SAME,
+        "transformWithState(…, eventTimeColumnName=…)",
+        late_at_watermark=True,
+        buffers=True,
+        component="state",
+        empty_batches=True,
+        uses_event_time=True,
+    ),
+]
+TABLE: Final[Mapping[str, Operator]] = MappingProxyType({row.name: row for row in _ROWS})
+"""The operators, by Spark's names for their logical nodes."""
+
+_ALTERNATIVES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Sort": "sort where the output is read: only complete mode can keep an order",
+        "FlatMapGroupsInPandas": (
+            "use applyInPandasWithState: applyInPandas sees only one batch's rows of a group"
+        ),
+        "FlatMapGroupsInArrow": (
+            "use applyInPandasWithState: applyInArrow sees only one batch's rows of a group"
+        ),
+        "FlatMapCoGroupsInPandas": "join the two streams, or use transformWithState on their union",
+        "EventTimeWatermark": "leave withWatermark out: watermarked() replaces it",
+        "WithCTE": "turn the WITH clause of your SQL into a temporary view",
+        "Window": "use groupBy(window(…)): a window function would need all rows at once",
+    }
+)
+_DEFAULT_ALTERNATIVE: Final = (
+    "write its output to files in one query, and start the stage from those files in another"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """What is known about the rows that leave a node, when Spark's watermark is W."""
+
+    behind_ms: int = 0
+    """How far behind W they may be at most."""
+    buffered: bool = False
+    """Whether an operator below keeps rows across batches."""
+    component: str = ""
+    """The nearest such operator's name for what it keeps."""
+    late_at_watermark: bool = False
+    """Whether an operator below would drop rows dated W."""
+    declared_only: bool = False
+    """Whether only the user knows how far behind W they may be."""
+    watermarked: bool = False
+    """Whether all of them have come through `watermarked()`."""
+    stamps: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
+    """By column id: the columns known to be event time, or derived from it."""
+
+
+def output_rows(node: Node) -> OutputRows:
+    """Derive what leaves a node from what leaves its children. Raises `UnsoundPlanError`."""
+    if not node.streaming or node.mark.startswith(SOURCE_MARK):
+        # A source's strategy bounds what leaves it.
+        return OutputRows()
+    if node.is_control_union:
+        return OutputRows(watermarked=True, stamps=_spark_stamps(node))
+    row = TABLE.get(_row_name(node))
+    if row is None:
+        advice = _ALTERNATIVES.get(node.operator, _DEFAULT_ALTERNATIVE)
+        raise UnsoundPlanError(
+            f"tidegauge does not know what leaves Spark's operator {node.operator}: {advice}"
+        )
+    children = [output_rows(child) for child in node.children if child.streaming]
+    below = _merge(children)
+    return _apply(node, row, below, children)
+
+
+def _row_name(node: Node) -> str:
+    if node.operator != "Aggregate":
+        return node.operator
+    if any(column.name == _GROUPING_ID for column in node.groups):
+        raise UnsoundPlanError(
+            "rollup and cube have groups over all time, which no watermark ever closes: group by the "
+            "window and the columns that you want, and compute the totals where the output is read"
+        )
+    stamps = {column.stamp for column in node.groups} - {None}
+    if not stamps:
+        raise UnsoundPlanError(
+            "an aggregation does not group by an event time that Spark knows of, so its groups never "
+            "close: call watermarked() before it, and group by window(…) over the event time. If a "
+            "function of yours (mapInPandas, mapInArrow) comes between, call watermarked() after "
+            "that function"
+        )
+    times = [column.name for column in node.groups if column.stamp is not None]
+    if len(times) > 1:
+        raise UnsoundPlanError(
+            f"an aggregation groups by several event times ({', '.join(times)}), and Spark's operators "
+            f"take only one: group by one of them, and compute the other from the rows, for example "
+            f"with max()"
+        )
+    return "Aggregate" if stamps == {Stamp.WINDOW} else AGGREGATE_BY_TIME
+
+
+def _merge(children: list[OutputRows]) -> OutputRows:
+    """Combine the rows of several children, taking the worst case of each property."""
+    return OutputRows(
+        behind_ms=max((child.behind_ms for child in children), default=0),
+        buffered=any(child.buffered for child in children),
+        component=next((child.component for child in children if child.component), ""),
+        late_at_watermark=any(child.late_at_watermark for child in children),
+        declared_only=any(child.declared_only for child in children),
+        watermarked=bool(children) and all(child.watermarked for child in children),
+        stamps={column: stamp for child in children for column, stamp in child.stamps.items()},
+    )
+
+
+def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRows]) -> OutputRows:
+    """Derive what leaves an operator from what enters it."""
+    if row.name == "Join":
+        return _apply_join(node, row, below, children)
+    return replace(
+        below,
+        buffered=below.buffered or row.buffers,
+        component=row.component or below.component,
+        late_at_watermark=below.late_at_watermark or row.late_at_watermark,
+        # Only an event time column of its own ends this: after a state function Spark's other
+        # operators have no watermark, and neither hold nor drop rows by it.
+        declared_only=row.output is OutputWatermark.DECLARED
+        or (below.declared_only and row.emits is not Emits.REDATED),
+        stamps=_output_stamps(node, row, below.stamps, children),
+    )
+
+
+def _output_stamps(
+    node: Node, row: Operator, below: Mapping[int, Stamp], children: list[OutputRows]
+) -> Mapping[int, Stamp]:
+    """Return the columns leaving an operator that are known to be event time."""
+    if row.output in {OutputWatermark.DECLARED, OutputWatermark.OPAQUE}:
+        return {}
+    if row.uses_event_time:
+        # An aggregation in SQL may also name a part of its window, such as window.end.
+        groups = {column.id: column.stamp for column in node.groups if column.stamp is not None}
+        return _spark_stamps(node) | _copied_stamps(node, groups)
+    match row.name:
+        case "Project":
+            return _projected_stamps(node, below)
+        case "Union":
+            return _union_stamps(node, children)
+        case _:
+            return below
+
+
+def _spark_stamps(node: Node) -> dict[int, Stamp]:
+    """Return the columns that Spark marks as event time: these operators drop or hold rows by them."""
+    return {column.id: column.stamp for column in node.output if column.stamp is not None}
+
+
+def _projected_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
+    found = {
+        column.id: column.stamp
+        for column in node.output
+        if column.stamp is not None and column.id not in node.copies and stamps
+    }
+    return found | _copied_stamps(node, stamps)
+
+
+def _copied_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
+    """Follow columns that are renamed, or a field of another column."""
+    parts = {
+        column: _stamp_of_part(stamps.get(origin), part)
+        for column, (origin, part) in node.copies.items()
+    }
+    return {column: stamp for column, stamp in parts.items() if stamp is not None}
+
+
+def _stamp_of_part(stamp: Stamp | None, part: str) -> Stamp | None:
+    if not part:
+        return stamp
+    if stamp not in {Stamp.WINDOW, Stamp.SESSION}:
+        return None
+    return {"end": Stamp.END, "start": Stamp.START}.get(part)
+
+
+def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
+    """Return a union's columns that have the same stamp in each branch; columns match by position."""
+    found: dict[int, Stamp] = {}
+    for position, column in enumerate(node.output):
+        stamps = {
+            child.stamps.get(branch.output[position].id)
+            for branch, child in zip(node.children, children, strict=True)
+        }
+        if len(stamps) == 1 and (stamp := stamps.pop()) is not None:
+            found[column.id] = stamp
+    return found
+
+
+def _apply_join(
+    node: Node, row: Operator, below: OutputRows, children: list[OutputRows]
+) -> OutputRows:
+    if node.bounds is None:
+        # A join with a static table: each row passes in its batch.
+        return below
+    if not all(child.watermarked for child in children):
+        raise UnsoundPlanError(
+            "a join of two streams needs watermarked() on both sides, each before the join: "
+            "otherwise Spark keeps their rows for ever"
+        )
+    if node.bounds.one_sided_equality:
+        raise UnsoundPlanError(
+            "the join equates the event time of one side with a value that is not the event time of "
+            "the other, and Spark would drop that other side's rows by it, even on-time ones: equate "
+            "the two event times, or use the equality only on columns that are not event times, and "
+            "bound the event times, a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at"
+        )
+    if node.bounds.null_keys:
+        raise UnsoundPlanError(
+            f"a full outer join of two streams may meet null on both sides of "
+            f"{', '.join(node.bounds.null_keys)}, and Spark takes two nulls there for equal: filter "
+            f"nulls out of one side, after watermarked(), watermarked(…).where('key IS NOT NULL'), or "
+            f"give them a value of their own with coalesce(); `<=>` says that nulls are equal"
+        )
+    left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
+    if left_ms is None or right_ms is None:
+        side = "left" if left_ms is None else "right"
+        raise UnsoundPlanError(
+            f"the join has no bound on how old its {side} side may be, so rows of any age could "
+            f"leave it: bound both sides' event times in the join's condition, for example "
+            f"a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at, or join on the event time itself. Intervals "
+            f"of months or years do not count as bounds, nor do comparisons with other columns, such as "
+            f"a deadline or a window's end; those may be added to the bounds"
+        )
+    return replace(
+        below,
+        buffered=row.buffers,
+        component=row.component,
+        late_at_watermark=row.late_at_watermark,
+        behind_ms=below.behind_ms + max(left_ms, right_ms),
+        stamps=_spark_stamps(node),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """How a stage's promise follows from Spark's watermark, both in ms."""
+
+    behind_ms: int = 0
+    spark_lag_ms: int = 0
+    """How far Spark's watermark is kept behind the service's: 1 where Spark is given W - 1 ms."""
+    buffered: bool = False
+    component: str = field(default="", compare=False)
+    """What keeps the rows that are held back."""
+
+    def spark_ms(self, watermark_ms: int) -> int:
+        """Convert the stage's input watermark to the one given to Spark.
+
+        >>> Promise().spark_ms(60_000), Promise(spark_lag_ms=1).spark_ms(60_000)
+        (60000, 59999)
+        """
+        return watermark_ms - self.spark_lag_ms
+
+    def promise_ms(self, spark_ms: int) -> int:
+        """Return the promise after a batch with this Spark watermark: rows still to leave are no older.
+
+        Where no operator buffers, rows leave with the batch that reads them. All rows before the
+        input watermark have been read by then, so those still to come are at or after it, although
+        Spark was given a millisecond less.
+
+        >>> Promise().promise_ms(60_000), Promise(spark_lag_ms=1).promise_ms(59_999)
+        (60000, 60000)
+        >>> Promise(behind_ms=1_000, spark_lag_ms=1, buffered=True).promise_ms(59_999)
+        58999
+        """
+        return spark_ms - self.behind_ms + (0 if self.buffered else self.spark_lag_ms)
+
+    def progress(self, spark_ms: int) -> StageProgress:
+        """Return what to commit after a batch with this Spark watermark.
+
+        >>> Promise(behind_ms=1_000, component="join").progress(60_000)
+        StageProgress(input_ms=60000, holds={'join': 59000})
+        >>> Promise().progress(60_000)
+        StageProgress(input_ms=60000, holds={})
+        """
+        input_ms, promise_ms = spark_ms + self.spark_lag_ms, self.promise_ms(spark_ms)
+        holds = {self.component or "delay": promise_ms} if promise_ms < input_ms else {}
+        return StageProgress(input_ms, holds)
+
+    @property
+    def is_of_windows(self) -> bool:
+        """Whether all that it keeps is windows or sessions, stamped no earlier than their end."""
+        return not self.behind_ms and self.component in {"", "window", "session"}
+
+
+def promise_of(
+    stage: str, rows: OutputRows, column: Column | None, delay_ms: int | None
+) -> Promise:
+    """Derive a stage's promise for rows stamped with a column; None: rows have no event time.
+
+    `delay_ms` is the declared delay, added to what the operators allow. Without it, raises
+    `UnsoundPlanError` if the plan does not bound how old the rows or the column may be.
+    """
+    if not rows.watermarked:
+        raise UnsoundPlanError(
+            f"stage {stage!r}: some rows that reach report() did not come through watermarked(): call "
+            f"watermarked() on every stream before the stage's operators"
+        )
+    if delay_ms is None:
+        _check_known(stage, rows, column)
+    return Promise(
+        behind_ms=rows.behind_ms + (delay_ms or 0),
+        spark_lag_ms=int(rows.late_at_watermark),
+        buffered=rows.buffered,
+        component=rows.component,
+    )
+
+
+def _check_known(stage: str, rows: OutputRows, column: Column | None) -> None:
+    if rows.declared_only:
+        raise UnsoundPlanError(
+            f"stage {stage!r}: only you know how old the rows that your state function emits can be: "
+            f"declare how far behind the watermark they may be, report(…, event_time='ended_at', "
+            f"delay='2 hours'), or give transformWithState an eventTimeColumnName"
+        )
+    stamp = None if column is None else rows.stamps.get(column.id)
+    if column is None or stamp in {Stamp.TIME, Stamp.WINDOW, Stamp.SESSION, Stamp.END}:
+        return
+    if stamp is Stamp.START:
+        raise UnsoundPlanError(
+            f"stage {stage!r}: {column.name!r} is the start of a window, but a window leaves when "
+            f"the watermark has passed its end: stamp rows with the end, or declare the length of "
+            f"the longest window, report(…, event_time={column.name!r}, delay='1 hour')"
+        )
+    raise UnsoundPlanError(
+        f"stage {stage!r}: the plan does not show how old {column.name!r} may be: stamp rows with "
+        f"the event time itself, a window's end or window_time(), or declare how far behind the "
+        f"watermark it may be, report(…, event_time={column.name!r}, delay='0 s') if never"
+    )

@@ -1,0 +1,318 @@
+"""Checks, before a query starts, that its stages can keep what they will promise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from spark_agent.client.spec import StageSpec, ancestors
+from spark_agent.exceptions import UnsoundPlanError
+from spark_agent.jvm.nodes import (
+    RANGES_MARK,
+    SOURCE_MARK,
+    Control,
+    Node,
+    Stamp,
+)
+from spark_agent.soundness.operators import Promise, output_rows, promise_of
+
+T = TypeVar("T")
+
+_ALLOWED_AFTER_REPORT: Final = frozenset(
+    {
+        "DataFrameDropColumns",
+        "Filter",
+        "Generate",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "SubqueryAlias",
+        "UnresolvedHint",
+        "View",
+    }
+)
+"""Operators allowed after `report()`: they neither hold rows back nor bring in others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCall:
+    """A call of `report`: the column with the rows' event time, and the declared delay (ms)."""
+
+    stage: str
+    event_time: str | None
+    delay_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStage:
+    """The stage whose early results a query writes, and by which percentile of its input."""
+
+    stage: str
+    percentile: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStages:
+    """The stages that a query executes, and what they may promise."""
+
+    sources: tuple[str, ...]
+    promises: Mapping[str, Promise]
+    """By keyed stage."""
+    reads_all: bool
+    """Whether each batch reads all available data: each source is known, and not rate limited."""
+    may_wait_for_more: bool = False
+    """Whether a source may leave data unread until there is more of it."""
+
+
+def check(
+    plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, ReportCall]
+) -> QueryStages:
+    """Find which stages a query executes and what they may promise. `reports` are by mark.
+
+    Raises `UnsoundPlanError` if the query does not meet its stages' requirements.
+    """
+    marks = [node.mark for node in plan.walk() if node.mark]
+    sources = [stage_of(mark) for mark in marks if mark.startswith(SOURCE_MARK)]
+    reported = [stage_of(mark) for mark in marks if mark.startswith(RANGES_MARK)]
+    watermarked = _unique(control.stage for control, _ in _controlled(plan))
+    if not sources and not watermarked and not reported:
+        raise UnsoundPlanError(
+            "the query goes through no stage: build it with source() or watermarked()"
+        )
+    for stage in set(sources + reported):
+        if (sources + reported).count(stage) > 1:
+            raise UnsoundPlanError(
+                f"stage {stage!r} is in this query more than once, but it must be reported exactly "
+                f"once. To join or union a source with itself, read its data a second time: with a "
+                f"readStream of its own that begins with watermarked(), without source()"
+            )
+    for stage in watermarked:
+        if stage not in reported:
+            raise UnsoundPlanError(
+                f"stage {stage!r} lacks report(): its ranges would never promise anything"
+            )
+    for stage in reported:
+        if stage not in watermarked:
+            raise UnsoundPlanError(
+                f"stage {stage!r} lacks watermarked(): its promises would follow a watermark that "
+                f"is not its own"
+            )
+    _check_inputs(plan, stages)
+    _check_deduplication(plan)
+    return QueryStages(
+        sources=tuple(sources),
+        promises=_promises(plan, reports),
+        reads_all=not any(node.limits or not node.reads_all for node in plan.walk()),
+        may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
+    )
+
+
+def check_early(plan: Node) -> EarlyStage | None:
+    """Return whose early results a query writes; None: it follows the watermark itself.
+
+    Raises `UnsoundPlanError` if it does both, or promises something by what is no promise.
+    """
+    followed = _unique(control for control, _ in _controlled(plan))
+    early = {
+        EarlyStage(each.stage, each.percentile) for each in followed if each.percentile is not None
+    }
+    if not early:
+        return None
+    if len(early) > 1 or any(each.percentile is None for each in followed):
+        raise UnsoundPlanError(
+            "the query has several calls of watermarked() that differ in stage or percentile: Spark has "
+            "one watermark for all of them. Give each the same, or start a query for each"
+        )
+    [found] = early
+    for node in plan.walk():
+        if node.mark:
+            what = "report()" if node.mark.startswith(RANGES_MARK) else "source()"
+            raise UnsoundPlanError(
+                f"stage {found.stage!r} closes its windows by a percentile, and the query calls {what}: "
+                f"early results may be incomplete, so nothing may be promised by them. Leave it out "
+                f"here. The query that reports is another one, whose watermarked() has no percentile"
+            )
+    _check_deduplication(plan)
+    return found
+
+
+def check_event_times(several: Sequence[str]) -> None:
+    """Refuse several event times in what an operator reads that takes one. Raises `UnsoundPlanError`."""
+    if several:
+        raise UnsoundPlanError(
+            f"a join or dropDuplicates reads rows with several event times ({', '.join(several)}), and "
+            f"Spark's operators take only one: drop before it those that are not needed, or compute "
+            f"them after it, for example the window from the event time"
+        )
+
+
+def stage_of(mark: str) -> str:
+    """Extract the stage from a reporter's mark.
+
+    >>> stage_of("tidegauge.ranges.3.per.hour")
+    'per.hour'
+    """
+    return mark.split(".", 3)[3]
+
+
+def _unique(found: Iterator[T]) -> list[T]:
+    return list(dict.fromkeys(found))
+
+
+def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
+    """Yield each control source of a plan, with the union of it and the data."""
+    for node in plan.walk():
+        if node.is_control_union:
+            [control] = [each.control for each in node.children[0].walk() if each.control]
+            yield control, node
+
+
+def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
+    for control, union in _controlled(plan):
+        _, data = union.children
+        if output_rows(data).buffered:
+            raise UnsoundPlanError(
+                f"stage {control.stage!r}: an operator before watermarked() keeps rows across batches, "
+                f"and may emit them when the watermark has already passed them: call watermarked() "
+                f"before it"
+            )
+        _check_event_time(control.stage, union)
+        above = ancestors(stages, control.stage)
+        for node in data.walk():
+            if node.mark.startswith(SOURCE_MARK) and stage_of(node.mark) not in above:
+                raise UnsoundPlanError(
+                    f"stage {control.stage!r} reads source {stage_of(node.mark)!r}, which is not "
+                    f"among its inputs in the specification: its watermark would not wait for it"
+                )
+        for limits in _unreported_limits(data):
+            raise UnsoundPlanError(
+                f"stage {control.stage!r} reads a source that is limited by {', '.join(limits)} and "
+                f"not reported in this query: rows that the watermark already covers could be left "
+                f"for a later batch, and be late by then. Leave out the limit, or report the source "
+                f"in this query with source()"
+            )
+
+
+def _check_event_time(stage: str, union: Node) -> None:
+    """Raise if the event time of `watermarked` was computed after `source`."""
+    _, data = union.children
+    for position, column in enumerate(union.output):
+        if column.stamp is Stamp.TIME and _is_recomputed(data, data.output[position].id):
+            raise UnsoundPlanError(
+                f"stage {stage!r}: watermarked() uses {column.name!r}, which is not the event time "
+                f"that source() uses, so there is no bound on how old it may be: compute it (or call "
+                f"mapInPandas) before source(), and give both the same column"
+            )
+
+
+def _is_recomputed(node: Node, column: int) -> bool:
+    """Return whether a column is not its source's event time, but another or a computed one."""
+    if node.mark.startswith(SOURCE_MARK):
+        return node.event_time is not None and column != node.event_time
+    if node.operator == "Union":
+        position = next(i for i, each in enumerate(node.output) if each.id == column)
+        return any(_is_recomputed(each, each.output[position].id) for each in node.children)
+    if node.operator == "Project":
+        origin, part = node.copies.get(column, (column, ""))
+        computed = bool(part) or column not in node.copies
+        [child] = node.children
+        return _has_source(child) if computed else _is_recomputed(child, origin)
+    from_below = [c for c in node.children if any(each.id == column for each in c.output)]
+    if not from_below:
+        return _has_source(node)
+    return any(_is_recomputed(child, column) for child in from_below)
+
+
+def _has_source(node: Node) -> bool:
+    return any(each.mark.startswith(SOURCE_MARK) for each in node.walk())
+
+
+def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
+    """Yield the limits of sources that this query does not report with `source()`."""
+    if node.mark.startswith(SOURCE_MARK):
+        return
+    if node.limits:
+        yield node.limits
+    for child in node.children:
+        yield from _unreported_limits(child)
+
+
+def _promises(plan: Node, reports: Mapping[str, ReportCall]) -> dict[str, Promise]:
+    return dict(_promises_below(plan, [], reports))
+
+
+def _promises_below(
+    node: Node, above: list[Node], reports: Mapping[str, ReportCall]
+) -> Iterator[tuple[str, Promise]]:
+    """Find every report, and check the operators after it."""
+    if node.mark.startswith(RANGES_MARK):
+        stage = stage_of(node.mark)
+        for each in above:
+            if each.operator not in _ALLOWED_AFTER_REPORT and not _is_reported(each):
+                raise UnsoundPlanError(_error_after_report(stage, each.operator))
+        _check_reported_time(node, above, reports[node.mark])
+        yield stage, _promise(node, reports[node.mark])
+    for child in node.children:
+        yield from _promises_below(child, [*above, node], reports)
+
+
+def _check_reported_time(node: Node, above: Sequence[Node], report: ReportCall) -> None:
+    """Raise if the event time is computed anew after the report: the stage below goes by that."""
+    if report.event_time is None:
+        return
+    copies = {each.id for each in node.output if each.name == report.event_time}
+    for project in (each for each in reversed(above) if each.operator == "Project"):
+        origins = {each.id: project.copies.get(each.id, (each.id, "")) for each in project.output}
+        copies = {id_ for id_, (origin, part) in origins.items() if origin in copies and not part}
+        for each in project.output:
+            if each.name.lower() == report.event_time.lower() and each.id not in copies:
+                raise UnsoundPlanError(
+                    f"stage {report.stage!r}: {each.name!r} is computed after report(), which has "
+                    f"promised by what it was before, so rows could be older than the stage says: "
+                    f"compute it before report(), or under another name"
+                )
+
+
+def _is_reported(node: Node) -> bool:
+    """Return whether every row that leaves a node has passed a report, and is not held after it."""
+    if node.mark.startswith(RANGES_MARK):
+        return True
+    passes = node.operator in _ALLOWED_AFTER_REPORT or node.operator == "Union"
+    return passes and bool(node.children) and all(_is_reported(each) for each in node.children)
+
+
+def _error_after_report(stage: str, operator: str) -> str:
+    if operator == "Union":
+        return (
+            f"stage {stage!r}: its rows are unioned after report() with rows that did not pass "
+            f"through report(), although they leave with the stage's rows: report both sides"
+        )
+    return (
+        f"stage {stage!r}: Spark's operator {operator} comes after report(), where it could hold "
+        f"back or change rows that the stage has promised: call report() last"
+    )
+
+
+def _promise(node: Node, report: ReportCall) -> Promise:
+    [below] = node.children
+    column = None
+    if report.event_time is not None:
+        column = next(each for each in below.output if each.name == report.event_time)
+    return promise_of(report.stage, output_rows(below), column, report.delay_ms)
+
+
+def _check_deduplication(plan: Node) -> None:
+    """Raise if a `dropDuplicatesWithinWatermark` would remember its keys for no time at all."""
+    for node in plan.walk():
+        if node.operator != "DeduplicateWithinWatermark":
+            continue
+        for each in node.walk():
+            if each.operator == "EventTimeWatermark" and each.delay_ms == 0:
+                raise UnsoundPlanError(
+                    "dropDuplicatesWithinWatermark remembers a key for the delay of its watermark, "
+                    "which is zero here, so duplicates would pass: declare how far apart duplicates "
+                    "may be, watermarked(…, deduplicate_within='1 hour')"
+                )

@@ -1,0 +1,87 @@
+"""Settings of Spark and of a pipeline on which a stage's promise depends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pyspark.sql import SparkSession
+
+from spark_agent.client.spec import StageSpec, upstream
+from spark_agent.exceptions import (
+    UnsoundPlanError,
+)
+from spark_agent.jvm.nodes import Control, Node
+
+_MOST_PERCENT: Final = 99
+_DAY_MS: Final = 86_400_000
+
+
+def check_settings(spark: SparkSession, controls: Sequence[Control]) -> None:
+    """Refuse settings of Spark by which a promise would not hold. Raises `ValueError`."""
+    several = "spark.sql.streaming.statefulOperator.allowMultiple"
+    if str(spark.conf.get(several, "true")).lower() != "true":
+        raise ValueError(
+            f"{several} is off. Then Spark does not give each operator its own watermark, which "
+            f"a stage's promise relies on: leave it at true"
+        )
+    policy = spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
+    if len(controls) > 1 and str(policy).lower() != "min":
+        raise ValueError(
+            f"spark.sql.streaming.multipleWatermarkPolicy is {policy!r}: with several calls of "
+            f"watermarked() in one query it must be 'min'"
+        )
+
+
+def check_days(tree: Node, zone: str) -> None:
+    """Refuse a join over a day or more where days differ in length. Raises `UnsoundPlanError`."""
+    longest_ms = max(
+        (
+            bound
+            for node in tree.walk()
+            if node.bounds is not None
+            for bound in (node.bounds.left_ms, node.bounds.right_ms)
+            if bound is not None
+        ),
+        default=0,
+    )
+    if longest_ms >= _DAY_MS and changes_offset(zone):
+        raise UnsoundPlanError(
+            f"a join's bounds are a day or more, and spark.sql.session.timeZone is {zone!r}: there "
+            f"Spark adds a calendar day, which may have 25 hours, but forgets a row after 24, so rows "
+            f"that are on time would be lost. Set spark.sql.session.timeZone to UTC, or keep the bounds "
+            f"below a day"
+        )
+
+
+def changes_offset(zone: str) -> bool:
+    """Return whether clocks are changed in a time zone, in this century. One that is not known has a
+    fixed offset: "+02:00".
+
+    >>> [changes_offset(zone) for zone in ("America/New_York", "UTC", "Asia/Tokyo", "+02:00")]
+    [True, False, False, False]
+    """
+    try:
+        info = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        return False
+    months = (
+        datetime(year, month, 1, tzinfo=info)
+        for year in range(2000, 2038)
+        for month in range(1, 13)
+    )
+    return len({each.utcoffset() for each in months}) > 1
+
+
+def check_percentile(stages: Mapping[str, StageSpec], stage: str, percentile: int) -> None:
+    """Refuse a percentile that the stages above do not declare. Raises `ValueError`."""
+    if type(percentile) is not int or not 1 <= percentile <= _MOST_PERCENT:
+        raise ValueError(f"percentile {percentile!r} is not one: write 1 to {_MOST_PERCENT}")
+    for above in sorted(upstream(stages, stage, ())):
+        if percentile not in stages[above].percentiles:
+            raise ValueError(
+                f"stage {stage!r} reads {above!r}, which does not declare this percentile: add "
+                f'"percentiles": [{percentile}] to {above!r} in the specification'
+            )

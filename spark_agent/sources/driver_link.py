@@ -1,0 +1,224 @@
+"""The link between a query's sources and the driver: a loopback socket, one line each way.
+
+Spark runs a Python source in a process of its own next to the driver. The state that determines its
+next offset is in the driver (see `spark_agent.driver.watermark_feed`), so the source requests it from
+there: a control source the next watermark, a source of ours what its shards may read.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hmac import compare_digest
+from secrets import token_hex
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from spark_agent.exceptions import NotStartedError, QueryFailedError
+from spark_agent.sources.admission import Admission, Wanted
+
+_LONGEST_LINE: Final = 4 << 20
+"""In bytes: a source may ask for ten thousand shards."""
+_PART: Final = 65_536
+
+T = TypeVar("T")
+
+
+class LinkError(Exception):
+    """The driver does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """How long a batch was held back before it ran, and why."""
+
+    ms: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Where a control source is, in Spark's checkpoint.
+
+    `watermark_ms` is the latest watermark that it has handed to Spark, in Spark's range; None: none
+    yet. `turn` counts the batches that it has caused. `waited` is only shown: in the query's progress.
+    """
+
+    watermark_ms: int | None
+    turn: int
+    waited: HeldBack | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Offset:
+        """Read it from the form that Spark logs."""
+        waited = stored.get("waited")
+        return cls(
+            stored["watermark"], stored["turn"], None if waited is None else HeldBack(**waited)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in the form that Spark logs."""
+        stored: dict[str, Any] = {"watermark": self.watermark_ms, "turn": self.turn}
+        return stored if self.waited is None else stored | {"waited": asdict(self.waited)}
+
+    @staticmethod
+    def is_stored(stored: object) -> bool:
+        """Return whether this is an offset in the form that Spark logs.
+
+        >>> Offset.is_stored(Offset(5, 1, HeldBack(2, "…")).to_dict()), Offset.is_stored({"turn": 1})
+        (True, False)
+        """
+        return isinstance(stored, dict) and stored.keys() - {"waited"} == {"watermark", "turn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The answer to a control source that the next batch has to wait; ask again after `ms`."""
+
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Asks for what comes after an offset or, if `wanted` is set, for what may be read."""
+
+    token: str
+    control: str
+    reader: str
+    watermark_ms: int | None = None
+    turn: int = 0
+    wanted: dict[str, Any] | None = None
+
+
+class LinkClient:
+    """A source's end: one persistent connection. Spark polls a source from one thread."""
+
+    def __init__(self, port: int, token: str, *, timeout_ms: int) -> None:
+        self._port = port
+        self._token = token
+        self._timeout_ms = timeout_ms
+        # A control source may be in a plan twice (a stream joined with itself).
+        self._reader = token_hex(8)
+        self._link: socket.socket | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drop the connection: Spark pickles the source for `read`, which does not need it."""
+        return {**self.__dict__, "_link": None}
+
+    def next(self, control: str, at: Offset) -> Offset | Hold:
+        """Ask the driver for the offset after `at`.
+
+        Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
+        """
+        request = _Request(self._token, control, self._reader, at.watermark_ms, at.turn)
+        return self._ask(request, _read_offset)
+
+    def admit(self, source: str, wanted: Wanted) -> Admission:
+        """Ask the driver what the shards of a source may read in the next batch.
+
+        Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
+        """
+        request = _Request(self._token, source, self._reader, wanted=wanted.to_dict())
+        return self._ask(request, lambda answer: Admission.from_dict(answer["limits"]))
+
+    def _ask(self, request: _Request, read: Callable[[dict[str, Any]], T]) -> T:
+        try:
+            link = self._link or self._connect()
+            link.sendall(json.dumps(asdict(request)).encode() + b"\n")
+            answer = json.loads(_line(link))
+            if "not_started" in answer:
+                raise NotStartedError(answer["not_started"])
+            if "failed" in answer:
+                raise QueryFailedError(answer["failed"])
+            return read(answer)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise LinkError(str(error)) from error
+
+    def close(self) -> None:
+        """Close the connection; the next request reconnects."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _connect(self) -> socket.socket:
+        address = ("127.0.0.1", self._port)
+        self._link = socket.create_connection(address, timeout=self._timeout_ms / 1_000)
+        return self._link
+
+
+def _read_offset(answer: dict[str, Any]) -> Offset | Hold:
+    return Hold(answer["hold"]) if "hold" in answer else Offset.from_dict(answer["offset"])
+
+
+def _line(link: socket.socket) -> bytes:
+    """Read an answer, one line. Raises `ValueError` if the connection closes before its end."""
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        part = link.recv(_PART)
+        if not part:
+            raise ValueError("the driver closed the connection")
+        found += part
+    return bytes(found)
+
+
+class LinkServer:
+    """The driver's end. `answer` maps a control source's id, its reader's id and its offset to the next
+    offset; `admit` maps the id of a source of ours and what it wants to what it may read. Each reader
+    has a thread of its own.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        answer: Callable[[str, str, Offset], Offset | Hold],
+        admit: Callable[[str, Wanted], Admission] | None = None,
+    ) -> None:
+        links: WeakSet[socket.socket] = WeakSet()
+
+        def answered(request: _Request) -> dict[str, Any]:
+            try:
+                if request.wanted is not None and admit is not None:
+                    wanted = Wanted.from_dict(request.wanted)
+                    return {"limits": admit(request.control, wanted).to_dict()}
+                at = Offset(request.watermark_ms, request.turn)
+                found = answer(request.control, request.reader, at)
+            except NotStartedError as error:
+                return {"not_started": error.stage}
+            except QueryFailedError as error:
+                return {"failed": str(error)}
+            return {"hold": found.ms} if isinstance(found, Hold) else {"offset": found.to_dict()}
+
+        class Handler(StreamRequestHandler):
+            """Answers one reader."""
+
+            def handle(self) -> None:
+                """Answer line by line; close the connection if the token is wrong."""
+                links.add(self.connection)
+                with suppress(OSError, ValueError, TypeError, LinkError):
+                    while line := self.rfile.readline(_LONGEST_LINE):
+                        request = _Request(**json.loads(line))
+                        if not compare_digest(request.token, token):
+                            return
+                        self.wfile.write(json.dumps(answered(request)).encode() + b"\n")
+
+        self._links = links
+        self._server = ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        threading.Thread(
+            target=self._server.serve_forever, name="tidegauge-link", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Close the connections of all readers."""
+        self._server.shutdown()
+        self._server.server_close()
+        for link in list(self._links):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,80 @@
+"""The driver's own claims and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spark_agent.client.client import Client
+from spark_agent.client.errors import InputAhead, LeaseConflict, LeaseLost
+from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
+
+DRIVER_ATTEMPT: Final = 2**31 - 1
+"""The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,
+but not the next epoch's tasks, since the epoch is compared first."""
+
+WATCH_MS: Final = 1_500
+"""The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReporter:
+    """Claims ranges and reports for them, with the driver's rank after one epoch."""
+
+    client: Client
+    job: str
+    query: str
+    ttl_ms: int
+    """How long its leases last unless a call says otherwise."""
+    run: int
+    epoch: int
+    """The last epoch that was committed; -1: none."""
+
+    def claim(
+        self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
+    ) -> Lease | None:
+        """Claim ranges (None: all); return None if others hold them."""
+        try:
+            return self.client.claim(
+                self.job,
+                stage,
+                ranges,
+                holder=f"{self.query}.driver",
+                ttl_ms=ttl_ms or self.ttl_ms,
+                rank=Rank(self.run, max(self.epoch, 0), DRIVER_ATTEMPT),
+            )
+        except LeaseConflict:
+            return None
+
+    def report_shards(
+        self, stage: str, reports: Mapping[str, RangeReport], *, ttl_ms: int | None = None
+    ) -> list[str]:
+        """Report for shards of a source; return those that nobody else held."""
+        lease = self.claim(stage, sorted(reports), ttl_ms=ttl_ms) if reports else None
+        if lease is None:
+            return []
+        granted = [shard for shard in lease.granted if shard in reports]
+        if granted and not self.report(stage, lease, {each: reports[each] for each in granted}):
+            return []
+        return granted
+
+    def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:
+        """Report under a lease; return whether it was not lost to the next batch's tasks meanwhile."""
+        try:
+            self.client.report(self.job, stage, lease, reports)
+        except LeaseLost:
+            return False
+        return True
+
+    def report_progress(
+        self, stage: str, lease: Lease, progress: StageProgress, *, idle: bool = False
+    ) -> bool:
+        """Report a keyed stage's progress for what a lease has granted; return whether it counts."""
+        report = RangeReport(idle=idle, holds=progress.holds)
+        reports = dict.fromkeys(lease.granted, report)
+        try:
+            self.client.report(self.job, stage, lease, reports, input_ms=progress.input_ms)
+        except (InputAhead, LeaseLost):
+            return False
+        return True

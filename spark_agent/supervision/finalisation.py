@@ -1,0 +1,163 @@
+"""Making the sources of a bounded query final once it has read everything, and then stopping it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from spark_agent.client.client import Client, StageWatermark
+from spark_agent.client.reports import RangeReport
+from spark_agent.client.spec import StageSpec
+from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
+from spark_agent.supervision.diagnostics import added_shards_message
+from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.pending_reports import PendingReports
+from spark_agent.times import MAX_MS
+
+_MOST_LOOKED_UP: Final = 10_000
+"""Shards of a source that one look-up returns, those that hold it back most first."""
+
+
+class Finalisation:
+    """Which shards are not final yet, and whether their query has read everything."""
+
+    def __init__(
+        self, assignment: Assignment, client: Client, unread: Mapping[str, Collection[str]]
+    ) -> None:
+        """`unread` are the shards of each source of ours that have something unread; it changes."""
+        self._assignment = assignment
+        self._unread = unread
+        self._client = client
+        self.not_final: dict[str, set[str]] = {
+            stage.name: set(stage.shards) for stage in assignment.sources
+        }
+        """By source. The driver's watch over quiet shards reads it, too."""
+        self.is_drained = False
+        """Whether a bounded query has read everything, and its last epoch is committed."""
+        self._has_read_all = False
+        self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
+        """Dynamic sources whose joined shards the service has not been asked for yet."""
+        self._stop_requested = False
+        self._confirmed = not assignment.sources
+        """Whether the service shows every source as final."""
+        self.obstacle: str | None = None
+        """Why the query can never finish; None: it can, as far as is known."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the query was stopped because all of its stages are final."""
+        return self._stop_requested
+
+    @property
+    def are_final(self) -> bool:
+        """Whether all sources are final, by the service: such a watermark is durable. A report that it
+        has accepted may be lost with it.
+        """
+        return self._confirmed and not any(self.not_final.values()) and not self._to_look_up
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether everything is read, and some shard is still to be made final."""
+        return (self.is_drained or self._has_read_all) and not self.are_final
+
+    def find_joined_shards(self) -> None:
+        """Find the shards that joined dynamic sources before this query was started.
+
+        Those that join later are known from its tasks: `add_joined`.
+        """
+        while self._to_look_up:
+            stage = self._to_look_up[-1]
+            self.add_joined(stage, self._look_up(stage))
+            self._to_look_up.pop()
+
+    def _look_up(self, stage: str) -> set[str]:
+        """Return a source's shards that are not final, by the service."""
+        answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_LOOKED_UP)
+        return {each["range"] for each in answer["ranges"] if each["status"] != "final"}
+
+    def add_joined(self, stage: str, shards: Iterable[str]) -> None:
+        """Add shards of a dynamic source."""
+        self.not_final[stage].update(shards)
+
+    def check_drained(self, query: QueryHandle | None, committed_epoch: int) -> None:
+        """Detect whether a query without control sources has read everything, and that is committed.
+
+        Spark tells its listeners of a batch some time after the next trigger has found nothing. Until
+        then its shards are not known here, and without them a dynamic source would be final too early.
+        """
+        if (
+            not self._assignment.bounded
+            or self.is_drained
+            or query is None
+            or query.has_control_sources
+        ):
+            return
+        # Also if it has run no batch: an earlier start may have read everything.
+        # A trigger may find nothing because shards that have more must wait.
+        self._has_read_all = query.has_no_new_data() and not any(self._unread.values())
+        if self._has_read_all:
+            newest = query.recent_batch()
+            self.is_drained = newest is None or newest.epoch <= committed_epoch
+
+    def finish(
+        self,
+        reporter: DriverReporter,
+        pending: PendingReports,
+        committed: Committed,
+        query: QueryHandle | None,
+    ) -> None:
+        """Make a drained query's sources final; once all its stages are final, stop the query."""
+        has_closed_all = not self._assignment.keyed or committed.input_ms == MAX_MS
+        may_finish = self.is_drained if self._assignment.sources else has_closed_all
+        if self._stop_requested or not may_finish:
+            return
+        for stage, shards in self.not_final.items():
+            self._report_final(reporter, pending, stage, shards)
+        watermarks = self._client.watermarks(self._assignment.job)
+        self._compare(watermarks, pending)
+        if not self.are_final or not has_closed_all or query is None:
+            return
+        here = [watermarks.get(stage) for stage in self._assignment.stages]
+        if all(each is None or each.final for each in here):
+            self._stop_requested = True
+            query.stop()
+
+    def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
+        """Compare the shards that are not final, as known here, with the service's watermarks."""
+        found = [watermarks.get(source.name) for source in self._assignment.sources]
+        self._confirmed = all(each is None or each.final for each in found)
+        for source in self._assignment.sources:
+            here = watermarks.get(source.name)
+            if here is None or here.final:
+                # The others were taken out of the specification, or another driver made them final.
+                self.not_final[source.name].clear()
+                pending.remove_all(source.name)
+            elif source.is_dynamic and not self.not_final[source.name]:
+                # More have joined than one look-up returns, or since.
+                self._to_look_up.append(source.name)
+            elif not self.not_final[source.name]:
+                self._look_again(source)
+
+    def _look_again(self, source: StageSpec) -> None:
+        """Find out why a source is not final, although all shards that this query knows were.
+
+        A service that has lost its ledger has to be told again. A shard that was added while the query
+        ran is another one's to report: this query has never read it.
+        """
+        found = self._look_up(source.name)
+        self.not_final[source.name].update(found.intersection(source.shards))
+        if added := found.difference(source.shards):
+            self.obstacle = added_shards_message(self._assignment.query, source.name, added)
+
+    def _report_final(
+        self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]
+    ) -> None:
+        """Report a source's shards as final. Those that are denied are retried later.
+
+        This is safe even if the last epoch is not committed yet: a source promises only about rows
+        that it has still to emit. The stage that reads it accounts for those already emitted.
+        """
+        final = reporter.report_shards(stage, dict.fromkeys(shards, RangeReport(final=True)))
+        shards.difference_update(final)
+        for shard in final:
+            pending.remove(stage, shard)

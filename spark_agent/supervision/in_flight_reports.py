@@ -1,0 +1,70 @@
+"""The driver's reports of what sources with percentile watermarks have in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from spark_agent.client.reports import RangeReport
+from spark_agent.client.spec import StageSpec
+from spark_agent.clock import Clock
+from spark_agent.executor.in_flight import StageInFlight
+from spark_agent.executor.tally import Tally
+from spark_agent.supervision.driver_reporter import WATCH_MS, DriverReporter
+
+_REPEAT_MS: Final = 20_000
+"""How often the service is told anew what is in flight. It is soft state there, and may be lost."""
+_SKETCHES_PER_REPORT: Final = 100
+"""Each takes several kilobytes."""
+
+
+class InFlightReports:
+    """What the query's sources have in flight, and what of it the service still has to be told."""
+
+    def __init__(
+        self, stages: Mapping[str, StageInFlight], watched: Collection[str], clock: Clock
+    ) -> None:
+        """`watched` are the stages whose shards the service may take for idle."""
+        self._stages = stages
+        self._watched = watched
+        self._clock = clock
+        self._repeat_ms: int | None = None
+
+    def add(self, stage: StageSpec, tally: Tally) -> None:
+        """Add what the tasks of a committed epoch have brought."""
+        here = self._stages.get(stage.name)
+        if here is None:
+            return
+        for shard, packed in tally.in_flight.items():
+            promise_ms = tally.promises[shard].watermark_ms
+            if promise_ms is not None:
+                here.add(shard, packed, promise_ms)
+        if stage.has_idle_policy:
+            # The service takes no shard for idle that has something in flight.
+            here.forget_all_but(tally.promises)
+
+    def forget(self, stage: str) -> None:
+        """Forget what a stage has in flight: its shards have become quiet."""
+        if stage in self._stages:
+            self._stages[stage].forget_all_but(())
+
+    def report(self, reporter: DriverReporter) -> None:
+        """Report what shards have in flight after the last epoch.
+
+        The tasks cannot: they do not know of the batches before. A shard that a task of the next batch
+        already holds is denied, and is reported after that.
+        """
+        now_ms = self._clock.steady_ms()
+        is_due = self._repeat_ms is None or now_ms >= self._repeat_ms
+        if is_due:
+            self._repeat_ms = now_ms + _REPEAT_MS
+        for stage, in_flight in self._stages.items():
+            if is_due:
+                in_flight.repeat()
+            ttl_ms = WATCH_MS if stage in self._watched else None
+            # Without rows: those were reported by the tasks.
+            reports = {
+                shard: RangeReport(records=0, pending=each)
+                for shard, each in in_flight.unreported(_SKETCHES_PER_REPORT).items()
+            }
+            in_flight.told(reporter.report_shards(stage, reports, ttl_ms=ttl_ms))

@@ -1,0 +1,1 @@
+"""Throttling of sources that are ahead of others, or of the stages below."""
