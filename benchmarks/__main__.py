@@ -55,7 +55,7 @@ PARTS = {
     "spark": spark,
 }
 ALONE = {"spark"}
-"""What is measured only if asked for."""
+"""Figures that are measured only on request."""
 
 
 def main() -> None:

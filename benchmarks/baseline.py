@@ -1,4 +1,4 @@
-"""What the figures are measured against: handlers that do nothing, on the same server.
+"""Baselines of the figures: handlers that do nothing, on the same server.
 
 `/bare` answers a constant without looking at the request, `/body` reads the request's body first.
 """

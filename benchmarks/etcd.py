@@ -56,7 +56,7 @@ def transaction(keys: int) -> bytes:
 
 
 def load(port: int, keys: int, connections: int, seconds: float) -> tuple[int, float]:
-    """How many transactions were made, in what time.
+    """Return the number of transactions, and their time.
 
     A thread for each connection: gRPC does nearly all of the work outside the interpreter's lock, and
     its asyncio variant takes twice the processor time for a call.

@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure."""
+    """Durations of the measurements."""
 
     rounds: int
     seconds: float
@@ -114,7 +114,7 @@ def tile(count: int) -> list[str]:
 
 FIRST = 1_767_225_600_000
 OBSERVED = 10**14
-"""What key ranges have observed of an input that is final: later than any of their holds."""
+"""Observed input of key ranges below a final stage: later than any of their holds."""
 
 
 def packed(server: Service, name: str, *, standing: bool, connections: int = CONNECTIONS) -> Target:
@@ -273,7 +273,7 @@ def memory(plan: Plan, folder: Path) -> Iterator[Figure]:
 
 
 def growth(plan: Plan, server: Service) -> Iterator[Figure]:
-    """What one report costs in a large stage, by that in a small one."""
+    """Yield the cost of one report in a large stage, relative to a small one."""
     sizes = (1_000, plan.ranges)
     targets: list[Target] = []
     for count in sizes:

@@ -90,7 +90,7 @@ def p99_ms(times: Sequence[float]) -> float:
 
 
 async def read_ms(ledger: Ledger, until_ms: int) -> float:
-    """How long the history of one stage takes to read: 500 points of all of it."""
+    """Return the time to read the history of one stage: 500 points of all of it."""
     took: list[float] = []
     for _ in range(10):
         began = time.perf_counter()

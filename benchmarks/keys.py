@@ -1,4 +1,4 @@
-"""What a key costs: reports to a service that has keys, against the same to one that has none."""
+"""Cost of a key: reports to a service that has keys, against the same to one that has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long from a report to its server-sent event: `python -m benchmarks.latency URL JOB RATE SECONDS`.
+"""Latency from a report to its server-sent event: `python -m benchmarks.latency URL JOB RATE SECONDS`.
 
 Reports go out on a fixed schedule whatever becomes of the earlier ones, so a service that stalls is
 charged for all that had to wait. Every report advances the watermark. The clock of a report stops

@@ -69,12 +69,12 @@ class Target:
     tokens: tuple[str, ...] = ()
     first: int = 1_767_225_600_000
     key: str = ""
-    """What the requests are authorised with, if with anything."""
+    """Key of the requests, if any."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many were answered with 2xx, in what time."""
+    """Number of responses with 2xx, and their time."""
 
     requests: int
     seconds: float
@@ -89,7 +89,7 @@ class LoadFailedError(RuntimeError):
 
 
 def generator() -> str:
-    """Which load generator is used."""
+    """Return the name of the load generator."""
     return "wrk" if shutil.which("wrk") else "python"
 
 

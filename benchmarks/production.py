@@ -39,7 +39,7 @@ CORES_FOR_TWO = 4
 """Two replicas, Redis, and the load."""
 
 WORKLOADS = ("standing", "advancing")
-"""Whether the watermark moves with the reports: if it does, each is answered once that is durable."""
+"""Movement of the watermark with the reports: if it does, each is answered once that is durable."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Contestant:
     """Given the first value to report."""
     rates: list[float] = field(default_factory=list[float])
     used: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
-    """What share of a core each process had."""
+    """Share of a core that each process had."""
 
     @property
     def rate(self) -> float:
@@ -261,7 +261,7 @@ def halves(
 
 
 def two_replicas(plan: Plan, on: Stores) -> Iterator[Figure]:
-    """What a second replica gives."""
+    """Yield the gain by a second replica."""
     with ExitStack() as stack:
         first, second = (stack.enter_context(on.replica()) for _ in range(2))
         pairs = {

@@ -31,7 +31,7 @@ BEGIN_IN_S = 1.0
 
 @dataclass(frozen=True)
 class Clients:
-    """How many, each a process, and how many calls each sends together."""
+    """Number of clients, each a process, and of calls that each sends together."""
 
     count: int
     depth: int
@@ -44,7 +44,7 @@ CANDIDATES = (Clients(1, 1), Clients(1, 8), Clients(2, 1), Clients(2, 4), Client
 
 
 def client(port: int, depth: int, begin: float, seconds: float) -> tuple[int, float]:
-    """How many calls were made, in what time."""
+    """Return the number of calls, and their time."""
     redis: Any = Redis(port=port)
     digest = redis.script_load(SCRIPT)
     encoder = msgspec.msgpack.Encoder()

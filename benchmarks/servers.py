@@ -63,7 +63,7 @@ def service(
 
 
 def resident_bytes(pid: int) -> int:
-    """How much memory a process has now."""
+    """Return the resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -71,7 +71,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def processor_seconds(pid: int, *, family: bool = False) -> float:
-    """How much processor time a process has had, all threads; with its family, its children too."""
+    """Return the processor time of a process, all threads; with its family, of its children too."""
     own = _stat(Path(f"/proc/{pid}/stat"))
     # Those that have ended are in its own account.
     ticks = sum(own[11 : 15 if family else 13])

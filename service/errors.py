@@ -169,7 +169,7 @@ class StaleRunError(ProblemError):
     def __init__(self, detail: str, run: int | None, **members: object) -> None:
         super().__init__(detail, run=run, **members)
         self.run = run
-        """Which the stage belongs to. None: to none."""
+        """The owning run, if any."""
 
     def opened_by(self, holder: str) -> StaleRunError:
         """Return the same error, which also names who opened the stage's run."""

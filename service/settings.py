@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(default=0, ge=0)
     """0: as the limit of file descriptors allows, at most 16,000."""
     max_connections_per_client: int = Field(default=0, ge=0)
-    """Of one address; 0: no such limit. Behind a load balancer, all clients have its address."""
+    """Connections of one address; 0: not limited. A load balancer's clients all have its address."""
     max_readers_per_client: int = Field(default=0, ge=0)
     """Long polls and streams of one address; 0: half as many as there may be connections."""
     max_header_bytes: int = Field(default=32 * 2**10, ge=1_024, le=2**20)
@@ -47,18 +47,18 @@ class Settings(BaseSettings):
     max_pipelined: int = Field(default=64, ge=1, le=10_000)
     """Requests that one connection may send before it has read their answers."""
     max_bodies_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    """Of all requests that are being read or answered, those with small bodies left out."""
+    """Bodies of all requests that are being read or answered, small ones left out."""
     header_timeout_ms: int = Field(default=10_000, ge=100)
     body_stall_timeout_ms: int = Field(default=10_000, ge=100)
-    """How long a body may make no progress."""
+    """Longest time without progress of a body."""
     body_timeout_ms: int = Field(default=120_000, ge=100)
-    """How long a body may take in all."""
+    """Longest time for a body."""
     write_timeout_ms: int = Field(default=60_000, ge=100)
-    """How long a client may read nothing of its answer."""
+    """Longest time in which a client reads nothing of its response."""
     idle_timeout_ms: int = Field(default=75_000, ge=100)
-    """How long a connection may be idle."""
+    """Longest time for which a connection may be idle."""
     checkpoint_interval_ms: int = Field(default=1_000, ge=10, le=60_000)
-    """How old a saved promise may be after a crash. That costs time, never correctness."""
+    """Age of a saved promise after a crash, at most. Age costs time, never correctness."""
     history_fine_ms: int = Field(default=DAY_MS, ge=0)
     """History younger than this keeps every advance; older is thinned to one row per minute."""
     history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)

@@ -45,7 +45,7 @@ def run_to_completion(
 _ASIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
 
 _MANY: Final = 20_000
-"""Of so many ranges, numpy's loops take less than a millisecond."""
+"""Number of ranges up to which numpy's loops take less than a millisecond."""
 
 
 async def aside(work: Callable[[], R], ranges: int) -> R:

@@ -26,7 +26,7 @@ _LAST_US: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ShardRows:
-    """What a batch had of one shard."""
+    """Rows of one shard in a batch."""
 
     newest_ms: int
     """The newest event time, rounded down."""
@@ -44,7 +44,7 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """What a batch had of each known shard, and what was odd."""
+    """Rows of a batch by known shard, and counts of odd rows."""
 
     by_shard: dict[str, ShardRows]
     late_rows: int = 0

@@ -69,7 +69,7 @@ from spark_agent.strategies import EARLIEST_MS, Strategy
 from spark_agent.times import Duration, duration_ms
 
 _LINK_MARGIN_MS: Final = 5_000
-"""How much longer a control source waits for the driver than the driver waits for the service."""
+"""Wait of a control source for the driver, beyond the driver's own wait for the service."""
 
 
 def _short_id() -> str:

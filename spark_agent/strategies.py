@@ -1,4 +1,4 @@
-"""How a source's task derives a promise from the event times that it has seen."""
+"""Strategies: promises of a source's task, derived from the event times that it has read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EARLIEST_MS: Final = -62_135_596_800_000
 
 
 class Strategy(Protocol):
-    """What a shard may promise. It is pickled and sent to the executors, so it keeps no state.
+    """Derivation of a shard's promise. It is pickled and sent to the executors, so it keeps no state.
 
     It needs none: the service never lets a promise go down, so a batch of old rows changes nothing.
     """

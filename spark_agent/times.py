@@ -203,7 +203,7 @@ def _reject_ambiguous(given: str | int, digits: str, name: str) -> None:
 
 
 def _may_be_date(digits: str) -> bool:
-    """Whether digits alone may be a year, month, day or minute of this century.
+    """Return whether digits alone may be a year, month, day or minute of this century.
 
     As milliseconds, they would be a moment of 1970 or one far away: who waits for the former would be
     told at once that it has been reached.

@@ -35,7 +35,7 @@ PACE: Final = {FAST: 10, SLOW: 1}
 """Files in a batch."""
 FILES: Final = 120
 FILE_S: Final = 6
-"""Of event time, in a file."""
+"""Seconds of event time in a file."""
 ROWS: Final = 200
 DRIFT_S: Final = 180
 _START_S: Final = 1_700_000_000
@@ -49,7 +49,7 @@ _ALIGNED: Final = {"groups": [{"stages": [FAST, SLOW], "max_drift_ms": DRIFT_S *
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen of a run."""
+    """Observations of a run."""
 
     seconds: float
     spread_s: int

@@ -41,11 +41,11 @@ class Files:
     rows: int
     slices: int
     by_shard: bool
-    """Whether each file has the rows of one shard alone."""
+    """True if each file has the rows of one shard alone."""
 
     @property
     def per_batch(self) -> int:
-        """How many files one batch takes: one slice of time."""
+        """Return the number of files of one batch: one slice of time."""
         return SHARDS if self.by_shard else 1
 
     @property
@@ -55,7 +55,7 @@ class Files:
 
     @property
     def sessions(self) -> int:
-        """How many come out. The sessions of the last rows stay open."""
+        """Return the number of sessions that come out. The sessions of the last rows stay open."""
         return self.rows // _CLICKS
 
     def write(self) -> None:

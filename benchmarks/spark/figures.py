@@ -21,7 +21,7 @@ from tests.spark.cluster.chain import STAGES, Chain
 
 @dataclass(frozen=True)
 class Size:
-    """How much to measure."""
+    """Size of the measurements."""
 
     rows: int
     slices: int
@@ -85,7 +85,7 @@ def measured(
 
 
 def _costs(case: Case, *, enough: bool) -> Iterator[Figure]:
-    """What the whole costs; and where it was measured, what each part adds.
+    """Yield the cost of the whole and, where it was measured, of each part.
 
     The target in total is for fifty batches or more: with few, one batch more in the state is much.
     """
@@ -155,7 +155,7 @@ def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[
 
 
 def _lag(trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, float]]]) -> Figure:
-    """Of a chain, the stages' lags add up: a row of the first lets a window of the second close."""
+    """The lags of a chain's stages add up: a row of the first lets a window of the second close."""
     sums = {
         kind: (
             sum(max(batches for batches, _ in lags[kind, stage]) for stage in range(stages)),

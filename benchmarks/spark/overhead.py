@@ -1,4 +1,4 @@
-"""What tidegauge costs a query: the same session windows with it and without it, by turns."""
+"""Overhead of tidegauge for a query: the same session windows with it and without it, by turns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOURCE: Final = "clicks"
 
 
 class Variant(StrEnum):
-    """How a query gets its watermark. Each of tidegauge's parts is put upon the one before."""
+    """Source of a query's watermark. Each variant adds a part of tidegauge to the one before."""
 
     PLAIN = "plain Spark"
     DELAYED = "plain Spark, closing as late"
@@ -55,14 +55,14 @@ class Run:
 
     seconds: float
     processor_seconds: float
-    """Of all processes together: Spark's, its Python workers', the service's."""
+    """Processor time of all processes together: Spark's, its Python workers', the service's."""
     batches: int
     state_rows: int
-    """How many sessions it has kept after a batch, on average."""
+    """Average number of sessions kept after a batch."""
     durations_ms: Mapping[str, int]
     """Spark's own account of the driver's time, added up over its batches."""
     batch_ms: float
-    """What a batch takes once the query runs: the median of those that read about as much as most."""
+    """Duration of a batch once the query runs: the median of those that read about as much as most."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ class Panel:
     kind: Literal["lines", "number", "table"] = "lines"
     width: int = _HALF
     to_job: bool = False
-    """Whether a series leads to the dashboard of its job."""
+    """True if a series links to the dashboard of its job."""
     to_stage: bool = False
 
 
@@ -59,7 +59,7 @@ class Dashboard:
 
     @property
     def uid(self) -> str:
-        """What its address ends in."""
+        """Last part of its address."""
         return f"{TAG}-{self.name}"
 
 

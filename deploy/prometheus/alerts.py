@@ -26,18 +26,18 @@ RUNBOOK: Final = "docs/runbook.md"
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What the alerts go by, in seconds."""
+    """Thresholds of the alerts, in seconds."""
 
     jobs: str = ".+"
     """A regular expression for the jobs that are watched. A job that runs at night is late all day."""
     window_s: int = 600
-    """What counts as now: nothing has moved for so long, something has happened within it."""
+    """Window that counts as now: nothing has moved throughout, or something has happened within."""
     lag_s: int = 900
     system_lag_s: int = 1_800
     scrape_job: str = "tidegauge"
     """The `job_name` under which Prometheus scrapes the replicas."""
     soon_s: int = 60
-    """How long something must be so that it is no hiccup, where each minute counts."""
+    """Shortest duration that is not a hiccup, where each minute counts."""
     while_s: int = 300
     """Likewise, where workers may be about to come back."""
     long_s: int = 900
@@ -228,7 +228,7 @@ def _of_the_service(at: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         "TidegaugeReplicaDown",
-        # Whom Prometheus scrapes under this name; while nobody answers, the next alert says so.
+        # Targets that Prometheus scrapes under this name; the next alert is for a target without answer.
         f"up{{job={json.dumps(at.scrape_job)}}} == 0\nand on () tidegauge_publish_failures_total\n",
         at.soon_s,
         "warning",

@@ -1,4 +1,4 @@
-"""Which ranges have something unfinished, in checkpoints: after a restart, they must not look quiet."""
+"""Unfinished work of ranges, in checkpoints: after a restart, they must not look quiet."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ from service.telemetry.stage_metrics import Survey
 log = logging.getLogger(__name__)
 
 _READY_FOR_MS = 250
-"""How long an answer about readiness is good for: each probe is a write to the disk."""
+"""Time for which a result of the readiness check is reused: each probe writes to the disk."""
 
 
 class Aggregator:

@@ -22,24 +22,24 @@ from service.tasks import Shutdown
 log = logging.getLogger(__name__)
 
 _EXPIRE_INTERVAL_S = 0.1
-"""How often expired leases are ended even if there are no requests: that ends idleness."""
+"""Interval at which expired leases are ended without any request: that ends idleness."""
 
 _HISTORY_INTERVAL_S = 600.0
-"""How often the history is thinned."""
+"""Interval at which the history is thinned."""
 
 _THINNING_REST = 9
-"""How many times longer than each step of thinning the pause after it is: advances go first."""
+"""Ratio of the pause after a step of thinning to the step: advances go first."""
 
 _IDLE_INTERVAL_S = 0.1
-"""How often the policies for idleness are applied."""
+"""Interval at which the policies for idleness are applied."""
 
 _RECONCILE_INTERVAL_S = 1.0
-"""How often the live store is compared with the ledger."""
+"""Interval at which the live store is compared with the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the history of watermarks, and of the audit, is kept, by age in milliseconds."""
+    """Retention of the history of watermarks, and of the audit, by age in milliseconds."""
 
     fine_ms: int
     keep_ms: int

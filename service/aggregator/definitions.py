@@ -30,7 +30,7 @@ from service.model.pipeline_spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
 
 _MAX_RACES = 20
-"""How often shards try to join while other replicas change the job, too."""
+"""Attempts of shards to join while other replicas change the job, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Precondition:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the service keeps. A job that is stored already stays, whatever the limits are now."""
+    """Limits of the stored jobs. A job that is stored already stays, whatever the limits are now."""
 
     jobs: int
     ranges_per_job: int
@@ -193,7 +193,7 @@ class Definitions:
         staying_final = 0
 
         async def staying(stored: StoredJob, joined: set[str]) -> set[str]:
-            # Which shards are final is read for the layout and the generation that the change then
+            # The final shards are read for the layout and the generation that the change then
             # depends on: with an index of another one, a shard that is not final would be let go, and
             # the watermark would run ahead of it.
             nonlocal staying_final
@@ -361,7 +361,7 @@ def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
 
 
 def _declares_the_same(stored: StoredJob, spec: PipelineSpec) -> bool:
-    """Whether the dynamic sources declare the same shards: the layout has those that joined as well."""
+    """Return whether dynamic sources declare the same shards: the layout also has those that joined."""
     before = decode_spec(stored.spec).stages
     return all(
         set(before[name].shards or ()) == set(stage.shards or ())

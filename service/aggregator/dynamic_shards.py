@@ -21,7 +21,7 @@ class DynamicShards:
         self._live = live
         self._definitions = definitions
         self._final: dict[tuple[str, str], int] = {}
-        """How many final shards of each source stayed at the last look, as they are declared."""
+        """Number of final shards of each source that stayed at the last check, as they are declared."""
 
     async def apply(self) -> None:
         """Look for final shards now."""
@@ -41,7 +41,7 @@ class DynamicShards:
         seen = observed.get(stage)
         count = 0 if seen is None else int((seen.promises == MAX).sum())
         if count and count != self._final.get((job, stage)):
-            # Which they are is looked up again there: the layout may have changed since. Those that
+            # They are looked up again there: the layout may have changed since. Those that
             # leave must not be counted next time: as many others may be final by then.
             return await self._definitions.leave(job, stage)
         return count

@@ -149,7 +149,7 @@ def _paused(
 
 
 def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> bool:
-    """Whether all shards of a source that are not final are to pause."""
+    """Return whether all shards of a source that are not final are to pause."""
     if source is None or not asked:
         return False
     paused = sum(each.pause for each in asked.values())
@@ -162,7 +162,7 @@ class _Held:
     """Some of the ranges, by their index, the longest-holding first."""
     total: int
     without: int | None
-    """What the others have promised, if one of these is left out; None: nothing, or there is none."""
+    """Promise of the others, if one of these is left out; None: nothing, or there is none."""
 
 
 def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:

@@ -33,20 +33,20 @@ from service.tasks import Shutdown, Wakeups
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0
-"""How long a follower hears nothing at most."""
+"""Longest silence of a stream."""
 
 _RETRY_S = 1.0
-"""How long a feed waits while the live store does not answer."""
+"""Retry interval of a feed while the live store does not answer."""
 
 _HEALTH_POLL_S = 2.0
-"""How often a feed looks if nothing is published: when leases run out, nothing is."""
+"""Poll interval of a feed: an expiry of leases publishes nothing."""
 
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Definition:
-    """Which definition of a job the stages belong to."""
+    """Definition of a job to which the stages belong."""
 
     generation: int
     layout_version: int
@@ -61,12 +61,12 @@ class Change:
 
     state: StageState
     cursor: str | None
-    """Where a stream can be resumed after this change; None: not between changes that belong
-    together."""
+    """Position from which a stream can be resumed after this change; None: not between changes that
+    belong together."""
 
 
 class Changes:
-    """What a follower gets at once. It is shared by all who were at the same position."""
+    """Changes that a follower gets at once, shared by all followers at the same position."""
 
     __slots__ = ("_written", "changes", "stages", "throttle")
 
@@ -78,13 +78,13 @@ class Changes:
     ) -> None:
         self.changes = changes
         self.throttle = throttle
-        """What the shards are asked to do, if that has changed."""
+        """Throttle advice for the shards, if it has changed."""
         self.stages = stages
         """All stages that there are, if some that the follower may know of are no longer there."""
         self._written: bytes | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything has changed."""
+        """Return whether anything has changed."""
         return bool(self.changes) or self.throttle is not None or self.stages is not None
 
     def written(self, write: Callable[[Changes], bytes]) -> bytes:
@@ -215,7 +215,7 @@ class Feed:
         if read is None:
             return self.since(0)
         if Definition(int(read[1]), int(read[2])) != self.definition:
-            # What the follower knows of may be gone: stages, and what shards were asked to do.
+            # Stages and throttle advice that the follower has may be gone.
             everything = _in_order(tuple(self._states.values()), self.definition)
             return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
         revision = int(read[3])

@@ -185,7 +185,7 @@ class Examiner:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a stage holds itself back by."""
+    """Reasons for which a stage holds itself back."""
 
     health: Health
     since_ms: int | None

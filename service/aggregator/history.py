@@ -1,4 +1,4 @@
-"""Where a watermark was over wall time, and when it will be somewhere: both from the ledger's history.
+"""Past watermarks by wall time, and estimates of their arrival: both from the ledger's history.
 
 The ledger may be ahead of what readers see. So a stage is first read as any reader reads it, and then
 its history, up to there: nobody sees a value here that a later read could fall behind.

@@ -37,7 +37,7 @@ class IdlePolicies:
         self._throttling = throttling
         self._publisher = publisher
         self._looks: dict[tuple[str, str], Looks] = {}
-        """Who was asked to pause, by job and stage; only of stages that are throttled, or were."""
+        """Shards that were to pause, by job and stage; only of stages that are throttled, or were."""
 
     async def apply(self) -> None:
         """Apply the policies now."""

@@ -31,24 +31,24 @@ from service.tasks import Shutdown, run_to_completion
 log = logging.getLogger(__name__)
 
 REFRESH_INTERVAL_S: Final = 1.0
-"""How often the table of keys is read again."""
+"""Interval at which the table of keys is read again."""
 
 STALE_MS: Final = 300_000
-"""How long the last known table stands while the ledger does not answer."""
+"""Time for which the last known table stands while the ledger does not answer."""
 
 RECHECK_MS: Final = 1_000
-"""How long a grant is remembered: a key may be used for that much longer than until it expires."""
+"""Time for which a grant is remembered: a key may be used for that much longer than its expiry."""
 
 _MOST_GRANTED: Final = 10_000
-"""How many requests are remembered as granted."""
+"""Number of requests that are remembered as granted."""
 
 _NOTE_STEP_MS: Final = 60_000
-"""How often a replica writes that a key is being used."""
+"""Interval at which a replica records the use of a key."""
 
 _SEND_A_KEY: Final = "send a key: Authorization: Bearer tg_…"
 
 ANYONE: Final = Key("anyone (no keys)", Role.ADMIN, EVERY_JOB, b"")
-"""Who sends requests as long as there are no keys."""
+"""Sender of requests as long as there are no keys."""
 
 
 class Keys:
@@ -78,7 +78,7 @@ class Keys:
         self._read_at_ms = clock.steady_ms()
         # A table that was read before a change must not replace the one after it.
         self._changing = asyncio.Lock()
-        # What was granted in the last second, and since the table last changed. Refusals are not kept,
+        # Grants of the last second, and since the table last changed. Refusals are not kept,
         # so nobody without a key can fill it. Who has one can ask for any job, so it is bounded.
         self._granted: dict[tuple[bytes, Role, str | None], Key] = {}
         self._recheck_at_ms = 0
@@ -88,13 +88,13 @@ class Keys:
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
         self.open = open_without and not operator
-        """Whether everyone is served: there is no key."""
+        """True if everyone is served: there is not a key."""
 
     # ---- who may
 
     @property
     def any(self) -> bool:
-        """Whether there is a key at all, expired ones included: they must not open the service."""
+        """True if there is a key at all, expired ones included: they must not open the service."""
         return bool(self._operator or self._stored)
 
     def admit(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
@@ -129,8 +129,8 @@ class Keys:
         return key
 
     def stands(self, version: int) -> bool:
-        """Whether what was admitted at this version would be admitted again without a look at its key:
-        the table is the same, and nothing is due to be checked again.
+        """Return whether a request admitted at this version would be admitted again without a check of
+        its key: the table is the same, and nothing is due to be checked again.
         """
         return version == self.version and (
             self.open or self._clock.steady_ms() < self._recheck_at_ms

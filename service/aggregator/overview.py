@@ -41,11 +41,11 @@ class JobSummary:
     stage: str
     view: StageView
     found: JobHealth | None = None
-    """What is wrong with it; None: it is not known."""
+    """Health of the job; None: unknown."""
 
     @property
     def status(self) -> Status:
-        """Of the slowest stage: if that is final, so is the job."""
+        """Status of the slowest stage: if that is final, so is the job."""
         return self.view.watermark.status
 
 

@@ -43,7 +43,7 @@ _ACTIVE = _CONDITIONS.index(Condition.ACTIVE)
 _NOT_WAITED_FOR = (_CONDITIONS.index(Condition.FINAL), _CONDITIONS.index(Condition.IDLE))
 
 SLOWEST = "slowest"
-"""Of what is listed: the ranges that are waited for, the lowest promise first."""
+"""Listing of the ranges that are waited for, the lowest promise first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Bucket:
     """Neighbouring ranges, counted together."""
 
     index: int
-    """Of the first of them."""
+    """Index of the first of them."""
     size: int
     lowest: int
     """The least promise that is waited for; `MAX`: none is."""
@@ -78,23 +78,23 @@ class RangeSummary:
     layout: Layout | None
     """None: the stage has no ranges."""
     counts: Mapping[Condition, int]
-    """Of the whole window."""
+    """Counts of the whole window."""
     buckets: Sequence[Bucket]
     listed: Sequence[ListedRange]
     matching: int
-    """How many could be listed."""
+    """Number of ranges that could be listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which ranges of a stage to look at, by their index, and how closely."""
+    """Window of a stage's ranges, by their index, and its resolution."""
 
     start: int
     end: int | None
     """Excluded; None: the last range is the last."""
     buckets: int
     show: Condition | str | None
-    """Which ranges to list: `SLOWEST`, those of a condition, or None: all."""
+    """Ranges to list: `SLOWEST`, those of a condition, or None: all."""
     limit: int
 
 

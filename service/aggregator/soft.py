@@ -32,7 +32,7 @@ from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
 
 _FRESH_MS = 100
-"""How long values are shown if nothing has changed here meanwhile: other replicas take reports, too."""
+"""Time for which values are reused if nothing has changed here: other replicas take reports, too."""
 
 _REST = 20
 """Values of more ranges are computed again after so many times as long as it took."""
@@ -66,11 +66,11 @@ _Key = tuple[str, tuple[int, int, int], frozenset[str]]
 @dataclass(slots=True)
 class _Known:
     changes: int
-    """How many changes of the job this process had made when these were computed."""
+    """Number of changes of the job that this process had made when these were computed."""
     at_ms: int
     took_ms: int
     ranges: int
-    """Of these stages and all above them."""
+    """Number of ranges of these stages and all above them."""
     states: dict[str, SoftState] = field(default_factory=dict[str, SoftState])
 
 
@@ -166,7 +166,7 @@ class SoftStates:
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
-            # What an upstream's processing watermark was shown to be counts for those behind it, too.
+            # The shown processing watermark of an upstream counts for the stages behind it, too.
             shown = await self._live.raise_marks(job, key[1][1], {name: {} for name in above})
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
@@ -207,7 +207,7 @@ def _derive(
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
         own = [] if seen is None else [_work_since(seen)]
         found = join_work([*own, *upstream])
-        # What was shown stands, unless a range has joined that has not said anything.
+        # The shown value stands, unless a range has joined that has not reported yet.
         mark = shown.get(name, {}).get(_PROCESSING, UNKNOWN)
         since[name] = found if found == UNKNOWN else max(found, mark)
         if name in wanted:

@@ -31,7 +31,7 @@ from service.model.observations import StageObservation
 from service.tasks import Shutdown
 
 POLL_S = 0.1
-"""How often those who wait for a change look."""
+"""Poll interval of readers that wait for a change."""
 
 
 class Throttling:

@@ -15,7 +15,7 @@ So whoever sends many large bodies keeps only others' large bodies out, and no r
 
 
 class Hold:
-    """What one request has of the budget."""
+    """Share of the budget that one request has."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget

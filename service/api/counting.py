@@ -1,4 +1,4 @@
-"""What each response gets: a count by route and status, and headers that browsers heed."""
+"""Additions to each response: a count by route and status, and headers for browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong: with one job, and with all of them."""
+"""Problems of one job, and of all jobs."""
 
 from __future__ import annotations
 

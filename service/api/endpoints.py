@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reads(Generic[B]):
-    """What an endpoint reads from the body."""
+    """Description of the body that an endpoint reads."""
 
     types: tuple[type, ...]
     """For the documentation: the body has one of these types."""
@@ -120,7 +120,7 @@ class Call(Generic[B]):
 
     @property
     def by(self) -> Actor:
-        """Who sent it, for the audit."""
+        """Sender of the request, for the audit."""
         client = self.request.client
         host = "" if client is None else client.host
         try:
@@ -155,7 +155,7 @@ class Call(Generic[B]):
 
     @property
     def metrics(self) -> Metrics:
-        """What the service counts."""
+        """Metrics of the service."""
         return self._service.metrics
 
 
@@ -171,7 +171,7 @@ class Description(TypedDict, total=False):
     about: str
     """A description of the response, if it has no body type with a docstring."""
     status: int
-    """Of that response: 200 by default."""
+    """Status of the response: 200 by default."""
     also: Mapping[int, str]
     """Other responses that are not errors."""
     errors: tuple[type[ProblemError], ...]
@@ -179,9 +179,9 @@ class Description(TypedDict, total=False):
     """In the query and in headers: see `query` and `header`."""
     media_type: str
     headers: Mapping[str, str]
-    """Of the response."""
+    """Headers of the response."""
     hot: bool
-    """Whether it is called at the rate at which a pipeline runs."""
+    """True if it is called at the rate at which a pipeline runs."""
 
 
 class Endpoints:
@@ -303,7 +303,7 @@ _PATH_DOCS = {
 _NUMBERS = frozenset({"run"})
 
 BEARER: Final = "key"
-"""What the OpenAPI calls the way in which a key is sent."""
+"""Name of the key's security scheme in the OpenAPI."""
 
 
 def _document(

@@ -37,12 +37,12 @@ _name = re.compile(NAME_PATTERN)
 _encoder = msgspec.json.Encoder()
 
 NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for what is no JSON. JSON is UTF-8."""
+"""Errors that msgspec raises for text that is not JSON. JSON is UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What the endpoints use. The application's lifespan makes it."""
+    """Dependencies of the endpoints. The application's lifespan makes them."""
 
     aggregator: Aggregator
     metrics: Metrics
@@ -195,7 +195,7 @@ def _explain(body_type: type, members: object, message: str) -> str:
 
 
 _COLUMN_ENTRY = re.compile(r" - at `\$\.columns\.(\w+)\[\.\.\.\]\[(\d+)\]`$")
-"""Where msgspec says that it is, for an entry of one of several columns."""
+"""Place that msgspec names, for an entry of one of several columns."""
 
 
 def _explain_entry(members: dict[str, Any], entry: re.Match[str], message: str) -> str:

@@ -43,7 +43,7 @@ def mount(app: FastAPI) -> None:
     )
     for path, file in _walk(root, SITE):
         kind = _TYPES.get(path.rpartition(".")[2])
-        if kind is None:  # what an editor or a file manager has left there
+        if kind is None:  # files that an editor or a file manager has left there
             continue
         served = StaticFile(kind, partial(file.read_bytes), {})
         app.add_route(f"/{path}", served.__call__, include_in_schema=False)

@@ -377,7 +377,7 @@ def _column(values: list[int]) -> Column:
 
 
 def _are_times(values: Column) -> bool:
-    """Whether all are instants. May be False only because MAX is among them."""
+    """Return whether all are instants. May be False only because MAX is among them."""
     if isinstance(values, np.ndarray):
         return bool(values.min() >= EARLIEST and values.max() <= LATEST)
     return not values or (min(values) >= EARLIEST and max(values) <= LATEST)

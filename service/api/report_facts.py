@@ -35,7 +35,7 @@ async def read_facts(
 async def _facts(
     where: str, work: WorkReport, silent: ReportedFacts | None
 ) -> ReportedFacts | None:
-    # Of a shard alone: key ranges that keep a hold have no policy by which they could leave it behind.
+    # For shards alone: key ranges that keep a hold have no policy by which they could leave it behind.
     keeps_back = isinstance(work, ShardReport) and bool(work.holds)
     if (
         not keeps_back

@@ -39,7 +39,7 @@ Run = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
 Holder = Name
 _TEXT = r"^[^\x00]*$(?!\n)"
-"""What Postgres stores: any text without a NUL."""
+"""Text that Postgres stores: any without a NUL."""
 
 Address = Annotated[
     str, Meta(max_length=2_000, pattern=r"^https?://[^\s\x00]+$(?!\n)", description="An HTTP URL")
@@ -161,7 +161,7 @@ Final = Annotated[
 
 
 class WorkReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a range may say of its work, besides its promise."""
+    """Facts about a range's work, besides its promise."""
 
     oldest_work: OldestWork | None = None
     pending: InFlight = UNSET
@@ -171,7 +171,7 @@ class WorkReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a source's shard reports."""
+    """Report of a source's shard."""
 
     watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
@@ -180,13 +180,13 @@ class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a key range reports: holds. Its promise is capped by the report's input_watermark."""
+    """Report of a key range: holds. Its promise is capped by the report's input_watermark."""
 
     holds: Holds = field(default_factory=dict[str, int])
 
 
 class KeyRangeWorkReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What a key range reports, with what it says of its work."""
+    """Report of a key range, with facts about its work."""
 
     holds: Holds = field(default_factory=dict[str, int])
     idle: Idle = False

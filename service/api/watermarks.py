@@ -43,7 +43,7 @@ _AT_ONCE = 100
 AT_LEAST = "Tidegauge-At-Least"
 
 _SOFT_POLL_S = 0.25
-"""How often a reader that waits for a soft value looks: it changes without anything being published."""
+"""Poll interval of a reader that waits for a soft value: it changes without a publication."""
 
 _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 

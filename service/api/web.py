@@ -30,7 +30,7 @@ JSON_HEADERS: Final = [
     # A browser takes it for JSON, so never for a page. What follows is about pages.
     (b"x-content-type-options", b"nosniff"),
 ]
-"""Of each response with JSON. uvicorn takes a microsecond for each header, so here there are few."""
+"""Headers of each response with JSON: few, since uvicorn takes a microsecond for each."""
 
 HEADERS: Final = [
     *JSON_HEADERS,
@@ -38,7 +38,7 @@ HEADERS: Final = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
 ]
-"""Of every other response, unless it has such a header of its own."""
+"""Headers of every other response, unless it has such a header of its own."""
 
 _HEADER_NAMES: Final = frozenset(name for name, _ in HEADERS)
 JSON: Final = (b"content-type", b"application/json")

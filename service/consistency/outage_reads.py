@@ -1,6 +1,4 @@
-"""What readers get while the live store is unavailable: its last values, if they are still the
-newest.
-"""
+"""Reads while the live store is unavailable: its last values, if they are still the newest."""
 
 from __future__ import annotations
 

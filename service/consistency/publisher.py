@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GATHER_S = 0.005
-"""How long a round waits for those that the last round answered."""
+"""Wait of a round for the requests that the last round answered."""
 
 _MOST_LINKS = 128
 """As many as OpenTelemetry's SDK keeps of one span."""
@@ -53,7 +53,7 @@ LiveState = tuple[int, int]
 
 @dataclass(slots=True)
 class _TouchedJob:
-    """What has happened to a job since its last round, and the future of those who wait for the next."""
+    """Changes of a job since its last round, and the future of the requests that wait for the next."""
 
     since_ms: int
     stages: set[str] = field(default_factory=set[str])
@@ -61,12 +61,12 @@ class _TouchedJob:
     state: LiveState = (0, 0)
     """The one that the epochs were committed in: a reset or a loss discards them."""
     discarded: bool = False
-    """Whether epochs were discarded that somebody may wait for."""
+    """True if epochs were discarded for which a request may wait."""
     last_error: str | None = None
     """Why the last round could not publish it."""
     done: asyncio.Future[Published] = field(default_factory=_new_future)
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
-    """Whose reports and commits these are, while requests are traced; not more than `_MOST_LINKS`."""
+    """Spans of these reports and commits, while requests are traced; at most `_MOST_LINKS`."""
 
     def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
         if state != self.state:
@@ -79,7 +79,7 @@ class _TouchedJob:
         self.epochs.update(epochs)
 
     def are_lost(self, view: JobView) -> bool:
-        """Whether epochs were committed in a state that is over, so that they can not be recorded."""
+        """Return whether epochs cannot be recorded, since the state of their commit is over."""
         current = (view.incarnation, view.generation)
         return self.discarded or bool(self.epochs and self.state != current)
 
@@ -103,9 +103,9 @@ class Publisher:
         self._wake = asyncio.Event()
         self._all_arrived = asyncio.Event()
         self._touches = 0
-        """How often `touch` was called since the last round began."""
+        """Number of calls of `touch` since the last round began."""
         self._expected = 0
-        """How many calls the next round waits for."""
+        """Number of calls for which the next round waits."""
         self._stopped = False
 
     def touch(self, job: str, stages: Iterable[str]) -> None:

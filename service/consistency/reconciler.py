@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _RESTORE_TIMEOUT_MS = 5_000
-"""How long a request waits for its job's state to be restored."""
+"""Wait of a request for its job's state to be restored."""
 
 _INSTALL_LOOKS = 50
-"""How often to look whether another replica has installed the incarnation that it has begun."""
+"""Number of checks for the incarnation that another replica has begun to install."""
 
 _POLL_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -194,7 +194,7 @@ class Reconciler:
         await self._remove_deleted(positions.keys() - names)
 
     def _is_lost(self, head: JobHead) -> bool:
-        """Whether a job that has no live state now has lost it."""
+        """Return whether a job that has no live state now has lost it."""
         before, known = self._missing_before, self._incarnations.get(head.job, 0)
         return before is None or head.job in before or known >= head.incarnation
 

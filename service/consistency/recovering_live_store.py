@@ -31,12 +31,12 @@ from service.telemetry.tracing import SWITCH
 R = TypeVar("R")
 
 _FLUSH_TIMEOUT_S = 5.0
-"""How long a response waits for its advance to become durable before it is sent without it."""
+"""Wait of a response for its advance to become durable, before it is sent without the advance."""
 
 _NONE_EXPIRED: Mapping[str, Mapping[str, int]] = {}
 
 _VIEWS_AT_ONCE = 50
-"""How many ranges are shown singly before other requests get their turn."""
+"""Number of ranges that are shown singly before other requests get their turn."""
 
 
 class LiveJobs:

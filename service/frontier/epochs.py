@@ -66,17 +66,17 @@ def admission(epoch: int, committed: int | None) -> Admission:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a range has reported in an epoch that is not committed yet."""
+    """Report of a range in an epoch that is not committed yet."""
 
     promise: int
     capped_at_commit: bool
-    """Whether the promise lacks the input watermark, which the commit brings."""
+    """True if the promise lacks the input watermark, which the commit brings."""
     idle: bool
     fence: int
-    """Of the lease under which it was reported."""
+    """Fence of the lease under which it was reported."""
     facts: ReportedFacts | None = None
     unfinished: bool = False
-    """Whether any attempt has said so (`ReportedFacts.is_unfinished`)."""
+    """True if any attempt's report was unfinished (`ReportedFacts.is_unfinished`)."""
 
     @property
     def facts_at_commit(self) -> ReportedFacts | None:
@@ -112,7 +112,7 @@ def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
 
 
 def lacks_cap(observed_input: int | None, *, capped_at_commit: bool) -> bool:
-    """Whether a commit fails to bring the input watermark that a report has left to it.
+    """Return whether a commit fails to bring the input watermark that a report has left to it.
 
     >>> lacks_cap(None, capped_at_commit=True), lacks_cap(5, capped_at_commit=True)
     (True, False)
@@ -130,7 +130,7 @@ def promise_at_commit(promise: int, observed_input: int | None) -> int:
 
 
 def idle_at_commit(*, idle: bool, same_lease: bool, is_current: bool) -> bool:
-    """Whether a range is idle once its epoch is committed.
+    """Return whether a range is idle once its epoch is committed.
 
     A promise stays true whoever holds the range now. Idleness does not: the next worker may have seen
     data. So it counts only while the lease that reported it is current.

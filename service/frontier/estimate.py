@@ -30,10 +30,10 @@ ENOUGH: Final = 50
 """With so many cases, older history is not worth looking at."""
 
 NEWEST: Final = 1_000
-"""How many of the newest advances to look at, before longer windows of which only some are read."""
+"""Number of the newest advances to read, before longer windows of which only some are read."""
 
 WINDOWS_MS: Final = tuple(10 * 60_000 * 6**n for n in range(6))
-"""How much history to look at: 10 minutes, then six times as much each time, up to 54 days."""
+"""Windows of history: 10 minutes, then six times as much each time, up to 54 days."""
 
 INTERVALS: Final = 500
 """Into how many intervals the history in a window is divided."""
@@ -42,15 +42,15 @@ _NEEDED: Final = 9
 """Cases without which nothing is said: of 9, the extremes are an interval of 80 %."""
 
 _TAIL: Final = 0.08
-"""What is left out at each end. Less than 10 %, as the sample is chosen to be narrow."""
+"""Part that is left out at each end. Less than 10 %, as the sample is chosen to be narrow."""
 
 _USUAL: Final = (0.9, 0.75, 0.5)
 _NEGLIGIBLE: Final = 0.1
-"""Where few pauses were as long as the present one, it counts as one of these quantiles of the pauses,
-unless the difference matters: unless it is more than this part of the wait."""
+"""Share of the wait up to which a difference does not matter. Where few pauses were as long as the
+present one, it counts as one of these quantiles of the pauses, unless the difference is larger."""
 
 _PACES: Final = (0, 1, 4)
-"""What waits are relative to: how long so many times the distance had taken before. 0: to nothing."""
+"""Bases of the waits: the time that so many times the distance had taken before. 0: absolute."""
 
 _Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Observation:
     """The last advance in an interval of wall time."""
 
     after_ms: int
-    """Where the interval begins. `MIN`: at the beginning of time."""
+    """Begin of the interval. `MIN`: the beginning of time."""
     at_ms: int
     output: int
     """The stage's output watermark from then on."""
@@ -76,7 +76,7 @@ class Expected:
     between_ms: tuple[int, int]
     """It is there at such a time in `CONFIDENCE` of all cases."""
     cases: int
-    """How many stretches of history, one after the other, it is judged by."""
+    """Number of consecutive stretches of history from which it is derived."""
     because: str
 
 
@@ -91,7 +91,7 @@ Estimate = Expected | CannotSay
 
 
 def settled(found: Estimate) -> bool:
-    """Whether an estimate needs no older history."""
+    """Return whether an estimate needs no older history."""
     return isinstance(found, Expected) and found.cases >= ENOUGH
 
 

@@ -38,16 +38,16 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What is known of a range that holds its stage back."""
+    """Facts about a range that holds its stage back."""
 
     promise: int
     has_reported: bool
-    """Whether any report of it was applied, or waits."""
+    """True if any report of it was applied, or waits."""
     is_leased: bool
     has_ended: bool
-    """Whether the last run of its stage has finished."""
+    """True if the last run of its stage has finished."""
     better_waits: bool
-    """Whether a better promise waits in an epoch."""
+    """True if a better promise waits in an epoch."""
     is_throttled: bool
     is_idle: bool
     holds: Mapping[str, int]
@@ -92,7 +92,7 @@ def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reaso
 
 
 def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bool:
-    """Whether reports keep coming, the promise has not moved for some of them, and old work ages.
+    """Return whether reports keep coming, the promise has not moved for some of them, and old work ages.
 
     >>> facts = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
     >>> is_stalled(facts, raised_at_ms=60, now_ms=100), is_stalled(facts, raised_at_ms=80, now_ms=100)
@@ -109,7 +109,7 @@ def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bo
 
 
 def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
-    """Whether a stage that keeps back so much of its input lags by its input rather than by its hold.
+    """Return whether a stage with this hold lags by its input rather than by the hold.
 
     Both are lags: the input's behind the furthest of the sources above it, and the hold's behind the
     input. The larger one is the answer. A hold of a millisecond is none: it only says that rows of the
@@ -127,7 +127,7 @@ def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
 
 
 class Step(StrEnum):
-    """What a stage on the way waits for."""
+    """Cause for which a stage on the way waits."""
 
     INPUT = "input"
     RANGES = "ranges"

@@ -1,4 +1,4 @@
-"""What a range says of its work beside its promise, and what follows from it for its stage.
+"""Facts about a range's work, reported beside its promise, and their consequences for its stage.
 
 A promise speaks of event time alone. Whether work is stuck, late, or simply not there is told by when it
 was done: the *processing watermark*, a lower bound on the wall clock of when the oldest unfinished work
@@ -20,7 +20,7 @@ from service.frontier.timestamps import MAX
 
 @dataclass(frozen=True, slots=True)
 class ReportedFacts:
-    """What one report says of a range, besides its promise."""
+    """Facts about a range in one report, besides its promise."""
 
     oldest_work_ms: int | None = None
     """Since when, on the wall clock, its oldest unfinished work has been waiting; None: it has none."""
@@ -32,11 +32,11 @@ class ReportedFacts:
     backlog: int = 0
     """Records that it has not read yet."""
     keeps_back: bool = False
-    """Whether something of it is still to come out that nothing else here tells of: it keeps a hold."""
+    """True if the range keeps a hold: something is still to come out that no other fact here shows."""
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it says that something of it is still to come out.
+        """True if something of it is still to come out.
 
         >>> ReportedFacts(records=1).is_unfinished, ReportedFacts(backlog=1).is_unfinished
         (False, True)
@@ -45,7 +45,7 @@ class ReportedFacts:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it says that nothing came, and that nothing is left to read.
+        """True if nothing came, and nothing is left to read.
 
         >>> ReportedFacts(records=0).is_quiet, ReportedFacts().is_quiet
         (True, False)
@@ -54,7 +54,7 @@ class ReportedFacts:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it says that nothing came, and that nothing is unfinished.
+        """True if nothing came, and nothing is unfinished.
 
         >>> ReportedFacts(records=0).is_nothing, ReportedFacts(records=0, keeps_back=True).is_nothing
         (True, False)
@@ -67,7 +67,7 @@ NO_FACTS = ReportedFacts()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a range has said so far."""
+    """Facts about a range, from all of its reports so far."""
 
     reported_at_ms: int
     """When its last report was applied, on the service's wall clock; 0: none was."""
@@ -84,7 +84,7 @@ class Facts:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it has said that something of it is still to come out."""
+        """True if something of it is still to come out."""
         return _is_unfinished(self.keeps_back, self.backlog, self.oldest_work_ms, self.pending)
 
 
@@ -212,7 +212,7 @@ def processing_watermark(since: int, now_ms: int) -> int | None:
 
 
 def all_said_pending(promises: Int64s, idle: Bools, facts: Mapping[int, Facts]) -> bool:
-    """Whether each range that is neither idle nor final has said what it has in flight.
+    """Return whether each range that is neither idle nor final has reported its rows in flight.
 
     >>> said = Facts(1, None, None, b"", 0, 1)
     >>> all_said_pending(np.array([1, MAX]), np.zeros(2, bool), {0: said})

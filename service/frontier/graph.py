@@ -125,7 +125,7 @@ class Pipeline:
 
     @cached_property
     def range_count(self) -> int:
-        """How many ranges its stages have in all."""
+        """Number of ranges of all its stages."""
         return sum(len(stage.layout) for stage in self.stages.values() if stage.layout is not None)
 
     @cached_property
@@ -246,8 +246,8 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
 
 
 def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: int) -> bool:
-    """Whether a keyed stage is idle: nobody is active upstream, and its ranges hold nothing of what
-    came.
+    """Return whether a keyed stage is idle: nothing is active upstream, and its ranges hold nothing of
+    the rows that came.
 
     A range may hold events that its idle upstreams once brought, and a downstream that went on without
     it would find them late. So each range must be idle, and must have observed the published input: a
@@ -263,8 +263,8 @@ def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: i
 
 
 def is_ahead(reached: Agreement, published: StageWatermark) -> bool:
-    """Whether the agreement of a stage's ranges may be ahead of what is published, so that it must be
-    looked at.
+    """Return whether the agreement of a stage's ranges may be ahead of what is published, so that it
+    must be checked.
 
     >>> is_ahead(Agreement(7), StageWatermark(output=5))
     True

@@ -186,7 +186,7 @@ def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
 
 
 def has_trouble(vitals: Vitals) -> bool:
-    """Whether any range of a stage holds it back for a reason of its own.
+    """Return whether any range of a stage holds it back for a reason of its own.
 
     >>> has_trouble(NO_VITALS), has_trouble(Vitals(stalled=1))
     (False, True)
@@ -230,7 +230,7 @@ def waits_for_trouble(
     above: Mapping[str, Health],
     lowest: Callable[[str], int | None],
 ) -> bool:
-    """Whether a stage is where its inputs let it be, and one that it waits for is in trouble itself."""
+    """Return whether a stage has followed its inputs, and one of these is in trouble itself."""
     inputs = pipeline.stages[stage].inputs
     # Most are not, and then the promises need not be looked at.
     if not any(above.get(each) in _TROUBLED for each in inputs):

@@ -24,7 +24,7 @@ class Commits:
     """An unbroken series of a stage's commits. Instants are of the clock that leases run by."""
 
     since_ms: int
-    """Of the first."""
+    """Instant of the first."""
     last_ms: int
     count: int
 
@@ -44,7 +44,7 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
-    """Whether the stage's run committed epochs for all of the policy's time, and is still at it.
+    """Return whether the stage's run committed epochs throughout the policy's time, and still does.
 
     Only what is before the last commit is proved: the batch after it may have read something.
 
@@ -75,7 +75,7 @@ class Looks:
     """
 
     since_ms: int = MIN
-    """Of the first; `MIN`: nobody can have been paused before."""
+    """Instant of the first; `MIN`: no shard can have been paused before."""
     last_ms: int = MIN
     unpaused_since_ms: Mapping[str, int] = field(default_factory=dict[str, int])
     """By shard: the first look after its pause; `MAX`: it is asked to pause now. Only shards that were
@@ -86,12 +86,12 @@ class Looks:
         return self.unpaused_since_ms.get(shard, self.since_ms)
 
     def is_paused(self, shard: str) -> bool:
-        """Whether a shard is asked to pause now."""
+        """Return whether a shard is to pause now."""
         return self.unpaused_since_ms.get(shard) == MAX
 
 
 NEVER_PAUSED: Final = Looks()
-"""Of a stage whose shards nobody asks to pause."""
+"""Looks at a stage whose shards are never throttled."""
 
 
 def next_look(
@@ -117,7 +117,7 @@ def next_look(
     since = {
         shard: now_ms if unpaused == MAX else unpaused
         for shard, unpaused in series.unpaused_since_ms.items()
-        # What is longer ago than the policy's time makes no difference any more.
+        # Commits from before the policy's time make no difference any more.
         if unpaused > now_ms - 2 * after_ms
     }
     return Looks(series.since_ms, now_ms, since | dict.fromkeys(paused, MAX))
@@ -132,8 +132,9 @@ def is_quiet(
     now_ms: int,
     after_ms: int,
 ) -> bool:
-    """Whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched, all that
-    time, and has said last that nothing is unfinished (`Facts.is_unfinished`). `keeps_back` is the rest.
+    """Return whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched all
+    that time, and its last report left nothing unfinished (`Facts.is_unfinished`). `keeps_back` is
+    the rest.
 
     Watched means that its lease was current all the time (`held_since_ms`: since when, without a gap),
     or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
@@ -169,8 +170,8 @@ def is_quiet(
 
 
 def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
-    """Whether something of a quiet shard may still come out that its facts do not tell of: it is shown
-    with a hold, or has reported for an epoch that is not committed yet. If it left the minimum, the
+    """Return whether something of a quiet shard may still come out that its facts do not show: it has a
+    hold, or a report for an epoch that is not committed yet. If it left the minimum, the
     watermark would pass that.
 
     >>> keeps_back((), None), keeps_back(("buffer",), None), keeps_back((), 5)
@@ -180,7 +181,7 @@ def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
 
 
 def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
-    """Of several shards that are quiet enough at once, return since when the last ones are.
+    """Return the instant since which the last of several quiet shards are quiet.
 
     Those leave the minimum after the others, and after the others' leaving is published. If all left at
     once, nobody would be active, and the watermark would stand at the least promise of all: at that of
@@ -194,7 +195,7 @@ def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
 
 
 def stays_idle(*, was_idle_by_policy: bool, reported_nothing: bool) -> bool:
-    """Whether a shard that is idle by policy remains so after a report: as long as nothing
+    """Return whether a shard that is idle by policy remains so after a report: as long as nothing
     comes, and nothing is unfinished.
 
     >>> stays_idle(was_idle_by_policy=True, reported_nothing=True)

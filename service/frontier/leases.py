@@ -1,4 +1,4 @@
-"""Who may report for a range: leases, the ranks of claims, and runs.
+"""The right to report for a range: leases, the ranks of claims, and runs.
 
 A range has at most one current lease. It is *fenced* from the moment the next one is granted, so what
 its old holder still sends has no effect, however late it arrives (Gray and Cheriton, SOSP 1989,
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """What decides between two claims to one range: the greater takes over.
+    """Rank of a claim. Of two claims to one range, the greater takes over.
 
     >>> Rank(run=2, epoch=5) > Rank(run=2, epoch=4, attempt=9) > Rank()
     True
@@ -26,7 +26,7 @@ class Rank:
 
 
 def is_current(deadline_ms: int, now_ms: int) -> bool:
-    """Whether a lease is current. At its deadline it no longer is, and then it is never renewed.
+    """Return whether a lease is current. At its deadline it no longer is, and then it is never renewed.
 
     >>> is_current(deadline_ms=1_000, now_ms=999), is_current(deadline_ms=1_000, now_ms=1_000)
     (True, False)
@@ -35,7 +35,7 @@ def is_current(deadline_ms: int, now_ms: int) -> bool:
 
 
 def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
-    """Whether a claim may have a range that is under a current lease.
+    """Return whether a claim may have a range that is under a current lease.
 
     An equal rank of another holder may not: the first of two equals keeps it.
 
@@ -48,7 +48,7 @@ def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
 
 
 def opens_run(run: int, current: int) -> bool:
-    """Whether a run takes a stage over from the current one. Runs only rise.
+    """Return whether a run takes a stage over from the current one. Runs only rise.
 
     >>> opens_run(3, current=2), opens_run(2, current=2)
     (True, False)
@@ -57,7 +57,7 @@ def opens_run(run: int, current: int) -> bool:
 
 
 def is_of_run(run: int, current: int) -> bool:
-    """Whether a claim or a commit belongs to the stage's run. 0: to no run, if there is none.
+    """Return whether a claim or a commit belongs to the stage's run. 0: a stage without a run.
 
     >>> is_of_run(2, current=2), is_of_run(0, current=2), is_of_run(3, current=2)
     (True, False, False)
@@ -66,7 +66,7 @@ def is_of_run(run: int, current: int) -> bool:
 
 
 def is_fenced(run: int, current: int) -> bool:
-    """Whether a lease is void since a newer run has taken its stage over.
+    """Return whether a lease is void since a newer run has taken its stage over.
 
     >>> is_fenced(1, current=2), is_fenced(2, current=2)
     (True, False)

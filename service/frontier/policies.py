@@ -1,4 +1,4 @@
-"""What the author of a pipeline decides besides its graph."""
+"""Policies that the author of a pipeline decides, besides its graph."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class IdlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class StagePolicy:
-    """What is decided for one stage."""
+    """Policies of one stage."""
 
     percentiles: tuple[int, ...] = ()
-    """Of 1 to 99, which percentile watermarks are computed."""
+    """Percentiles (1 to 99) whose watermarks are computed."""
     idle: IdlePolicy | None = None
     is_dynamic: bool = False
-    """Whether shards join with their first claim, and leave once they are final."""
+    """True if shards join with their first claim, and leave once they are final."""
     is_throttled: bool = False
-    """Whether its shards may be asked to slow down."""
+    """True if its shards may be throttled."""
 
     @property
     def needs_facts(self) -> bool:
-        """Whether each report matters to it, even one that says nothing of its work.
+        """True if each report matters to it, even one without facts about its work.
 
         >>> StagePolicy().needs_facts, StagePolicy((33,)).needs_facts
         (False, True)
@@ -50,14 +50,14 @@ class ThrottleGroup:
 
 @dataclass(frozen=True, slots=True)
 class ThrottlePolicy:
-    """How the sources of a job are slowed down."""
+    """Throttling of a job's sources."""
 
     groups: tuple[ThrottleGroup, ...] = ()
     max_lag_ms: Mapping[str, int] = field(default_factory=dict[str, int])
     """By stage: how far its output may be behind the furthest output of the sources above it."""
 
     def __bool__(self) -> bool:
-        """Whether anything is throttled."""
+        """Return whether anything is throttled."""
         return bool(self.groups or self.max_lag_ms)
 
 

@@ -1,4 +1,4 @@
-"""How a report changes a range."""
+"""Effect of a report on its range."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def join_report(promise: int, reported: int, *, idle: bool) -> tuple[int, bool]:
 
 
 def is_behind(promise: int, reported: int) -> bool:
-    """Whether a report promises less than its range has promised before: it changes nothing.
+    """Return whether a report promises less than its range has promised before: it changes nothing.
 
     >>> is_behind(10, 5), is_behind(10, 10), is_behind(10, MIN)
     (True, False, False)
@@ -36,7 +36,7 @@ def is_behind(promise: int, reported: int) -> bool:
 
 
 def may_observe(observed_input: int | None, published_input: int) -> bool:
-    """Whether a worker can have seen this input watermark. None: it claims to have seen none.
+    """Return whether a worker can have observed this input watermark. None: it has observed none.
 
     >>> may_observe(10, published_input=10), may_observe(11, published_input=10)
     (True, False)

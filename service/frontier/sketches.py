@@ -30,7 +30,7 @@ from service.frontier.timestamps import EARLIEST, LATEST
 
 
 class Sketch(Protocol):
-    """What is used of the library's sketch, which has no types."""
+    """The used part of the library's sketch, which has no types."""
 
     n: int
 

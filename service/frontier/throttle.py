@@ -35,7 +35,7 @@ class ShardAt:
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit:
-    """How far the shards of a group may run."""
+    """Limit of the shards of a group."""
 
     stages: tuple[str, ...]
     limit: int | None
@@ -46,7 +46,7 @@ class GroupLimit:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a shard is asked to do."""
+    """Throttle advice for a shard."""
 
     pause: bool = False
     until: int | None = None
@@ -58,7 +58,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleView:
-    """What the shards of a job are asked to do."""
+    """Throttle advice for the shards of a job."""
 
     groups: Sequence[GroupLimit] = ()
     shards: Mapping[str, Mapping[str, Advice]] = field(
@@ -92,7 +92,7 @@ def limit_of(lowest: int, max_drift_ms: int) -> int:
 
 
 def must_pause(promise: int, limit: int | None) -> bool:
-    """Whether a shard is ahead of its limit. A final one has nothing left to pause.
+    """Return whether a shard is ahead of its limit. A final one has nothing left to pause.
 
     >>> must_pause(5_000, 1_044), must_pause(44, 1_044), must_pause(MAX, 1_044), must_pause(7, None)
     (True, False, False, False)

@@ -31,7 +31,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_timestamp(value: int) -> bool:
-    """Whether a worker may report `value`: an instant of the years 0001 to 9999, or `MAX`.
+    """Return whether a worker may report `value`: an instant of the years 0001 to 9999, or `MAX`.
 
     >>> is_timestamp(0), is_timestamp(LATEST), is_timestamp(LATEST + 1), is_timestamp(MAX)
     (True, True, False, True)

@@ -14,7 +14,7 @@ from service.ledger.tables import promise_chunks
 from service.model.checkpoints import COLUMNS, CheckpointChunk
 
 _ORDER: Final = ("generation", "layout_since", "incarnation", "stamp")
-"""Of two versions of a chunk, the greater is newer."""
+"""Order of the versions of a chunk: the greatest is the newest."""
 
 
 class Checkpoints:

@@ -37,7 +37,7 @@ _POOL_SIZE = 5
 _POOL_OVERFLOW = 5
 _POOL_TIMEOUT_S = 3
 _TRANSACTION_TIMEOUT_S = 8.0
-"""How long a transaction may take in all, including the time waiting for the server."""
+"""Timeout of a transaction, including the wait for the server."""
 
 _MIGRATION_TIMEOUT_S = 90.0
 """Longer than `migrations/env.py` waits for another replica's migration."""

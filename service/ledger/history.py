@@ -35,7 +35,7 @@ class History:
         return await self._thin(db, fine_until_ms - fine_until_ms % _MINUTE_MS)
 
     async def _thin(self, db: AsyncConnection, until_ms: int) -> Thinned:
-        """Of the next rows, keep the last of each stage and minute.
+        """Keep the last row of each stage and minute, of the next rows.
 
         A minute may have more rows than a slice. So a slice begins with the minute in which the one
         before it ended: of what that has left, again only the last rows stay. The work is linear in the

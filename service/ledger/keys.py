@@ -16,7 +16,7 @@ from service.model.audit import Deed
 from service.model.keys import Key, Role
 
 USE_STEP_MS = 60_000
-"""How often a key's last use is written at most, however many replicas it is used at."""
+"""Shortest interval at which a key's last use is written, by all replicas together."""
 
 _FIRST_KEY_LOCK = 0x7469_6465_6B65_7931
 LOCK_FIRST_KEY = select(func.pg_advisory_xact_lock(_FIRST_KEY_LOCK))

@@ -35,14 +35,14 @@ class NewLayout:
 
 @dataclass(frozen=True, slots=True)
 class JobHead(Position):
-    """How far a job is in the ledger."""
+    """Position of a job in the ledger."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What is to be recorded for one job: advances, epochs, and the promises that they depend on."""
+    """Changes to be recorded for one job: advances, epochs, and the promises on which they depend."""
 
     job: str
     incarnation: int
@@ -61,7 +61,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is published now, as far as it is newer than what the live store has."""
+    """Published watermarks that are newer than those of the live store."""
 
     revision: int
     views: Mapping[str, StageView]
@@ -69,16 +69,16 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """What one step of thinning has done."""
+    """Result of one step of thinning."""
 
     rows: int
-    """How many rows were deleted."""
+    """Number of deleted rows."""
     more: bool
-    """Whether there may be more to do."""
+    """True if there may be more to do."""
 
 
 class Ledger(Protocol):
-    """What a ledger does. Raises `UnavailableError` when its database does not answer in time.
+    """Port of a ledger. Raises `UnavailableError` when its database does not answer in time.
 
     A change with a `deed` is recorded in the audit, in the same transaction.
     """
@@ -212,7 +212,7 @@ class Ledger(Protocol):
         ...
 
     async def began_after(self, job: str, stage: str, *, generation: int, at_ms: int) -> bool:
-        """Whether this generation's first advance of a stage was after this time.
+        """Return whether this generation's first advance of a stage was after this time.
 
         False if that is not known any more, as history was thinned or deleted.
         """

@@ -216,7 +216,7 @@ def _rises(name: str) -> bool:
 
 
 def _moves(to: Mapping[str, ColumnElement[Any]]) -> ColumnElement[bool]:
-    """Whether an advance to these values changes a stage."""
+    """Return the condition that an advance to these values changes a stage."""
     return or_(
         *(
             stages.c[name] < new if _rises(name) else stages.c[name] != new
@@ -475,7 +475,7 @@ FIND_NEXT_HISTORY = (
     .order_by(history.c.job, history.c.stage, history.c.at_ms)
     .limit(bindparam("b_limit"))
 )
-# What was thinned was of the same minute.
+# The thinned rows were of the same minute.
 _MINUTE = (history.c.at_ms - history.c.at_ms % 60_000 - 1).label("after_ms")
 FIND_LAST_HISTORY = _until(select(_MINUTE, history), literal(LATEST, BigInteger)).limit(
     bindparam("b_limit")

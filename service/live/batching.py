@@ -61,7 +61,7 @@ class Batcher(Generic[A, T]):
         return await future
 
     def _is_heavy(self) -> bool:
-        """Whether the queue is worth another call now; its first requests are enough to tell."""
+        """Return whether the queue is worth another call now. Its first requests decide."""
         return (
             sum(self._weight(request) for request, _ in self._queue[:_MAX_BATCH])
             >= _OWN_CALL_WEIGHT

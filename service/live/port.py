@@ -65,14 +65,14 @@ class Watch(Protocol):
 
 
 class LiveStore(Protocol):
-    """What a live store does. All implementations pass one conformance suite.
+    """Port of a live store. All implementations pass one conformance suite.
 
     Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
     `UnavailableError` when the store does not answer in time.
     """
 
     shared: ClassVar[bool]
-    """Whether other processes see the same state."""
+    """True if other processes see the same state."""
 
     async def open(self) -> None:
         """Open the store."""

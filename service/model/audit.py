@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    """What the audit records."""
+    """Actions that the audit records."""
 
     CREATE_JOB = "create-job"
     CHANGE_JOB = "change-job"
@@ -21,7 +21,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who sent a request: the name of the key, and the client's address."""
+    """Sender of a request: the name of the key, and the client's address."""
 
     name: str
     address: str
@@ -47,4 +47,4 @@ class AuditRecord:
     key: str | None
     """The name of the key that was created or revoked."""
     detail: str
-    """What the change was, in a few words."""
+    """Description of the change, in a few words."""

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a stage's ranges."""
+"""Checkpoints of a stage's ranges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Columns = Mapping[str, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChunk:
-    """What is kept of consecutive ranges of a stage."""
+    """Columns that are kept of consecutive ranges of a stage."""
 
     job: str
     stage: str

@@ -1,4 +1,4 @@
-"""What an examination of a deployment finds."""
+"""Findings of an examination of a deployment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Finding:
     what: str
     verdict: Verdict
     says: str
-    """What was found, and, unless it is well, what to do."""
+    """The finding and, if something is at fault, its remedy."""
 
 
 def compare_clocks(what: str, theirs_ms: int, asked_ms: int, answered_ms: int) -> Finding:

@@ -1,4 +1,4 @@
-"""What the ledger remembers of a stage's watermarks."""
+"""History of a stage's watermarks in the ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class HistoryPoint:
     """The last advance of an interval of wall time."""
 
     after_ms: int
-    """Where the interval begins, this instant excluded. `MIN`: at the beginning of time."""
+    """Begin of the interval, this instant excluded. `MIN`: the beginning of time."""
     at_ms: int
     """When the advance was recorded."""
     watermark: StageWatermark

@@ -42,7 +42,7 @@ class InstalledStage:
     layout_since: int
     """The layout version with which this stage's own ranges last changed."""
     columns: Columns | None = None
-    """Of its ranges, from the last checkpoint; None: keep those of the live store."""
+    """Columns of its ranges, from the last checkpoint; None: keep those of the live store."""
     end: RunEnd | None = None
     """The end of its run; None: that goes on, or there is none."""
 
@@ -54,7 +54,7 @@ class InstalledJob:
     name: str
     pipeline: Pipeline
     incarnation: int
-    """Of the job's state in the live store; the upper bits of its fences."""
+    """Incarnation of the job's state in the live store; the upper bits of its fences."""
     generation: int
     layout_version: int
     revision: int
@@ -98,7 +98,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoreSize:
-    """How much a live store keeps."""
+    """Size of a live store."""
 
     jobs: int
     ranges: int

@@ -17,7 +17,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """What a key may do, and what a request needs."""
+    """Roles of keys, and of the requests that need them."""
 
     READ = "read"
     """Read jobs, watermarks, ranges and events."""
@@ -41,15 +41,15 @@ _TABLE: Final = {
     Role.ADMIN: frozenset(Role),
     Role.SCRAPE: frozenset({Role.SCRAPE}),
 }
-"""What each role may do, in terms of the role that a request needs."""
+"""Permissions of each role, by the role that a request needs."""
 
 EVERY_JOB: Final = "*"
 JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$(?!\n)"
-"""What a pattern of jobs may be made of: the characters of names, and `*`, `?`, `[…]`, `[!…]`."""
+"""Pattern of the patterns of jobs: the characters of names, and `*`, `?`, `[…]`, `[!…]`."""
 
 
 def permits(role: Role, jobs: str, needed: Role, job: str | None) -> bool:
-    """Whether a key with this role, for the jobs of this pattern, may do what needs the role `needed`.
+    """Return whether a key with this role, for the jobs of this pattern, has the role `needed`.
 
     `job` is the job that the request names; None: it names none.
 
@@ -114,10 +114,10 @@ _LONGEST: Final = 300
 """No secret is longer. What is longer is not even hashed."""
 
 SECRET_PREFIX: Final = "tg_"  # noqa: S105  (what every secret begins with)
-"""What secrets begin with, so that people and scanners of repositories recognise one."""
+"""Prefix of secrets, so that people and scanners of repositories recognise one."""
 
 SECRET_PATTERN: Final = re.compile(r"[\x21-\x7e]{32,256}")
-"""What can be a secret at all, of our own making or the operator's."""
+"""Pattern of a secret, of our own making or the operator's."""
 
 
 def new_secret(random: Callable[[int], str] = token_urlsafe) -> str:

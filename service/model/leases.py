@@ -9,7 +9,7 @@ from typing import Literal
 from service.frontier.leases import Rank
 
 MAX_DENIED = 1_000
-"""How many denied ranges a result lists at most."""
+"""Largest number of denied ranges that a result lists."""
 
 LostReason = Literal["expired", "superseded", "released", "unknown"]
 """Why a token, or a range under it, is no longer current."""

@@ -1,4 +1,4 @@
-"""What a live store knows of a stage's ranges, read at one instant."""
+"""Observations of a stage's ranges in the live store, read at one instant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StageObservation:
     raised_at_ms: Int64s
     """When the promise of each moved last; 0: it is not known."""
     facts: Mapping[int, Facts]
-    """Of the ranges that have reported any, by index."""
+    """Facts about the ranges that have reported any, by index."""
     counts: Counts
     owners: Int64s
     """The fence of the lease on each range; 0: there is none."""
@@ -66,7 +66,7 @@ class Settled:
 
     index: int
     fence: int
-    """Of the lease on it; 0: there was none."""
+    """Fence of the lease on it; 0: there was none."""
     quiet_since_ms: int | None
     """As its facts have it; None: it has none. Whatever has brought records since has changed it."""
     idle: bool

@@ -117,7 +117,7 @@ class ThrottleGroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ThrottleStageSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a stage may be behind a source above it, before that source is asked to slow down."""
+    """Lag of a stage behind a source above it, at most, before that source is throttled."""
 
     max_lag_ms: Annotated[
         int,
@@ -154,7 +154,7 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def range_count(self) -> int:
-        """How many ranges it has in all: known before any of them takes memory."""
+        """Number of its ranges: known before any of them takes memory."""
         return sum(_count(stage) for stage in self.stages.values())
 
     def pipeline(self, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> Pipeline:

@@ -16,7 +16,7 @@ class Position:
     last_run: int
 
     def is_behind(self, other: Position) -> bool:
-        """Whether the other store has something newer. Incarnations are compared separately.
+        """Return whether the other store has something newer. Incarnations are compared separately.
 
         >>> here = Position(1, generation=2, layout_version=1, revision=7, last_run=3)
         >>> here.is_behind(Position(1, 2, 1, 8, 3)), here.is_behind(Position(1, 1, 9, 7, 3))

@@ -27,7 +27,7 @@ MAX_REPORTED = 10_000
 
 
 class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a range's last report carries beside its promise, kept for display.
+    """Note of a range's last report beside its promise, kept for display.
 
     The stores keep it as one value and never look into it, so a new member needs no change to them.
     """
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True):
     ranges: Sequence[str] | None
     """No range twice. None: all ranges of the lease. The columns below are in the same order."""
     promises: Column | int
-    """Of each range, or the same of all. With `capped_at_commit`, only the least of the holds: the
+    """Promise of each range, or one for all. With `capped_at_commit`, only the least of the holds: the
     commit brings the input.
     """
     idle: Sequence[bool] | None = None
@@ -101,7 +101,7 @@ class Report(msgspec.Struct, frozen=True):
     facts: Sequence[ReportedFacts | None] | None = None
     """None: none of them has any."""
     hold_columns: HoldColumns | None = None
-    """Of a packed report, in place of notes."""
+    """Columns of holds of a packed report, in place of notes."""
 
 
 def column(report: Report) -> Column:
@@ -127,23 +127,23 @@ class Reported(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StageCommit:
-    """What an epoch's commit says of a stage."""
+    """Commit of an epoch for one stage."""
 
     observed_input: int | None = None
     """The input watermark that it ran with; None: it is in the reports, or there is none."""
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What all of its ranges keep back; only with an input watermark."""
+    """Holds of all its ranges; only with an input watermark."""
 
     @property
     def cap(self) -> int | None:
-        """What no range of the epoch may promise more than; None: as reported."""
+        """Upper bound of the promises of the epoch's ranges; None: as reported."""
         if self.observed_input is None:
             return None
         return keyed_promise(self.observed_input, self.holds.values())
 
     @property
     def kept(self) -> CommittedHolds | None:
-        """What is to be shown of the holds; None: there are none."""
+        """Holds to be shown; None: there are none."""
         if self.observed_input is None or not self.holds:
             return None
         return CommittedHolds(self.observed_input, dict(self.holds))
@@ -161,8 +161,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How many ranges of each stage were applied, and for which stages the ledger has yet to record
-    it.
+    """Number of each stage's applied ranges, and the stages for which the ledger has yet to record
+    them.
     """
 
     applied: Mapping[str, int]

@@ -71,15 +71,15 @@ SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
 _SUPERVISOR_POLL_S = 1.0
 
 _LARGE_ANSWERS = 4
-"""How many large answers are made at once."""
+"""Number of large responses that are made at once."""
 
 _WAITING_ANSWERS = 1_000
-"""How many wait for that. Each takes milliseconds: more would wait for longer than clients do."""
+"""Number of requests that wait for a turn. Each takes milliseconds: more would outlast their clients."""
 
 _SYSTEM_CLOCK = SystemClock()
 
 _SWITCH_INTERVAL_S = 0.000_1
-"""How long SQLite's thread waits for the interpreter lock before it requests a switch.
+"""Wait of SQLite's thread for the interpreter lock before it requests a switch.
 
 A busy event loop releases the lock for an instant in each iteration, and takes it back before any other
 thread has woken up; each time, the other thread's wait starts again. With Python's default of 5 ms,

@@ -56,12 +56,12 @@ def _read(name: str, value: SecretStr | None, path: Path | None) -> str | None:
 
 
 def may_be_open(settings: Settings) -> bool:
-    """Whether everyone is served as long as there is no key: only who is on this machine, or as told."""
+    """Return whether everyone is served while there is not a key: on loopback only, or as set."""
     return settings.insecure or is_loopback(settings.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address.
+    """Return whether only this machine reaches an address.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")]
     [True, True, True, True]

@@ -25,7 +25,7 @@ _GIVES_WAY_MS: Final = 1_000
 """After what time an idle connection may be closed to make room."""
 
 _LINGERING: Final = 64
-"""How many refused connections are kept for a moment, so that their clients can read why."""
+"""Number of refused connections that are kept for a moment, so that their clients can read why."""
 
 _MOST_CONNECTIONS: Final = 16_000
 _WANTED_DESCRIPTORS: Final = 16_384
@@ -34,7 +34,7 @@ _KEPT_DESCRIPTORS: Final = 128
 
 
 class Connection(Protocol):
-    """What the guard knows of a connection."""
+    """The part of a connection that the guard needs."""
 
     address: str
     since_ms: int
@@ -42,7 +42,7 @@ class Connection(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being read or answered."""
+        """True if nothing is being read or answered."""
         ...
 
     def check(self, now_ms: int) -> None:
@@ -96,7 +96,7 @@ class Guard:
                 del self._of_client[connection.address]
 
     def let_linger(self) -> bool:
-        """Whether one more refused connection may stay for a moment; if so, it is counted."""
+        """Return whether one more refused connection may stay for a moment; if so, it is counted."""
         if self._lingering >= _LINGERING:
             return False
         self._lingering += 1

@@ -1,4 +1,4 @@
-"""What `tidegauge doctor` does: it looks at the settings, the stores and this machine."""
+"""The command `tidegauge doctor`: it checks the settings, the stores and this machine."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from service.server.connection_limits import Guard
 _LINGER_MS: Final = 1_000
 _LINGER_BYTES: Final = 2**20
 
-# What a connection is reading. Not an `Enum`: these are looked at several times for each request.
+# The part of a request being read. Not an `Enum`: it is compared several times for each request.
 _NOTHING: Final = 0
 _HEADER: Final = 1
 _BODY: Final = 2
@@ -64,11 +64,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._moved_ms = 0
         self._chunk_bytes = 0
         self._carried_bytes = 0
-        """Of a header, or of a body's trailers, that came in earlier chunks than this one."""
+        """Bytes of a header, or of a body's trailers, that came in earlier chunks than this one."""
         self._moved = False
-        """Whether this chunk began a header, or had a piece of a body."""
+        """True if this chunk began a header, or had a piece of a body."""
         self._wishes = False
-        """Whether this request would like another protocol."""
+        """True if this request would like another protocol."""
         self._unsent_bytes = 0
         self._unanswered: deque[RequestResponseCycle] = deque()
         """The requests on their way to an answer; uvicorn's `cycle` is the last of them."""
@@ -78,7 +78,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being read or answered."""
+        """True if nothing is being read or answered."""
         return (
             self._reading == _NOTHING
             and self._refusal is None

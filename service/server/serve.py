@@ -1,4 +1,4 @@
-"""What `tidegauge serve` and `tidegauge migrate` do. Needs the service's packages."""
+"""The commands `tidegauge serve` and `tidegauge migrate`. Need the service's packages."""
 
 from __future__ import annotations
 

@@ -163,6 +163,6 @@ def _count(counts: ByStage, stage: tuple[str, str], count: int) -> None:
 
 
 def _is_quiet(report: Report) -> bool:
-    """Whether each of its ranges says that nothing came, and that nothing is left to read."""
+    """Return whether nothing came in any of its ranges, and nothing is left to read."""
     facts = report.facts
     return bool(facts) and all(each is not None and each.is_quiet for each in facts)

@@ -21,7 +21,7 @@ _NAMES = ("job", "stage")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a stage's ranges have said of their work, in sum."""
+    """Sum of the facts about a stage's ranges."""
 
     processing_ms: int | None
     """The processing watermark; None: some range has never reported."""

@@ -1,4 +1,4 @@
-"""Whether requests are traced: off, unless the environment asks for it as OpenTelemetry's standard says.
+"""Traces of requests: off, unless the environment turns them on, as OpenTelemetry's standard defines.
 
 While it is off, nothing of OpenTelemetry is imported, and each place that would have a span costs one
 `if`.
@@ -25,7 +25,7 @@ OTLP: Final = "otlp"
 
 @dataclass(slots=True)
 class Switch:
-    """Where everybody looks. One for the process."""
+    """State of tracing in this process."""
 
     tracing: Tracing | None = None
     """None: it is off."""

@@ -28,7 +28,7 @@ _MEMBERS: Final = {"url", "key_file"}
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What commands go by unless they are told otherwise."""
+    """Defaults of the commands' options."""
 
     url: str | None = None
     key_file: str | None = None

@@ -219,11 +219,11 @@ def _watch_live(console: Console, job: str, looks: Iterable[Look], *, full_scree
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of a job at one moment."""
+    """State of a job at one moment."""
 
     found: SnapshotAnswer | None
     because: str = ""
-    """What holds the slowest stage back."""
+    """Reason why the slowest stage is held back."""
     problems: Sequence[ProblemLine] = ()
     lost: str = ""
     """Why the service could not be asked; then `found` is what was seen before."""

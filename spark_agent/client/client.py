@@ -67,11 +67,11 @@ class StageWatermark:
     output_ms: int | None
     status: str
     generation: int = 0
-    """Of the job: it rises with each reset."""
+    """The job's generation, which rises with each reset."""
 
     @property
     def final(self) -> bool:
-        """Whether nothing more leaves the stage."""
+        """True if nothing more leaves the stage."""
         return self.output_ms == MAX_MS
 
     @classmethod
@@ -87,7 +87,7 @@ class StageWatermark:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """What a job's sources are asked to wait for."""
+    """Throttle advice for a job's sources."""
 
     groups: Sequence[GroupAnswer]
     shards: Mapping[str, Mapping[str, AdviceAnswer]]

@@ -1,4 +1,4 @@
-"""Where the agent's key comes from: a parameter, a file, or the environment. It is never shown.
+"""Sources of the agent's key: a parameter, a file, or the environment. The key is never shown.
 
 On executors a task must find the key by itself. Whatever Spark carries there (plans, options of
 sources, local properties, pickled functions) may be logged, shown in its UI, or written to disk. So the
@@ -25,7 +25,7 @@ class UnusableKeyError(Exception):
 
 
 class KeySource(Protocol):
-    """Where a key comes from."""
+    """Source of a key."""
 
     def read(self) -> str | None:
         """Return the key; None: there is none. Raises `UnusableKeyError`."""

@@ -1,4 +1,4 @@
-"""What the agent tells the service: leases, reports and what an epoch ran with, in their JSON forms."""
+"""Leases, reports and the progress of epochs, in the JSON forms that the agent sends."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """What an epoch of a keyed stage ran with. All its ranges have it in common."""
+    """Input watermark and holds with which an epoch of a keyed stage ran, common to all its ranges."""
 
     input_ms: int | None
     """Its input watermark; None: there was none."""
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What they keep back of it, by component."""
+    """Holds of the ranges, by component."""
 
     def body(self) -> Json:
         """Return its JSON form."""

@@ -1,4 +1,4 @@
-"""What the service answers, as types. At run time they are plain dictionaries: the service's own JSON.
+"""Types of the service's responses. At run time they are plain dictionaries: the service's own JSON.
 
 Times that end in `_watermark`, `promise`, `at` or `until` are ms since 1970 (`MAX_MS`: the end of time);
 others are ISO 8601, as the service writes them.
@@ -39,7 +39,7 @@ class JobAnswer(TypedDict):
 Health = Literal[
     "final", "failed", "silent", "no_worker", "stalled", "waiting", "ended", "idle", "ok"
 ]
-"""Whether a stage's watermark can move, or the first reason why not."""
+"""Ability of a stage's watermark to move, or the first reason why it cannot."""
 
 RunOutcome = Literal["finished", "stopped", "failed"]
 """The outcome of a run."""
@@ -81,7 +81,7 @@ class ProblemLine(TypedDict):
 
 
 class JobProblemsAnswer(TypedDict):
-    """What is wrong with a job, the worst first."""
+    """Problems of a job, the worst first."""
 
     job: str
     health: Health
@@ -89,14 +89,14 @@ class JobProblemsAnswer(TypedDict):
 
 
 class ProblemsAnswer(TypedDict):
-    """What is wrong with all jobs that the key may read, the worst first."""
+    """Problems of all jobs that the key may read, the worst first."""
 
     problems: Sequence[ProblemLine]
     total: int
 
 
 class RangeCounts(TypedDict):
-    """How many ranges of a stage are in which condition."""
+    """Number of a stage's ranges in each condition."""
 
     total: int
     reported: int
@@ -106,7 +106,7 @@ class RangeCounts(TypedDict):
 
 
 class WatermarkAnswer(TypedDict):
-    """Where a stage is."""
+    """Watermarks and state of a stage."""
 
     job: str
     stage: str
@@ -127,7 +127,7 @@ class WatermarkAnswer(TypedDict):
 
 
 class CommitsAnswer(TypedDict):
-    """What was committed of a stage."""
+    """Last commit of a stage."""
 
     job: str
     stage: str
@@ -137,7 +137,7 @@ class CommitsAnswer(TypedDict):
 
 
 class SnapshotAnswer(TypedDict):
-    """Where all stages of a job are, at one instant."""
+    """Watermarks of all stages of a job at one instant."""
 
     job: str
     generation: int
@@ -169,7 +169,7 @@ class RangesAnswer(TypedDict):
 
 
 class PastWatermark(TypedDict):
-    """Where a stage was."""
+    """Watermarks of a stage at an instant of the past."""
 
     at: int
     input_watermark: int | None
@@ -178,7 +178,7 @@ class PastWatermark(TypedDict):
 
 
 class HistoryAnswer(TypedDict):
-    """Where a stage was, by wall time."""
+    """Past watermarks of a stage, by wall time."""
 
     points: Sequence[PastWatermark]
 
@@ -248,7 +248,7 @@ class GroupAnswer(TypedDict):
 
 
 class AdviceAnswer(TypedDict):
-    """What a shard is asked."""
+    """Throttle advice for a shard."""
 
     pause: bool
     until: int | None
@@ -257,7 +257,7 @@ class AdviceAnswer(TypedDict):
 
 
 class ThrottleAnswer(TypedDict):
-    """What a job's sources are asked to wait for."""
+    """Throttle advice for a job's sources."""
 
     version: int
     groups: Sequence[GroupAnswer]

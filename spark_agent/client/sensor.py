@@ -1,4 +1,4 @@
-"""Whether everything before a moment has arrived: for schedulers that ask again and again."""
+"""Arrival of everything before a moment: a sensor for schedulers that poll."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Arrival:
             raise
         except Unavailable as error:
             self.because = str(error)
-            # Where the watermark was read, only its explanation is missing.
+            # Once the watermark was read, only its explanation is missing.
             if self.outcome is WaitOutcome.WRONG:
                 self.outcome = WaitOutcome.CANNOT_BE_ASKED
         return False

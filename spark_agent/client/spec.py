@@ -41,15 +41,15 @@ class StageSpec:
     ranges: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     has_idle_policy: bool = False
-    """Whether the service takes a quiet shard of it for idle, as long as somebody watches it."""
+    """True if a quiet shard of the source counts as idle while a worker watches it."""
     percentiles: tuple[int, ...] = ()
     """The percentile watermarks that the service keeps of it."""
     is_dynamic: bool = False
-    """Whether shards that are not in the specification join it when they are claimed."""
+    """True if shards that are not in the specification join when they are claimed."""
 
     @property
     def role(self) -> str:
-        """What the stage is, as error messages call it."""
+        """Kind of the stage, as error messages call it."""
         if self.shards:
             return "source"
         return "keyed stage" if self.ranges else "passthrough stage"

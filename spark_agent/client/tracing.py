@@ -1,5 +1,5 @@
-"""Whether the agent's calls are traced: off, unless the environment asks for it as OpenTelemetry's
-standard says.
+"""Traces of the agent's calls: off, unless the environment turns them on, as OpenTelemetry's standard
+defines it.
 
 While it is off, nothing of OpenTelemetry is imported.
 """
@@ -25,12 +25,12 @@ _OTLP: Final = "otlp"
 
 @dataclass(slots=True)
 class Switch:
-    """Where everybody looks. One for the process: executors have processes of their own."""
+    """State of tracing in this process. Executors have processes of their own."""
 
     tracing: Tracing | None = None
     """None: it is off."""
     asked: bool = False
-    """Whether the environment was looked at."""
+    """True once the environment was read."""
 
     def get(self) -> Tracing | None:
         """Return what makes spans."""

@@ -32,7 +32,7 @@ class WaitOutcome(StrEnum):
 
 _PAUSE_MS: Final = 500
 _PATIENCE_MS: Final = 5_000
-"""How much longer than the service waits: it may be on its way up again."""
+"""Wait for an answer beyond the service's own wait: the service may be restarting."""
 _LEAST_PATIENCE_MS: Final = 2_000
 
 Show = Callable[[str], None]
@@ -47,7 +47,7 @@ class WaitResult:
     """The stage's watermark when it was last read."""
     waited_ms: int
     answers: bool = True
-    """Whether the service answered the last request. If not, `seen` is older."""
+    """False if the service did not answer the last request: `seen` is older then."""
 
     @property
     def outcome(self) -> WaitOutcome:

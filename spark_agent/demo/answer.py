@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many windows and joined rows are equal in two answers, and how many there are in either."""
+    """Number of windows and joined rows that are equal in two answers, and that are in either."""
 
     equal_sessions: int
     sessions: int
@@ -48,7 +48,7 @@ class Comparison:
 
     @property
     def all_equal(self) -> bool:
-        """Whether all of them are equal."""
+        """True if all of them are equal."""
         equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
         return equal == (self.sessions, self.weeks, self.departures)
 

@@ -30,7 +30,7 @@ _PACKAGES: Final = (
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight UTC."""
 _BATCHES: Final = 24
-"""How many slices the logs are read in: enough to see watermarks advance, few enough for two cores."""
+"""Number of slices of the logs: enough to see watermarks advance, few enough for two cores."""
 
 
 def demo(

@@ -45,15 +45,15 @@ class Outcome:
     departures: int
     """Departures from New York's airports, joined with the weather of the hour."""
     service_url: str | None = None
-    """Where the service still runs, if it was to be kept; kill `service_pid` to stop it."""
+    """URL of the service that was kept running, if any; kill `service_pid` to stop it."""
     service_pid: int | None = None
     page_url: str | None = None
-    """Where people look at the job, likewise."""
+    """URL of the job's page, likewise."""
     folder: str | None = None
 
     @property
     def all_equal(self) -> bool:
-        """Whether every window and every joined row equals the batch job's."""
+        """True if every window and every joined row equals the batch job's."""
         equal = (self.equal_sessions, self.equal_weeks, self.equal_departures)
         return equal == (self.sessions, self.weeks, self.departures)
 

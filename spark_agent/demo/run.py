@@ -44,7 +44,7 @@ _UPDATE_MS: Final = 250
 
 @dataclass(frozen=True, slots=True)
 class LateRows:
-    """How many rows came late, and how many of them Spark dropped."""
+    """Number of rows that came late, and of those that Spark dropped."""
 
     rows: int
     dropped: int

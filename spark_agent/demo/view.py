@@ -1,4 +1,4 @@
-"""What the demonstration shows while it runs: each stage's watermarks, and what holds them back."""
+"""View of the running demonstration: each stage's watermarks, and the reason why each is held back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StageLine:
     output_ms: int | None
     status: str
     lag_ms: int | None
-    """How far the output watermark is behind the newest event that the sources have read."""
+    """Distance of the output watermark behind the newest event that the sources have read."""
     held_by: str
 
 
@@ -107,7 +107,7 @@ def _lowest_range(client: Client, job: str, stage: str, watermark: StageWatermar
 
 
 class View(Protocol):
-    """Where snapshots are shown."""
+    """Display of snapshots."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the latest snapshot."""

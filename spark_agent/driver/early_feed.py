@@ -28,7 +28,7 @@ _MISSING_AFTER_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True)
 class EarlyConfig:
-    """What is known of an early query."""
+    """Facts about a started query of early results."""
 
     job: str
     stage: str
@@ -36,8 +36,8 @@ class EarlyConfig:
     """The nearest stages above it."""
     percentile: int
     stays: bool
-    """Whether it keeps to where its input is at the start, as an `availableNow` query reads what was
-    there then."""
+    """True if the query keeps to the position of its input at the start, as an `availableNow` query
+    reads only rows that were there then."""
     poll_ms: int
 
 

@@ -29,7 +29,7 @@ _log: Final = logging.getLogger("spark_agent")
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """What a job has of a query's stages."""
+    """Commits that the job has of a query's stages."""
 
     generation: int
     """The generation that the job is in."""
@@ -75,7 +75,7 @@ class DeclaredJob:
         self._links = dict(links or {})
         self._generation = 0
         self.is_throttled = throttle is not None
-        """Whether the service may ask its sources to pause."""
+        """True if the specification lets the service throttle the job's sources."""
 
     @property
     def throttle(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""What must hold when a query starts, given the job's specification and watermarks."""
+"""Preconditions of a query's start, given the job's specification and watermarks."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class Resumption:
 
     @cached_property
     def beginning(self) -> Beginning:
-        """What it begins with. It is read once: the query itself goes on from there."""
+        """Position at which the query begins. It is read once: the query itself goes on from there."""
         return self._checkpoint.read()
 
     @property
     def may_reread(self) -> bool:
-        """Whether the query may run batches that the job has: it is to go on, or has done so before."""
+        """True if the query may repeat batches that the job has: by its option, or as it did before."""
         found = self.beginning
         goes_on = found.rereads_to is not None and found.next_batch <= found.rereads_to
         return self._may_reread or goes_on
@@ -106,7 +106,7 @@ class Resumption:
     def check_output(self) -> None:
         """Check what can be checked without the service. Raises `OldCheckpointError`."""
         if self.beginning.skips:
-            # Who wants to reread does not want to lose what is read.
+            # A query that is to reread must not lose the rows that it reads.
             raise OldCheckpointError(skips_message(self._query, self.beginning))
 
     def check(self, has: Commits) -> None:

@@ -54,7 +54,7 @@ _log: Final = logging.getLogger("spark_agent")
 _JOIN_MS: Final = 10_000
 
 _THROTTLE_PATIENCE_MS: Final = 30_000
-"""How long a query that ends by itself waits for shards that make no progress."""
+"""Timeout of a bounded query's wait for shards that make no progress."""
 
 _OFTEN_MS: Final = 1_000
 """A query that looks for new data less often cannot say that a shard is quiet now."""
@@ -62,7 +62,7 @@ _OFTEN_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long what lasts."""
+    """Timeouts and intervals of a query."""
 
     ttl_ms: int
     """A task's or the driver's lease."""
@@ -76,7 +76,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a query is to be started."""
+    """Description of a query to start."""
 
     writer: DataStreamWriter
     controls: Sequence[Control]
@@ -89,12 +89,12 @@ class Start:
 
     @property
     def available_now(self) -> bool:
-        """Whether it reads what is there at its start, and ends."""
+        """True if the query reads what is there at its start, and ends."""
         return self.trigger == AVAILABLE_NOW
 
     @property
     def ends(self) -> bool:
-        """Whether it ends by itself."""
+        """True if the query ends by itself."""
         return self.bounded or self.trigger in {AVAILABLE_NOW, ONCE}
 
 

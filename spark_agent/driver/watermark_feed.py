@@ -34,7 +34,7 @@ _STALLED_AFTER_BATCHES: Final = 3
 
 
 class EpochCommitter(Protocol):
-    """What the feed needs from the query's supervisor."""
+    """The part of a query's supervisor that the feed needs."""
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         """Commit a batch's epoch unless that is done; return whether it was committed in time."""
@@ -50,7 +50,7 @@ class EpochCommitter(Protocol):
 
     @property
     def last_error(self) -> str:
-        """What the service, or the way to it, has said last against a request."""
+        """Latest error of a request to the service."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class EpochCommitter(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it still supervises the query. A fenced query may go on without it."""
+        """True while it supervises the query. A fenced query may go on without it."""
         ...
 
     def wait_because(self, reason: str | None) -> None:
@@ -74,7 +74,7 @@ class EpochCommitter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WatermarkFeedConfig:
-    """What the feed needs to know about a started query."""
+    """Facts about a started query that the feed needs."""
 
     job: str
     promises: Mapping[str, Promise]
@@ -85,7 +85,7 @@ class WatermarkFeedConfig:
     """By keyed stage: every stage that its input watermark depends on."""
     bounded: bool
     ends_when_idle: bool
-    """Whether Spark ends the query at the first trigger that finds no new data (`availableNow`)."""
+    """True if Spark ends the query at the first trigger that finds no new data (`availableNow`)."""
     patience_ms: int
     poll_ms: int
     finish_timeout_ms: int
@@ -440,9 +440,9 @@ class _InputWatermark:
         self.other_generation: str | None = None
         """Why the query has to fail: the job is in another generation. None: it is not."""
         self.answered = False
-        """Whether the service has answered at least once."""
+        """True once the service has answered."""
         self.is_current = False
-        """Whether the service has answered since `refresh_soon` was called last."""
+        """True if the service has answered since the last call of `refresh_soon`."""
         self._pause_ms = config.poll_ms
         self._next_refresh_ms: int | None = None
 

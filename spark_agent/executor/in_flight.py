@@ -1,4 +1,4 @@
-"""What a source has in flight: the rows that it has brought, and that its promises have not passed yet.
+"""Rows in flight of a source: read, and not yet passed by a promise.
 
 Percentile watermarks follow from their event times. For each shard these are kept as a KLL sketch
 (Karnin, Lang and Liberty, *Optimal Quantile Approximation in Streams*, FOCS 2016), which takes a few
@@ -27,7 +27,7 @@ _TRIM_FROM: Final = 0.1
 little for each row that is left."""
 
 _CHUNKS: Final = 32
-"""How many sketches of a shard a task keeps apart, so that it can drop what is passed as a whole."""
+"""Number of sketches of a shard that a task keeps apart, so that passed ones are dropped as a whole."""
 
 Sketch = Any
 """A `datasketches.kll_doubles_sketch`, which has no types."""
@@ -95,7 +95,7 @@ def unpacked(packed: bytes) -> Sketch:
 
 
 class TaskInFlight:
-    """What a task has read of each shard and its promise will not pass."""
+    """Rows of each shard that a task has read and that its promise will not pass."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -130,7 +130,7 @@ def _fewer(chunks: list[tuple[int, Sketch]]) -> list[tuple[int, Sketch]]:
 
 
 class StageInFlight:
-    """What a source's shards have in flight, as the driver knows it from the batches that it has run."""
+    """Rows in flight of a source's shards, as the driver has them from the batches that it ran."""
 
     def __init__(self) -> None:
         self._sketches: dict[str, Sketch] = {}

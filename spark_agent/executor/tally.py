@@ -1,4 +1,4 @@
-"""What tasks send to the driver, besides their reports to the service.
+"""Tallies that tasks send to the driver, besides their reports to the service.
 
 It travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
 completes the batch, so the driver has all of them when it commits the epoch, and can report what
@@ -22,7 +22,7 @@ TallyKey = tuple[str, str, int]
 
 
 class Count(StrEnum):
-    """What is counted because it should be rare."""
+    """Kinds of rare rows and events that are counted."""
 
     REPORTS_DROPPED = "reports_dropped"
     """Ranges that a task could not report: the aggregator was unavailable, slow, or fenced it."""
@@ -63,7 +63,7 @@ class Tally:
     """The promises and counts of a stage's tasks in one epoch."""
 
     promises: Mapping[str, RangeReport] = field(default_factory=dict[str, RangeReport])
-    """What each shard's task reports: its promise, and how many rows it had."""
+    """Report of each shard's task: its promise, and its number of rows."""
     counts: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, Mapping[str, int]])
     """By partition, then by `Count`."""
     partitions: Mapping[str, frozenset[int]] = field(default_factory=dict[str, frozenset[int]])
@@ -101,7 +101,7 @@ class Tally:
             },
             partitions,
             min((each for each in (self.early, other.early) if each is not None), default=None),
-            # Of two for a shard one is a repeated task's.
+            # One of two for a shard is a repeated task's.
             {**other.in_flight, **self.in_flight},
         )
 
@@ -122,7 +122,7 @@ Tallies = dict[TallyKey, Tally]
 
 
 class TallyParam(AccumulatorParam[Tallies]):
-    """How Spark merges tallies."""
+    """Merge of tallies by Spark."""
 
     def zero(self, value: Tallies) -> Tallies:  # noqa: ARG002  (the base class has it)
         """Start from nothing."""

@@ -41,7 +41,7 @@ REREADS_PROPERTY: Final = "tidegauge.rereads"
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 _SHORT_TTL_MS: Final = 5_000
-"""Of a lease that lasts for a report alone."""
+"""Time to live of a lease for a single report."""
 BACKOFF_MS: Final = 5_000
 """After a call without an answer, the tasks of this process make no requests for this long.
 Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
@@ -60,7 +60,7 @@ def freeze_imports() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportTarget:
-    """Where a task's reports go, and how long a call may take. Pickled and sent to the executors."""
+    """Destination of a task's reports, and timeout of a call. Pickled and sent to the executors."""
 
     url: str
     job: str
@@ -70,13 +70,13 @@ class ReportTarget:
     clock: Clock
     tallies: Accumulator[Tallies]
     key_file: str | None = None
-    """Where the executors find the key, if not where their environment says. Never the key itself."""
+    """Path of the key on the executors; None: as their environment says. Never the key itself."""
     partitioned_by_shard: bool = False
-    """Whether the caller has declared that all of a shard's rows are in one task. It is checked."""
+    """True if the caller has declared that all of a shard's rows are in one task. It is checked."""
     releases: bool = False
-    """Whether tasks give their leases back. The service takes a current lease for a proof that its shard
-    is watched, and would take one without rows for idle. But once its task has ended, nobody watches it:
-    the next batch may be busy for a long time, with rows of that shard."""
+    """True if tasks give their leases back. To the service, a current lease proves that its shard is
+    watched, and a watched shard without rows is idle. But once its task has ended, nothing watches the
+    shard: the next batch may be busy for a long time, with rows of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Task:
     partition: int
     holder: str
     may_reread: bool = False
-    """Whether it goes on although its epoch was committed before it began."""
+    """True if the task goes on although its epoch was committed before it began."""
 
 
 def current_task(stage: str) -> Task | None:

@@ -1,6 +1,6 @@
 # pyright: basic
 # ruff: noqa: SLF001
-"""What a query begins with, from its checkpoint and its output, read as Spark reads them.
+"""The batch with which a query begins, from its checkpoint and its output, read as Spark reads them.
 
 A checkpoint has two logs, with a file for each batch, named by its number. `offsets` says what a batch
 is to read: it is written before the batch runs. `commits` says that it is done, and is written before
@@ -42,7 +42,7 @@ _JOINED = f"{_NOTES}/joined"
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a query begins with."""
+    """Position at which a query begins."""
 
     next_batch: int
     """The number of the batch that Spark will begin with; 0 for a new checkpoint."""
@@ -52,7 +52,7 @@ class Beginning:
     """The newest batch that the query's output has, if that is a folder of Spark's file sink."""
     output: str = ""
     generation: int | None = None
-    """Of the job, when the checkpoint's first batch was planned; None: it is new, or does not say so."""
+    """The job's generation when the checkpoint's first batch was planned; None: new, or not noted."""
     rereads_to: int | None = None
     """The epoch up to which the query knowingly repeats what the job has already."""
     run: int | None = None
@@ -60,7 +60,7 @@ class Beginning:
 
     @property
     def skips(self) -> bool:
-        """Whether the file sink would skip a batch that has not been planned yet.
+        """True if the file sink would skip a batch that has not been planned yet.
 
         A batch that was planned may have been written before the driver was killed, and is the same.
         """

@@ -18,7 +18,7 @@ _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
 
 
 class Stamp(StrEnum):
-    """How a column's value relates to event time."""
+    """Relation of a column's value to event time."""
 
     TIME = "time"
     """A row's event time."""
@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far (ms) behind the watermark the rows of a stream-stream join may be; None: unbounded."""
+    """Distance (ms) of a stream-stream join's rows behind the watermark, at most; None: unbounded."""
 
     left_ms: int | None
     right_ms: int | None
@@ -51,7 +51,7 @@ class Bounds:
     """One side's event time is equated with something that is not the other side's event time."""
     full_outer: bool = False
     null_keys: tuple[str, ...] = ()
-    """Of a full outer join: equated columns that may be null on both sides."""
+    """Equated columns of a full outer join that may be null on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Control:
     stage: str
     id: str
     is_gate: bool = False
-    """Whether it brings nothing, and only holds batches back while its source stage is throttled."""
+    """True if it brings nothing, and only delays batches while its source stage is throttled."""
     percentile: int | None = None
     """It brings this percentile of the stage's input, for early results; None: the input watermark."""
 
@@ -86,19 +86,19 @@ class Node:
     mark: str = ""
     """The name of the agent's function in it, if it is one of the agent's own nodes."""
     event_time: int | None = None
-    """Of a source's reporter: the id of its event time column."""
+    """Id of the event time column, for a source's reporter."""
     copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """By column id: the column that it copies, and the name of the field if it copies only that."""
     groups: tuple[Column, ...] = ()
-    """What an aggregation groups by."""
+    """Columns by which an aggregation groups."""
     bounds: Bounds | None = None
-    """Of a join of two streams."""
+    """Bounds of a join of two streams."""
     control: Control | None = None
     reader: Reader | None = None
     limits: tuple[str, ...] = ()
     """Options that limit how much of a source one batch reads."""
     reads_all: bool = True
-    """Of a source: whether each batch certainly reads all that is there."""
+    """False if a source's batch may leave something unread."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
 
@@ -110,7 +110,7 @@ class Node:
 
     @property
     def is_control_union(self) -> bool:
-        """Whether it is the union of control source and data that `Pipeline.watermarked` makes."""
+        """True for the union of control source and data that `Pipeline.watermarked` makes."""
         return self.operator == "Union" and _leads_to_control(self.children[0])
 
 

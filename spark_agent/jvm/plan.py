@@ -1,6 +1,6 @@
 # pyright: basic, reportCallIssue=false, reportOptionalCall=false
 # ruff: noqa: SLF001
-"""What the driver reads of plans and writers from Spark's internal objects, which are not public API.
+"""Plans of queries, read from Spark's internal objects, which are not public API.
 
 The rest of the agent sees plain values: a plan is a tree of `Node`s. Support for Spark Connect would
 need a second implementation of this module, and of `spark_agent.jvm.progress`.

@@ -45,15 +45,15 @@ class CommittedBatch:
     watermark_ms: int
     """Spark's own watermark, which the batch ran with; 0: none yet."""
     read_nothing: bool = False
-    """Whether it found no new data in any source except control sources."""
+    """True if it found no new data in any source except control sources."""
     rows: int = 0
-    """How many rows it read, except from control sources."""
+    """Number of rows read, except from control sources."""
     dropped_rows: int = 0
     """The number of rows that its operators dropped as late."""
     duration_ms: int = 0
-    """How long it took."""
+    """Duration of the batch."""
     keeps_nothing: bool = False
-    """Whether the query's operators keep no rows, so that everything it has read has come out."""
+    """True if the query's operators keep no rows, so that everything it has read has come out."""
 
 
 def has_no_new_data(query: StreamingQuery) -> bool:

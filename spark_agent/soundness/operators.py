@@ -23,7 +23,7 @@ from spark_agent.jvm.nodes import SOURCE_MARK, Column, Node, Stamp
 
 
 class Emits(StrEnum):
-    """Which rows leave an operator, and when."""
+    """Rows that leave an operator, by time."""
 
     AS_THEY_CAME = "each row in the batch that read it, with its event time unchanged"
     MADE_BY_USER = "rows made by your function, in the batch that read their input"
@@ -50,18 +50,18 @@ class Operator:
     emits: Emits
     output: OutputWatermark
     in_code: str
-    """What a user writes to get it."""
+    """Code that a user writes to get the operator."""
     late_at_watermark: bool = False
-    """Whether a row dated exactly W is late at W: Spark drops it, or splits it from a session that it
+    """True if a row dated exactly W is late at W: Spark drops it, or splits it from a session that it
     would have extended. On-time rows may be dated W, so Spark is then given W - 1 ms."""
     buffers: bool = False
-    """Whether it keeps rows across batches, so that Spark's watermark decides when they leave."""
+    """True if it keeps rows across batches, so that Spark's watermark decides when they leave."""
     empty_batches: bool = False
-    """Whether Spark runs a batch without data for it when the watermark has advanced."""
+    """True if Spark runs a batch without data for it when the watermark has advanced."""
     component: str = ""
-    """What a hold of its rows is called, in reports and explanations; empty: it keeps none."""
+    """Name of the hold of its rows, in reports and explanations; empty: it keeps none."""
     uses_event_time: bool = False
-    """Whether Spark drops or holds rows by a column that its metadata marks as event time."""
+    """True if Spark drops or holds rows by a column that its metadata marks as event time."""
 
 
 def _passing(in_code: str, *names: str) -> list[Operator]:
@@ -197,20 +197,20 @@ _DEFAULT_ALTERNATIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """What is known about the rows that leave a node, when Spark's watermark is W."""
+    """Properties of the rows that leave a node, when Spark's watermark is W."""
 
     behind_ms: int = 0
-    """How far behind W they may be at most."""
+    """Largest distance of a row behind W."""
     buffered: bool = False
-    """Whether an operator below keeps rows across batches."""
+    """True if an operator below keeps rows across batches."""
     component: str = ""
     """The nearest such operator's name for what it keeps."""
     late_at_watermark: bool = False
-    """Whether an operator below would drop rows dated W."""
+    """True if an operator below would drop rows dated W."""
     declared_only: bool = False
-    """Whether only the user knows how far behind W they may be."""
+    """True if only the user knows how far behind W they may be."""
     watermarked: bool = False
-    """Whether all of them have come through `watermarked()`."""
+    """True if all of them have come through `watermarked()`."""
     stamps: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
     """By column id: the columns known to be event time, or derived from it."""
 
@@ -399,14 +399,14 @@ def _apply_join(
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """How a stage's promise follows from Spark's watermark, both in ms."""
+    """Derivation of a stage's promise from Spark's watermark, both in ms."""
 
     behind_ms: int = 0
     spark_lag_ms: int = 0
-    """How far Spark's watermark is kept behind the service's: 1 where Spark is given W - 1 ms."""
+    """Distance of Spark's watermark behind the service's: 1 where Spark is given W - 1 ms."""
     buffered: bool = False
     component: str = field(default="", compare=False)
-    """What keeps the rows that are held back."""
+    """Operator that keeps the rows that are held back."""
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Convert the stage's input watermark to the one given to Spark.
@@ -444,7 +444,7 @@ class Promise:
 
     @property
     def is_of_windows(self) -> bool:
-        """Whether all that it keeps is windows or sessions, stamped no earlier than their end."""
+        """True if all that it keeps is windows or sessions, stamped no earlier than their end."""
         return not self.behind_ms and self.component in {"", "window", "session"}
 
 

@@ -62,9 +62,9 @@ class QueryStages:
     promises: Mapping[str, Promise]
     """By keyed stage."""
     reads_all: bool
-    """Whether each batch reads all available data: each source is known, and not rate limited."""
+    """True if each batch reads all available data: each source is known, and not rate limited."""
     may_wait_for_more: bool = False
-    """Whether a source may leave data unread until there is more of it."""
+    """True if a source may leave data unread until there is more of it."""
 
 
 def check(

@@ -1,4 +1,4 @@
-"""What a reader of several shards asks the driver before each batch, and what it may read then.
+"""Admission of shards to a batch: the request of a source before it, and the driver's answer.
 
 Pure: who is held back, and by how much, is decided in `spark_agent.throttle.source_throttle`.
 """
@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader could read next."""
+    """Files that a source could read next."""
 
     unread: Mapping[str, int]
     """By shard that has unread files: how many."""
     most: int | None = None
     """The most files of a shard in one batch; None: all that there are."""
     ends: bool = False
-    """Whether nothing comes besides: the run reads what was there at its start."""
+    """True if nothing comes besides: the run reads what was there at its start."""
 
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> Wanted:
@@ -33,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ShardLimit:
-    """How many files a shard may have in the next batch, and why not more."""
+    """Limit on a shard's files in the next batch, with its reason."""
 
     files: int
     because: str
@@ -41,7 +41,7 @@ class ShardLimit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the shards of one source may read in the next batch. A shard that is not named is free."""
+    """Limits of one source's shards in the next batch. A shard that is not named has none."""
 
     limits: Mapping[str, ShardLimit] = field(default_factory=dict[str, ShardLimit])
 

@@ -35,7 +35,7 @@ class LinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """How long a batch was held back before it ran, and why."""
+    """Delay of a batch before it ran, with its reason."""
 
     ms: int
     because: str
@@ -43,7 +43,7 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a control source is, in Spark's checkpoint.
+    """Position of a control source, in Spark's checkpoint.
 
     `watermark_ms` is the latest watermark that it has handed to Spark, in Spark's range; None: none
     yet. `turn` counts the batches that it has caused. `waited` is only shown: in the query's progress.

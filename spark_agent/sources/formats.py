@@ -34,7 +34,7 @@ _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a file is read into."""
+    """Columns into which a file is read."""
 
     schema: ArrowType
     """The `pyarrow.Schema` that Spark expects."""
@@ -119,7 +119,7 @@ def _read_csv(path: str, columns: Columns) -> Iterator[Batch]:
 
 
 def _is_empty(path: str) -> bool:
-    """Whether a file has nothing in it, or only what makes it a compressed file of nothing."""
+    """Return whether a file is empty, or a compressed file of nothing."""
     if not Path(path).stat().st_size:
         return True
     with pa.input_stream(path) as stream:

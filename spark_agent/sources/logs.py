@@ -40,13 +40,13 @@ from spark_agent.sources.offsets import LogsOffset, ShardOffset
 FORMAT: Final = "tidegauge-logs"
 
 _LONGEST_BLOCK_MS: Final = 1_000
-"""How long a run that ends when nothing is new waits, while its shards may read nothing, before it lets
-Spark run a batch without them: another source of the query may be the one that they wait for."""
+"""Longest wait of a run that ends when nothing is new, while its shards may read nothing. Then Spark
+runs a batch without them: another source of the query may be the one that they wait for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Where the files are, and what is in them."""
+    """Location and contents of the files."""
 
     path: str
     form: str
@@ -183,7 +183,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._check_sizes(shard, names, offset)
                 self._checked[shard] = offset, names
             elif read := self._read.get(shard):
-                # Of all files at each look would take too long; most likely it is the newest one.
+                # All files at each poll would take too long; most likely the newest one has changed.
                 self._check_sizes(shard, [name for name in names if name in read], offset)
 
     def _check_sizes(self, shard: str, names: Sequence[str], offset: ShardOffset) -> None:

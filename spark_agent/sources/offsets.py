@@ -1,4 +1,4 @@
-"""Where a source that reads logs in folders is. Pure: which files are unread, late, or in a batch.
+"""Position of a source that reads logs in folders: files that are unread, late, or in a batch. Pure.
 
 A shard's files are read in the order of their names. Its offset names the last one that was read, and
 knows, by a short mark of each, which of the files before it were read, and how large they were. So a
@@ -19,7 +19,7 @@ from typing import Any, Final
 _DIGEST_BYTES: Final = 5
 """A late file is taken for one that was read with a probability of files in the folder / 2^40."""
 _SIZE_BYTES: Final = 3
-"""Of a file's size, so much is kept. It is not seen if a file changes by a multiple of 16 MiB."""
+"""Bytes that are kept of a file's size. A change by a multiple of 16 MiB is not noticed."""
 _MARK_BYTES: Final = _DIGEST_BYTES + _SIZE_BYTES
 
 
@@ -50,12 +50,12 @@ def _mark(size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ShardOffset:
-    """How far one shard was read."""
+    """Position in one shard."""
 
     last: str = ""
     """The name of the last file; empty: none yet."""
     files: int = 0
-    """How many files were read in all."""
+    """Number of files that were read in all."""
     seen: str = ""
     """A mark of each of the files up to the last one that were still there when it was chosen."""
 
@@ -125,7 +125,7 @@ class ShardOffset:
 
 @dataclass(frozen=True, slots=True)
 class LogsOffset:
-    """How far a source was read, in Spark's checkpoint."""
+    """Position in a source, in Spark's checkpoint."""
 
     shards: Mapping[str, ShardOffset] = field(default_factory=dict[str, ShardOffset])
     turn: int = 0

@@ -1,4 +1,4 @@
-"""What a supervisor looks after, how it controls it, and what it knows of the last epoch."""
+"""A supervisor's assignment: its query, the control of that query, and its last committed epoch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Assignment:
     sources: Sequence[StageSpec]
     keyed: Sequence[StageSpec]
     promises: Mapping[str, Promise]
-    """How each keyed stage's promise follows from Spark's watermark."""
+    """Derivation of each keyed stage's promise from Spark's watermark."""
     bounded: bool
     ttl_ms: int
     finish_timeout_ms: int
     """The longest wait for a service that is away, once a bounded query has read everything."""
     stops_when_fenced: bool = True
     stops_when_rereading: bool = True
-    """Whether it fails if its checkpoint is behind the job."""
+    """True if the query fails when its checkpoint is behind the job."""
     reads_all: bool = True
-    """Whether each batch reads all available data: no source is rate limited."""
+    """True if each batch reads all available data: no source is rate limited."""
     looks_often: bool = True
-    """Whether it looks for new data all the time, so that what its last trigger found is of now."""
+    """True if it polls for new data all the time, so that the result of its last trigger is current."""
     may_idle: Collection[str] = ()
     """The keyed stages below a source that may be idle."""
     by_shard: Collection[str] = ()
@@ -53,29 +53,29 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class QueryHandle:
-    """How a supervisor controls and inspects its query."""
+    """Control and inspection of a supervised query."""
 
     stop: Callable[[], None]
     """Stop it, once its stages are final."""
     fail: Callable[[str], None]
     """Make it fail with this error."""
     has_no_new_data: Callable[[], bool]
-    """Whether its latest trigger found no new data in any source."""
+    """Return whether the latest trigger found no new data in any source."""
     recent_batch: Callable[[], CommittedBatch | None]
     """Its latest batch, which its supervisor may not have been notified of yet; None: there is none."""
     has_just_found_nothing: Callable[[], bool]
-    """Whether no trigger runs now, and the latest one found no new data."""
+    """Return whether no trigger runs now, and the latest one found no new data."""
     failure: Callable[[], str | None]
     """The error that it has ended with, in a line; None: it has not."""
     has_ended_by_itself: Callable[[], bool]
-    """Whether it has done all that it had to do, if it has ended without an error."""
+    """Return whether an end without an error means that all of the query's work is done."""
     has_control_sources: bool = True
-    """Whether it has control sources; if so, the feed detects when its input is drained."""
+    """True if it has control sources: the feed detects then when its input is drained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What holds after the last epoch that was committed to the service."""
+    """State after the last epoch that was committed to the service."""
 
     epoch: int = -1
     """-1: none has been committed since the query started."""

@@ -26,7 +26,7 @@ class DriverReporter:
     job: str
     query: str
     ttl_ms: int
-    """How long its leases last unless a call says otherwise."""
+    """Default time to live of its leases."""
     run: int
     epoch: int
     """The last epoch that was committed; -1: none."""

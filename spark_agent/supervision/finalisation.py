@@ -19,7 +19,7 @@ _MOST_LOOKED_UP: Final = 10_000
 
 
 class Finalisation:
-    """Which shards are not final yet, and whether their query has read everything."""
+    """Progress of a bounded query's sources towards final."""
 
     def __init__(
         self, assignment: Assignment, client: Client, unread: Mapping[str, Collection[str]]
@@ -33,31 +33,31 @@ class Finalisation:
         }
         """By source. The driver's watch over quiet shards reads it, too."""
         self.is_drained = False
-        """Whether a bounded query has read everything, and its last epoch is committed."""
+        """True once a bounded query has read everything, and its last epoch is committed."""
         self._has_read_all = False
         self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
         """Dynamic sources whose joined shards the service has not been asked for yet."""
         self._stop_requested = False
         self._confirmed = not assignment.sources
-        """Whether the service shows every source as final."""
+        """True once the service shows every source as final."""
         self.obstacle: str | None = None
         """Why the query can never finish; None: it can, as far as is known."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the query was stopped because all of its stages are final."""
+        """True if the query was stopped because all of its stages are final."""
         return self._stop_requested
 
     @property
     def are_final(self) -> bool:
-        """Whether all sources are final, by the service: such a watermark is durable. A report that it
-        has accepted may be lost with it.
+        """True if the service shows all sources as final: such a watermark is durable. A report that
+        was accepted, but not yet published, may be lost with its live store.
         """
         return self._confirmed and not any(self.not_final.values()) and not self._to_look_up
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether everything is read, and some shard is still to be made final."""
+        """True if everything is read, and some shard is still to be made final."""
         return (self.is_drained or self._has_read_all) and not self.are_final
 
     def find_joined_shards(self) -> None:

@@ -1,4 +1,4 @@
-"""What the driver reports while its query finds nothing to read.
+"""Reports of the driver for shards without rows, while its query finds nothing to read.
 
 The service takes a shard for idle only while somebody looks and finds nothing. So the driver holds the
 leases of such shards for as long as that is so, and gives them back when it no longer is.
@@ -20,12 +20,12 @@ from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.times import MAX_MS
 
 _LOOK_MS: Final = 2_000
-"""How often a query that has nothing to read says so."""
+"""Interval of the reports of a query that has nothing to read."""
 _RENEWALS_PER_LEASE: Final = 3
 
-_NOTHING: Final = RangeReport(records=0, backlog=0)
-_SOMETHING: Final = RangeReport(backlog=1)
-"""How much a shard has left, nobody knows: files are counted, not their rows."""
+NO_BACKLOG: Final = RangeReport(records=0, backlog=0)
+SOME_BACKLOG: Final = RangeReport(backlog=1)
+"""A backlog of unknown size: files are counted, not their rows."""
 
 
 class QuietWatch:
@@ -69,7 +69,7 @@ class QuietWatch:
             unread = self._may_have_more(stage, batch).difference(seen)
             if unread:
                 self._told_backlogs.add(stage)
-                reporter.report_shards(stage, dict.fromkeys(unread, _SOMETHING), ttl_ms=WATCH_MS)
+                reporter.report_shards(stage, dict.fromkeys(unread, SOME_BACKLOG), ttl_ms=WATCH_MS)
 
     def _may_have_more(self, stage: str, batch: CommittedBatch) -> set[str]:
         if stage in self._assignment.by_shard:
@@ -178,4 +178,4 @@ class QuietWatch:
 
 def _looked(shards: Collection[str], left: Collection[str]) -> dict[str, RangeReport]:
     """Return what a look has found, by shard: nothing, or what was `left`."""
-    return {shard: _SOMETHING if shard in left else _NOTHING for shard in shards}
+    return {shard: SOME_BACKLOG if shard in left else NO_BACKLOG for shard in shards}

@@ -13,13 +13,13 @@ from spark_agent.executor.tally import Tally
 from spark_agent.supervision.driver_reporter import WATCH_MS, DriverReporter
 
 _REPEAT_MS: Final = 20_000
-"""How often the service is told anew what is in flight. It is soft state there, and may be lost."""
+"""Interval at which rows in flight are reported again. They are soft state of the service."""
 _SKETCHES_PER_REPORT: Final = 100
 """Each takes several kilobytes."""
 
 
 class InFlightReports:
-    """What the query's sources have in flight, and what of it the service still has to be told."""
+    """Rows in flight of the query's sources, and the part that is still to be reported."""
 
     def __init__(
         self, stages: Mapping[str, StageInFlight], watched: Collection[str], clock: Clock

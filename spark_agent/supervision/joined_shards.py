@@ -86,7 +86,7 @@ class JoinedShards:
             return
         for stage in self._sources:
             found = self._client.commits(self._assignment.job, stage)
-            # Of a later run, the commit itself is refused.
+            # The commit of a later run is refused by itself.
             lacks = found["epoch"] is None or found["epoch"] < self._acknowledged
             if found["run"] == self._run and lacks:
                 message = forgotten_epochs_message(

@@ -14,7 +14,7 @@ _REPEAT_AFTER_MS: Final = 5_000
 
 
 class PendingReports:
-    """What the driver still has to report for tasks that could not.
+    """Reports that the driver still has to send for tasks that could not.
 
     It reports outside epochs. The service may be killed before it has saved such a promise, and a shard
     without new rows would never make it again. So such a promise is made twice.

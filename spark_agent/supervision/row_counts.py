@@ -61,7 +61,7 @@ class RowCounts:
         self._job = job
         self.total: Counter[str] = Counter()
         self.rereads = False
-        """Whether the query rereads what the job has covered, so that its old rows are no surprise."""
+        """True if the query rereads what the job has covered, so that its old rows are expected."""
 
     def record(self, stage: str, tallies: Sequence[Tally]) -> None:
         """Add what the tasks of an epoch have counted."""

@@ -67,15 +67,15 @@ _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _RENEWALS_PER_LEASE: Final = 3
-"""How many times a lease that the driver keeps is renewed before it would run out."""
+"""Renewals of a lease that the driver keeps, before the lease would expire."""
 _LONGEST_REASON: Final = 1_000
 """Characters that the service takes of the reason why a run has ended."""
 _LOG_AGAIN_MS: Final = 60_000
-"""How often an error that comes again is logged."""
+"""Interval at which a repeated error is logged."""
 
 
 class Signal(Enum):
-    """What a supervisor is notified of, besides committed batches."""
+    """Notifications of a supervisor, besides committed batches."""
 
     DRAINED = auto()
     """The query has read everything its sources had."""
@@ -247,7 +247,7 @@ class Supervisor:
 
     @property
     def alive(self) -> bool:
-        """Whether it still supervises its query."""
+        """True while it supervises its query."""
         return self._thread.is_alive()
 
     @property
@@ -646,7 +646,7 @@ class Supervisor:
                 self._in_flight.add(stage, tally)
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
-                # Which of them were applied is not known, so some rows are counted twice. To leave
+                # The reports may have been applied or not, so some rows are counted twice. To leave
                 # out their count would be worse: the shard would look as if it had none.
                 self._pending.add(stage.name, newest)
         for stage in self._assignment.keyed:

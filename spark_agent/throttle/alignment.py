@@ -15,7 +15,7 @@ Promises = Mapping[str, int | None]
 
 @dataclass
 class Advances:
-    """Of the shards of one source."""
+    """Advances of the shards of one source."""
 
     _epoch: int | None = None
     _promises: Promises = field(default_factory=dict[str, int | None])

@@ -44,7 +44,7 @@ _NOT_WAITED_FOR: Final = frozenset({"idle", "final"})
 
 @dataclass(frozen=True, slots=True)
 class ThrottleConfig:
-    """What is known of a started query."""
+    """Facts about a started query that the throttle needs."""
 
     job: str
     query: str
@@ -52,11 +52,11 @@ class ThrottleConfig:
     """The source stages that it executes."""
     poll_ms: int
     keep_ms: int
-    """How long the service's last answer counts if no other comes."""
+    """Time for which an answer of the service counts if no other follows."""
     patience_ms: int | None = None
     """After this long without progress of those it waits for, it goes on anyway. None: never."""
     looks_ahead: bool = False
-    """Whether it waits as a whole before a batch that would take it past its limit."""
+    """True if it waits as a whole before a batch that would take it past its limit."""
     shards_look_ahead: bool = False
     """Likewise, for each shard of a source of ours."""
     by_shard: Collection[str] = ()
@@ -86,7 +86,7 @@ class SourceThrottle:
         self._timeout = WaitTimeout(config.query, config.patience_ms)
         self._rests = Rests()
         self._exhausted: dict[str, Wanted] = {}
-        """What sources wanted that read only what was there at the start."""
+        """Requests of sources that read only what was there at the start."""
 
     def refresh_soon(self) -> None:
         """Ask the service on the next call: an epoch was committed, which may change its answer."""
@@ -203,7 +203,7 @@ class SourceThrottle:
         rest_rate, _ = self._rest_rate(throttle)
         found: dict[str, ShardLimit] = {}
         for shard, asked in throttle.shards.get(stage, {}).items():
-            # What the whole query rests is the shard's rest, too.
+            # A rest of the whole query is the shard's rest, too.
             rate = float(asked["rate"]) / rest_rate
             if rate >= 1 or shard not in wanted.unread:
                 continue

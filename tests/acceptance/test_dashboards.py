@@ -178,7 +178,7 @@ def test_every_variable_finds_its_values(wanted: Dashboard, scraped: Prometheus)
 
 
 def test_the_numbers_are_right(scraped: Prometheus) -> None:
-    """Of some panels whose numbers are known."""
+    """Panels whose numbers are known show them."""
     known = {"Jobs": 2, "Stages": 4, "Never reported": 0, "Without a worker": 0, "Alerts": 0}
     found = {
         panel.title: float(scraped.query(panel.queries[0][0])[0]["value"][1])

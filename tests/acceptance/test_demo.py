@@ -69,7 +69,7 @@ def test_a_bound_that_the_logs_do_not_keep_shows_late_rows() -> None:
     assert "; 0 rows came late" not in late
     assert late.endswith("rows came late, 0 too late for their session")
     assert verdict.startswith("everything equals the batch answer: ")
-    # What tasks on Spark's executors report (for an epoch: the driver reports without one) is one
+    # Reports of tasks on Spark's executors (for an epoch: the driver reports without one) is one
     # trace with what the service makes of it.
     calls = {
         (each.span.trace_id, each.span.span_id): each.span.name

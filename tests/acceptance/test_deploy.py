@@ -1,4 +1,4 @@
-"""What is deployed: its files against each other, the service, and what is here of the real programs."""
+"""The deployment: its files against each other, the service, and what is here of the real programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def last_stage() -> list[tuple[str, str]]:
 
 
 def said(word: str) -> str:
-    """What the image's only instruction of this name says."""
+    """Return the text of the image's only instruction of this name."""
     [one] = [rest for name, rest in last_stage() if name == word]
     return one
 
@@ -112,7 +112,7 @@ def routes() -> set[str]:
 
 
 def port_of(name: str) -> int:
-    """Where a service of the compose file listens, inside."""
+    """Return the port inside, at which a service of the compose file listens."""
     if name in REPLICAS:
         return int(image_environment()["TIDEGAUGE_PORT"])
     ports = {

@@ -1,4 +1,4 @@
-"""What is deployed on Kubernetes: as kustomize makes it, by Kubernetes' schemas, and with the image."""
+"""The deployment on Kubernetes: as kustomize makes it, by Kubernetes' schemas, and with the image."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_kustomize_makes_valid_resources_that_fit(folder: str) -> None:
         assert resource["metadata"]["namespace"] == "tidegauge"
         if kind not in OF_THE_OPERATOR:
             validate(resource, latest_version(), strict=True)
-    # What selects finds the replicas, and nothing else.
+    # The selector finds the replicas, and nothing else.
     labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
     migrating = made["Job"]["spec"]["template"]["metadata"]["labels"]
     for selector in (

@@ -177,7 +177,7 @@ def test_the_examples_of_throttling_and_explaining(service: Service) -> None:
 
 
 def without_times(tree: str) -> list[str]:
-    """What a tree says, but for when it was printed and how it was broken into lines."""
+    """Return a tree's text without its time of printing and its line breaks."""
     changing = r"2026-1\d-\S+Z|unchanged for .*|fence \d+|[\d.]+ s left"
     return [re.sub(changing, "…", line).strip() for line in tree.strip().splitlines()]
 
@@ -362,7 +362,7 @@ def test_logs_in_folders(session: Session) -> None:
 
 @in_spark
 def test_early_results(session: Session) -> None:
-    """Of ten hours, the last is open; two thirds of what is in flight is of its last forty minutes."""
+    """Ten hours, the last one open; its last forty minutes have two thirds of the rows in flight."""
     rows = [
         {"county": county, "at": f"2026-01-01T{hour:02d}:{minute:02d}:00Z"}
         for hour in range(10)

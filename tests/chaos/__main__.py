@@ -25,7 +25,7 @@ from tests.chaos.runner import Outcome, Struck, strike_each, strike_mixed
 
 console = Console(soft_wrap=True, highlight=False)
 EVIDENCE = 5
-"""How many violations of each rule are shown in full."""
+"""Number of each rule's violations that are shown in full."""
 
 
 def _options() -> argparse.Namespace:
@@ -88,7 +88,7 @@ def _keep(outcome: Outcome, cluster: Cluster, folder: Path | None) -> Path | Non
 
 
 def _run(options: argparse.Namespace, faults: Sequence[Fault], folder: Path) -> bool:
-    """Whether every invariant held."""
+    """Return whether every invariant held."""
     held = True
 
     def over(outcome: Outcome, cluster: Cluster) -> None:

@@ -42,7 +42,7 @@ class Changer:
         self._chance = random.Random(who)
         self._etag: str | None = None
         self._gone = True
-        """Whether there was no job at the last look."""
+        """True if there was not a job at the last check."""
         self._run: int | None = None
         self._epoch = 0
 
@@ -139,7 +139,7 @@ class Changer:
 def check_changes(history: History) -> list[Violation]:
     """Every violation that the history of such a job proves."""
     records = list(history)
-    # What a report or a commit shows does not name its generation, and there are many.
+    # The response to a report or a commit does not name its generation, and there are many.
     reads: list[Record] = [
         r for r in records if isinstance(r, Exchange) and r.action in ("watermark", "snapshot")
     ]
@@ -156,7 +156,7 @@ def check_changes(history: History) -> list[Violation]:
 
 
 def one_value_each(exchanges: list[Exchange]) -> Iterator[Violation]:
-    """What is shown under an entity tag is always the same."""
+    """An entity tag always stands for the same values."""
     known: dict[tuple[str, str | None, str], tuple[str, Exchange]] = {}
     for record in exchanges:
         if record.status not in (200, 201) or not record.etag:

@@ -21,10 +21,10 @@ NEVER = -(1 << 63)
 """No watermark yet."""
 NS_PER_MS = 1_000_000
 MARGIN_MS = 500
-"""How far the live store's clock may drift from ours over the length of a lease."""
+"""Drift of the live store's clock from ours over the length of a lease."""
 DEFAULT_TTL_MS = 10_000
 RESUME_S = 10
-"""How soon after a fault every watermark must advance again."""
+"""Time after a fault within which every watermark must advance again."""
 
 SLUGS: dict[str, int] = {
     "malformed-json": 400,
@@ -530,7 +530,7 @@ class Fences:
         if latest is not None and latest[0] > lease.record.end_ns:
             return Proof("the range had been granted anew", latest[1].record)
         highest = self._by_fence[key].before(at_ns) if key in self._by_fence else None
-        # Of two grants at the same time, the later one is the one with the higher fence.
+        # The later of two grants at the same time is the one with the higher fence.
         if highest is None or highest[0] <= lease.fence:
             return None
         if highest[1].record.end_ns < lease.record.start_ns:
@@ -710,7 +710,7 @@ def _greatest_inputs(facts: Facts) -> dict[tuple[str, str], Maximum]:
 
 
 def _was_shown(record: Exchange, shown: Mapping[tuple[str, str], Maximum]) -> bool:
-    """Whether every input watermark in the request had been shown to some reader before it."""
+    """Return whether every input watermark in the request had been shown to some reader before it."""
     for stage, wanted in _observed(record).items():
         known = shown.get((record.job, stage))
         best = None if known is None else known.before(record.start_ns)

@@ -25,7 +25,7 @@ _streams = itertools.count(1)
 
 @dataclass
 class Mischief:
-    """How often a client misbehaves; faults increase it."""
+    """Rates of a client's misbehaviour; faults increase them."""
 
     cancel: float = 0.01
     """Gives up in the middle of a request."""

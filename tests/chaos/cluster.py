@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 40
 """The limit of Postgres connections: low, so that it is soon reached."""
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d ")
-"""How a log line starts; the lines of a traceback start differently."""
+"""Start of a log line; the lines of a traceback start differently."""
 
 
 class Replica(Service):
@@ -77,7 +77,7 @@ class Replica(Service):
 
 
 Live = Literal["redis", "sentinel", "cluster"]
-"""How Redis is deployed."""
+"""Deployment of Redis."""
 
 LIVES: Final[tuple[Live, ...]] = ("redis", "sentinel", "cluster")
 
@@ -155,7 +155,7 @@ class Cluster:
         self._stores: Stores | None = None
         self.replicas: list[Replica] = []
         self.history: History | None = None
-        """Of the workload that runs now."""
+        """History of the workload that runs now."""
 
     @property
     def stores(self) -> Stores:

@@ -25,13 +25,13 @@ from tests.support.wire import Wire
 
 @dataclass
 class Scene:
-    """What a fault may act on."""
+    """Targets of a fault."""
 
     cluster: Cluster
     workload: Workload
     chance: random.Random
     hold_s: float = 2.0
-    """How long a fault lasts if its duration is up to us."""
+    """Duration of a fault that ends at our command."""
 
     def hold(self) -> None:
         """Let the load run during the fault."""
@@ -50,12 +50,12 @@ class Fault(ABC):
     touches: ClassVar[frozenset[str]]
     """Two faults may happen at once if they touch different things."""
     embedded: ClassVar[bool] = False
-    """Whether it can also be done to one replica on the embedded stores."""
+    """True if it can also be done to one replica on the embedded stores."""
     lives: ClassVar[tuple[Live, ...]] = LIVES
     """To which deployments of Redis it can be done."""
 
     def suits(self, cluster_live: Live, *, embedded: bool) -> bool:
-        """Whether it can be done there."""
+        """Return whether it can be done there."""
         return self.embedded if embedded else cluster_live in self.lives
 
     @abstractmethod
@@ -117,7 +117,7 @@ class RedisEmptied(Fault):
         redis = scene.chance.choice(stores.holders())
         with contextlib.ExitStack() as lost:
             if stores.nodes is None:
-                # Of a cluster's nodes, only one has the job that is watched.
+                # Only one of a cluster's nodes has the watched job.
                 lost.enter_context(scene.cluster.loses_live_store(self.name))
             redis.kill()
             time.sleep(scene.chance.uniform(0, 1))

@@ -42,7 +42,7 @@ class Exchange:
     why: str = ""
     """Why the answer is unknown."""
     stream: int | None = None
-    """Of an event: the stream that it came with. `start_ns` is when that was opened."""
+    """Stream with which an event came. `start_ns` is when that was opened."""
     sent: bool = True
     """False: there was not even a connection to send it on."""
     number: int = -1
@@ -74,7 +74,7 @@ class Mark:
     start_ns: int
     end_ns: int
     expected: Mapping[str, int] | None = None
-    """Of `final`: the output of every stage after all workers' final reports."""
+    """Output of every stage after all workers' final reports, for `final`."""
     number: int = -1
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ Record = Exchange | Mark
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What the checker knows of a job: its stages' ranges and inputs."""
+    """Facts about a job that the checker needs: its stages' ranges and inputs."""
 
     ranges: Mapping[str, tuple[str, ...]]
     inputs: Mapping[str, tuple[str, ...]]

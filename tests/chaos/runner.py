@@ -36,7 +36,7 @@ class Outcome:
     job: str
     history: History
     changes: History = field(default_factory=new_history)
-    """Of the job beside it, which is changed all the time."""
+    """History of the job beside it, which is changed all the time."""
     struck: list[Struck] = field(default_factory=list[Struck])
     violations: list[Violation] = field(default_factory=list[Violation])
 

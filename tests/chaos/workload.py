@@ -31,7 +31,7 @@ FINAL_MS = BASE_MS + 86_400_000
 FAR_MS = 10 * 86_400_000
 TTL_MS = 2_000
 TURN_MS = 1_500
-"""How long one of two rivals works before the other takes over."""
+"""Time for which one of two rivals works before the other takes over."""
 FINAL_S = 30
 START_S = 30
 PACE_S = (0.08, 0.16)
@@ -53,7 +53,7 @@ TOPOLOGY = Topology(
 
 @dataclass
 class Common:
-    """What all workers and readers share."""
+    """State that all workers and readers share."""
 
     client: Client
     mischief: Mischief
@@ -313,7 +313,7 @@ class Driver:
             words["sums"] = {"ranges": dict.fromkeys(SUMS, hold)}
             caps["sums"] = {"input_watermark": observed}
             if hold and self.chance.random() < 0.5:
-                # What all ranges keep back may come with the commit, too.
+                # Holds of all ranges may come with the commit, too.
                 caps["sums"]["holds"] = {"join": observed - self.chance.randint(-20, 50)}
             if self.chance.random() < 0.5:
                 words["sums"]["input_watermark"] = observed
@@ -474,7 +474,7 @@ class Workload:
     def __init__(self, fronts: Mapping[str, str], job: str, seed: int = 0) -> None:
         self.history = History(TOPOLOGY)
         self.changes = new_history()
-        """Of a job beside it, which is changed all the time."""
+        """History of a job beside it, which is changed all the time."""
         self.mischief = Mischief()
         self._fronts = fronts
         self._job = job
@@ -514,7 +514,7 @@ class Workload:
         return {stage: output for stage, output in outputs.items() if output is not None}
 
     def moved(self, before: Mapping[str, int]) -> bool:
-        """Whether every stage has been seen ahead of that."""
+        """Return whether every stage has been seen ahead of that."""
         now = self.shown()
         return all(s in now and now[s] > before.get(s, now[s] - 1) for s in TOPOLOGY.stages)
 

@@ -1,4 +1,4 @@
-"""What every ledger does. See `service.ledger.port`."""
+"""Contract of every ledger. See `service.ledger.port`."""
 
 from __future__ import annotations
 
@@ -584,7 +584,7 @@ def test_history_is_of_one_generation(ledger: Ledger, runner: asyncio.Runner, pa
     runner.run(ledger.record([record(output(3), generation=2)], 30))
     assert outputs(past(15, 40, 5, generation=2)) == [(30, 3)]
     assert outputs(last(ledger, runner, generation=2)) == [(30, 3)]
-    # Of the one before, to a reader who has not seen the reset.
+    # The generation before, to a reader who has not seen the reset.
     assert outputs(past(15, 29, 2)) == [(10, 70), (20, 71)]
     runner.run(ledger.delete("j", 50))
     assert outputs(past(15, 40, 5, generation=2)) == []
@@ -602,7 +602,7 @@ def test_whether_there_was_anything_before(ledger: Ledger, runner: asyncio.Runne
     runner.run(ledger.reset("j", 12))
     runner.run(ledger.record([record(output(1), generation=2)], 13))
     assert [began_after(at_ms, 2) for at_ms in (10, 12, 13)] == [True, True, False]
-    # Of what is left, nobody knows whether it was the first.
+    # The first of the rows that are left may not have been the first of all.
     thin(ledger, runner, fine=60_000)
     runner.run(ledger.record([record(output(2), generation=2)], 60_001))
     thin(ledger, runner, keep=60_000)

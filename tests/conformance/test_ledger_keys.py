@@ -1,4 +1,4 @@
-"""What every ledger does with keys and with the audit. See `service.ledger.port`."""
+"""Contract of every ledger for keys and the audit. See `service.ledger.port`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_name_is_given_once_until_it_is_free_again(
     assert not runner.run(ledger.delete_key("ci", REVOKE))
     assert runner.run(ledger.add_key(second, CREATE))
     assert runner.run(ledger.keys()) == [second]
-    # What was refused is not recorded.
+    # Refusals are not recorded.
     assert [(r.deed, r.key, r.detail) for r in all_of(ledger, runner)] == [
         (CREATE, "ci", "read for scores-*"),
         (REVOKE, "ci", ""),

@@ -83,7 +83,7 @@ def ledger(two: Sequence[SqlLedger]) -> SqlLedger:
 def test_history_costs_by_what_is_asked_for_whatever_postgres_knows_of_the_table(
     ledger: SqlLedger, url: str, runner: asyncio.Runner, analysed: str, job: str
 ) -> None:
-    """Of 60,000 rows of three stages and two generations, a few for each interval are touched."""
+    """A few of 60,000 rows, of three stages and two generations, are touched for each interval."""
     add = SQL(
         "INSERT INTO watermark_history (job, stage, generation, version, input, output, idle, at_ms)"
         " SELECT {job}, (array['r', 's', 't'])[1 + n % 3], 1 + (n > 30000)::int, n % 30000 + 1, 0, n,"
@@ -264,7 +264,7 @@ def test_a_record_waits_for_whoever_has_the_job_and_then_looks_again(
             assert len(await two[0].heads()) == 1
 
         task = runner.run(_blocked(lambda: two[0].record([say("a", 5)], 1), server))
-        # Who only reads waits for nobody.
+        # A mere read waits for nothing.
         runner.run(readers())
         holder.commit()
     assert runner.run(_awaited(task)) == {}

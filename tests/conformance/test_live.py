@@ -1,4 +1,4 @@
-"""What every live store does. See `service.live.port`."""
+"""Contract of every live store. See `service.live.port`."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_a_run_that_ends_gives_its_leases_back(
     assert after.promises.tolist() == before.promises.tolist()
     assert after.owners.tolist() == [0, 0]
     assert after.census == Census(total=2, reported=2, idle=0, final=0, leased=0)
-    # What waits for its commit still does.
+    # A report that waits for its commit still does.
     assert worker.commit(1, run=3, s=None) == {"s": 2}
     # One of another run changes nothing.
     claimed = worker.claim(None, rank=Rank(3))
@@ -499,7 +499,7 @@ def test_a_range_that_keeps_something_of_its_own_says_more(worker: Worker) -> No
     worker.run(worker.live.commit("j", Commit(0, 1, {"k": StageCommit(90, {"join": 30})})))
     worker.report(token, {LEFT: 35}, stage="k", holds={LEFT: {"own": 35}})
     shown = worker.run(worker.live.range_views("j", "k", [0, 1]))
-    # Of the second, nothing was applied: it is not the commit's hold that it waits for.
+    # Nothing of the second was applied: it does not wait for the commit's hold.
     assert [view.note.holds for view in shown] == [{"own": 35}, {}]
 
 

@@ -35,7 +35,7 @@ FLOW = Pipeline(
     }
 )
 LEASES = ((0, 10), (10, 150), (150, 290), (290, COUNT))
-"""What is leased, and has reported, before a script begins."""
+"""Ranges that are leased, and have reported, before a script begins."""
 PARTS = ((0, COUNT), (10, 150), (150, 290), (64, 192), (0, 64), (290, COUNT))
 TIMES = (MIN, *range(1, 9), MAX)
 Step = tuple[Any, ...]
@@ -123,7 +123,7 @@ class Side:
         _, _, census = await store.stage("j", stage)
         _, agreements = await store.agreements("j", frozenset([stage]))
         views = await store.ranges("j", stage, limit=COUNT, order="range")
-        # Of a final range, nobody is told that it is idle.
+        # A final range is never shown as idle.
         told = [
             (v.promise, v.idle and v.promise != MAX, v.holder, v.raised_at_ms is None)
             for v in views
@@ -140,7 +140,7 @@ class Side:
 
 @pytest.fixture
 def sent_joined(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """How many reports were joined by their replica, and how many were left to the script."""
+    """Number of reports that were joined by their replica, and that were left to the script."""
     counted: Counter[bool] = Counter()
     join = spans._joined
 
@@ -224,7 +224,7 @@ def test_what_a_replica_expects_is_compared_with_what_there_is(
 
         assert await say(one, 5) == 5
         assert await say(other, 7) == 7
-        # What it expects is 5: so what it has worked out from that does not count.
+        # It expects 5: so results that it has derived from that do not count.
         assert await say(one, 9) == 9
         # Now it is right about what there is, and is believed.
         assert await say(one, 10) == 10**15

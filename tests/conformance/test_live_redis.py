@@ -1,4 +1,4 @@
-"""What only a live store on Redis can be asked: its connections, its scripts, its server."""
+"""Checks of a live store on Redis alone: its connections, its scripts, its server."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_one_steps_scripts_are_sent_once(redis_server: RedisServer) -> None:
 def test_a_server_that_forgot_a_script_and_then_stalls_is_away(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes wrong while a script is sent again is the store's trouble, not an internal error."""
+    """A fault while a script is sent again is the store's, not an internal error."""
 
     async def scenario(failure: Exception) -> None:
         client = RedisClient(redis_server.url)
@@ -232,7 +232,7 @@ def test_a_clock_that_is_set_back_prolongs_no_lease(redis_server: RedisServer) -
         await store.begin(installed(pipeline()))
         token = (await store.claim("j", "s", Claim(None, "x", 3_000, Rank()))).token
         await store.report("j", "s", Report(token, ["a"], [5], idle=[True]))
-        # What is stored was written with the clock of an hour ahead.
+        # The stored state was written with a clock that is an hour ahead.
         redis_server.command("HINCRBY", job_keys("j")[0], "clock", hour)
         for fence in redis_server.command("ZRANGE", job_keys("j")[3], 0, -1):
             redis_server.command("ZINCRBY", job_keys("j")[3], hour, fence)

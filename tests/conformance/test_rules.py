@@ -58,7 +58,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "next_commit": idleness,
     "stays_idle": idleness,
 }
-"""Of modules that also have what no store judges by."""
+"""Rules of modules that also have functions which not a store applies."""
 
 PART_OF_A_RULE: Final = {"is_quiet", "is_unfinished"}
 """In Python, properties."""
@@ -306,7 +306,7 @@ def admission(worker: Worker, case: Case, _advance: Advance) -> str:
     token = worker.claim(["a"]).token
     worker.report(token, {"a": 1}, epoch=case["epoch"])
     if case["committed"] is not None:
-        # What waits for a later epoch stays; what waits for this one, or an earlier one, goes.
+        # A report for a later epoch stays; one for this epoch, or an earlier one, goes.
         worker.commit(case["committed"], s=None)
     try:
         applied = worker.commit(case["epoch"], s=None)
@@ -444,7 +444,7 @@ def agree_keyed(worker: Worker, case: Case, _advance: Advance) -> list[Any]:
 
 
 def merge_facts(worker: Worker, case: Case, advance: Advance) -> list[Any]:
-    """Of the clock, only what does not depend on where it stands."""
+    """Facts that do not depend on the position of the clock."""
     token = worker.claim(["a"]).token
     start = worker.run(worker.live.observe("j", ["s"]))[0].wall_ms
     shift = 0

@@ -1,4 +1,4 @@
-"""What a hostile or clumsy client may send: bytes, made from a seed."""
+"""Requests of a hostile or clumsy client: bytes, made from a seed."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Fuzzer:
         """Send so many requests. Raises `FuzzError`."""
         with self.service:
             rounds = max(1, requests // ROUND)
-            # What is allocated once, for the first requests of each kind, is not growth.
+            # Memory allocated once, for the first requests of each kind, is not growth.
             settled = max(1, rounds // 10)
             for number in range(rounds):
                 self._round(Maker(self.seed + number, self._honest_client()))
@@ -109,7 +109,7 @@ class Fuzzer:
                 raise FuzzError(f"{answer.status} {slug}", [sent])
 
     def _send_alone(self, data: bytes) -> None:
-        """What may be no request, or half of one: it may be answered, or the connection closed."""
+        """Bytes that need not be a request: they are answered, or the connection is closed."""
         received = b""
         with Wire(self.service.url, timeout_s=30) as wire:
             try:

@@ -285,7 +285,7 @@ def read_anew(url: str) -> None:
 
 
 def slowest_s(work: Callable[[], None], times: int = READS) -> float:
-    """How long the slowest take, but one in a hundred."""
+    """Return the time of the slowest, but for one in a hundred."""
     took: list[float] = []
     for _ in range(times):
         began = time.monotonic()

@@ -43,7 +43,7 @@ async def all_well(job: Api, ttl_ms: int = 600_000) -> dict[str, str]:
 
 
 async def healths(job: Api) -> dict[str, str]:
-    """Of all stages, which all answers must agree on."""
+    """Return the health of all stages, on which all responses must agree."""
     found = {name: state["health"] for name, state in (await job.snapshot()).items()}
     for name, health in found.items():
         assert await job.health(name) == health

@@ -166,7 +166,7 @@ async def test_what_does_not_fit_applies_nothing(job: Api, case: str) -> None:
 
 
 async def test_a_hold_that_does_not_fit_is_named(job: Api) -> None:
-    """Of two columns, the whole of the first was quoted."""
+    """The whole of the first of two columns was quoted."""
     token = await job.token("s")
     columns = {"watermark": [1, 2, 3], "holds": {"state": [1, None, 3], "timer": [1, 2, "17"]}}
     answer = problem(await post(job, "s", token, columns), 422, "invalid-report")

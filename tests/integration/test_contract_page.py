@@ -1,4 +1,4 @@
-"""What the page for people reads: all jobs at a glance, a graph, ranges in buckets, whose key it is."""
+"""Endpoints of the page: all jobs at a glance, a graph, ranges in buckets, the key's owner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_the_slowest_stage_and_what_stands_still_first(gauge: InProcess):
     found = await overview(gauge)
     assert [(job["job"], job["slowest"], job["status"]) for job in found["jobs"]] == [
         ("still", "k", "unknown"),
-        # Of equal ones, the first upstream: what is below waits for it.
+        # The first upstream of equal ones: stages below wait for it.
         ("moving", "s", "active"),
         ("done", "s", "final"),
     ]

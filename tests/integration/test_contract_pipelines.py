@@ -446,7 +446,7 @@ async def test_a_service_keeps_so_many_jobs_and_ranges(tmp_path: Path):
         ok(await one.delete(), 204)
         ok(await two.put(flow(6), etag=etag))
         await four.define(flow(1))
-    # What is stored stays, also under smaller limits.
+    # Stored jobs stay, also under smaller limits.
     async with InProcess(tmp_path, max_jobs=1, max_ranges=1, max_ranges_per_job=1) as service:
         assert await service.api("two").output("s") is None
         await service.api("two").token("k")

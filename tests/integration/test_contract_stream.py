@@ -1,4 +1,4 @@
-"""What the stream of events carries besides plain watermarks."""
+"""Events of the stream besides plain watermarks."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ async def test_promises_survive_a_shutdown(job: Api, token: str, gauge: InProces
 
 
 async def test_the_answer_says_which_instant_was_understood(job: Api, token: str):
-    """Who sends seconds is answered at once, as by an instant of 1970: the answer shows that it was."""
+    """A request with seconds is answered at once, as with an instant of 1970. The answer shows it."""
     await job.report("s", token, {"0": 1_767_225_600_000, "1": 1_767_225_600_000})
     path = f"{job.root}/stages/s/watermark?at_least=1767225600"
     response = await job.client.get(path, headers={"Prefer": "wait=30"})

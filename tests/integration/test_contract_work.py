@@ -1,4 +1,4 @@
-"""What ranges say of their work: processing and percentile watermarks, lags, records and late rows."""
+"""Facts about ranges' work: processing and percentile watermarks, lags, records and late rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one connection, and all of them together, may take: real sockets against a real service."""
+"""Limits of one connection, and of all together: real sockets against a real service."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_without_file_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> None
 
 
 def test_a_client_that_leaves_with_answers_unread_is_no_error(tmp_path: Path) -> None:
-    """Of a pipeline, each request hears that its client has gone, and writes no more."""
+    """Each request of a pipeline notices that its client has gone, and writes nothing more."""
     with Service(tmp_path) as service:
         wires = [Wire(service.url) for _ in range(20)]
         for wire in wires:

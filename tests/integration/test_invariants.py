@@ -34,7 +34,7 @@ property_test = settings(
 
 @dataclass(frozen=True)
 class World:
-    """Where the stories take place."""
+    """World of the stories."""
 
     runner: asyncio.Runner
     redis: RedisServer | None
@@ -372,7 +372,7 @@ def test_invariant_8_layout_changes_are_ordered(
     deed=st.sampled_from(["nothing", "reset", "delete", "run", "layout", "final"]),
 )
 def test_invariant_9_jobs_are_apart(world: World, mine: Any, theirs: Any, deed: str):
-    """Of two jobs of one shape, what happens in one moves nothing in the other."""
+    """Events in one of two jobs of one shape move nothing in the other."""
 
     async def story(gauge: InProcess) -> None:
         one, other = gauge.api("one"), gauge.api("other")

@@ -180,7 +180,7 @@ async def test_without_redis_writes_wait_and_reads_go_on_where_that_is_safe(
     problem(await gauge.client.get("/readyz"), 503, "unavailable")
     ok(await gauge.client.get("/healthz"))
     assert await outputs(job) == (10, 10)
-    # What another replica has recorded meanwhile may or may not have been seen: neither is safe.
+    # Records of another replica may or may not have been seen meanwhile: neither is safe.
     gauge.stores.execute("UPDATE jobs SET revision = revision + 1")
     problem(await job.get_watermark("s"), 503, "unavailable")
     redis.start()

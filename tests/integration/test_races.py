@@ -1,4 +1,4 @@
-"""What happens at the same time: changes amid reports, and many who want the same."""
+"""Concurrent events: changes amid reports, and many who want the same."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_once_a_run_is_answered_older_leases_are_void(gauge: InProcess):
             for reporter in reporters:
                 await reporter.more(5)
             assert await api.promises("s") == promised
-            # What had been taken before may come to be seen after; no more than that.
+            # A request taken before may become visible after; no more than that.
             await eventually(
                 lambda api=api: api.output("u"),
                 lambda seen, promised=promised: seen == promised["0"],

@@ -95,7 +95,7 @@ def test_a_right_that_is_taken_away_is_unavailable_and_nothing_is_dropped(
     before = incarnations(client)
     grant(redis, "app", rules)
     if named not in {"PUBLISH", "PSUBSCRIBE", "the channels tidegauge:changes:*"}:
-        # What needs the right says so itself; the others hear of it by the check.
+        # A command that needs the right is refused itself; the others notice by the check.
         assert named in problem(report(client, token, T + 1), 503)["detail"]
     wait_until(lambda: client.get("/readyz").status_code == 503, "not ready")
     for _ in range(3):

@@ -100,7 +100,7 @@ class Handed:
 
 
 SOFT = {"processing_watermark", "system_lag_ms", "data_lag_ms", "records", "late"}
-"""What is computed when somebody reads, so that it may differ from one reader to the next."""
+"""Values that are computed at a read, so that it may differ from one reader to the next."""
 
 
 def plain(body: dict[str, Any]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Tidegauge(RuleBasedStateMachine):
 
     @rule(data=st.data(), stage=st.sampled_from(REPORTING))
     def run_a_batch(self, data: st.DataObject, stage: str) -> None:
-        """What a query does: claim anew for the next epoch, report in it, commit it."""
+        """Run a query's batch: claim anew for the next epoch, report in it, commit it."""
         committed = self.model.stages[stage].committed
         epoch = 0 if committed is None else committed + 1
         self._claim(stage, "all", "x", 600_000, self.model.stages[stage].run, epoch, 0)
@@ -412,7 +412,7 @@ class Tidegauge(RuleBasedStateMachine):
             # A key range that is idle keeps no hold.
             return Word(handed.token, observed=observed, holds={} if idle else holds, idle=idle)
         how = data.draw(st.integers(0, 15), f"kind of {key}")
-        # What one epoch says of one shard is all idle or all not: the contract leaves a mix open.
+        # Reports of one epoch for one shard are all idle or all not: the contract leaves a mix open.
         waiting = [] if epoch is None else stage.waiting.get(epoch, {}).get(key, [])
         if any(word.idle for word in waiting):
             return Word(handed.token, watermark=data.draw(st.none() | near), idle=True)
@@ -573,7 +573,7 @@ class Tidegauge(RuleBasedStateMachine):
 
     @rule(data=st.data(), what=st.sampled_from(UPHEAVALS))
     def upheaval(self, data: st.DataObject, what: str) -> None:
-        """What happens seldom, and changes much."""
+        """Do something that is rare, and changes much."""
         if what == "layout":
             self._change_layout(data.draw(layouts(), "layout"))
         elif what == "run":

@@ -29,7 +29,7 @@ def words(ranges: dict[str, Any]) -> dict[str, Any]:
 
 
 async def check(api: Api, step: dict[str, Any]) -> None:
-    """What the step expects, by the snapshot and by each stage's own address."""
+    """Check the step's expectation, by the snapshot and by each stage's own address."""
     snapshot = await api.snapshot()
     checked = 0
     for key, member in {

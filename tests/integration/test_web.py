@@ -1,4 +1,4 @@
-"""What a page of another site must not do, in whatever way a browser can send it."""
+"""Requests that a page of another site must not make, in every way that a browser can send them."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ async def test_etags_work_although_nothing_is_stored(job: Api):
 
 
 class Links(HTMLParser):
-    """What a page loads, and whether anything in it is code."""
+    """Resources of a page, and inline code in it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ HOLDERS = ("x", "y")
 
 @dataclass
 class Known:
-    """What the actors have learnt of a job: none of it need still be true."""
+    """Facts that the actors have learnt about a job: none of it need still be true."""
 
     etags: list[str] = field(default_factory=list[str])
     tokens: list[tuple[str, str, Sequence[str]]] = field(

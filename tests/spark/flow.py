@@ -54,7 +54,7 @@ Windows = Counter[tuple[str, int]]
 
 
 def windows(readings: Iterable[Reading]) -> Windows:
-    """What a batch job makes of them."""
+    """Return a batch job's result for them."""
     return Counter((r.key, r.second // WINDOW_S * WINDOW_S) for r in readings)
 
 
@@ -158,7 +158,7 @@ class Flow:
         return pipeline.start(writer, bounded=bounded, **options)  # type: ignore[arg-type]
 
     def counted(self) -> Windows:
-        """What came out; a window that came out twice is an error."""
+        """Return the windows that came out; a window that came out twice is an error."""
         found: Windows = Counter()
         rows = self.spark.read.schema("key string, start long, rows long").json(str(self.output))
         for row in rows.collect():
@@ -171,7 +171,7 @@ class Flow:
         return self.client.watermark(JOB, stage)
 
     def leased(self, stage: str) -> int:
-        """How many ranges of a stage are held by somebody."""
+        """Return the number of a stage's leased ranges."""
         with urllib.request.urlopen(f"{self.url}/v1/jobs/{JOB}/stages/{stage}/watermark") as answer:
             return json.load(answer)["ranges"]["leased"]
 

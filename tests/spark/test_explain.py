@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 
 def held_by(flow: Flow) -> HolderAnswer | None:
-    """What holds back the counts, if it is one range alone."""
+    """Return the range that holds back the counts, if it is one alone."""
     found = flow.client.explain(JOB, COUNTS, limit=10)
     if [step["stage"] for step in found["path"]] != [COUNTS, SOURCE]:
         return None

@@ -41,7 +41,7 @@ _DAY_MS: Final = 86_400_000
 _START_MS: Final = int(START.timestamp()) * 1_000
 BOUND_MS: Final = int(BOUND.total_seconds()) * 1_000
 BEHIND_MS: Final = _START_MS + 2 * _DAY_MS - BOUND_MS
-"""What that log has promised."""
+"""Promise of that log."""
 
 
 class Airports:

@@ -111,7 +111,7 @@ def test_nor_does_a_query_of_a_source_alone_go_on_with_it(flow: Flow, tmp_path: 
         ended(pipeline.start(writer("second")))
         with pytest.raises(OldCheckpointError, match=WORDS.format(1, 2)):
             pipeline.start(writer("first"))
-        # Who is told to go on does, and is of the new generation from then on.
+        # A query that is to continue does so, and is of the new generation from then on.
         flow.write(steady(range(40, 50)))
         ended(pipeline.start(writer("first"), on_lost_checkpoint="continue"))
         assert Checkpoint(flow.spark, writer("first")).read().generation == 2
@@ -122,7 +122,7 @@ def test_nor_does_a_query_of_a_source_alone_go_on_with_it(flow: Flow, tmp_path: 
 def test_a_ledger_from_before_a_reset_is_refused_until_the_generation_is_begun(
     flow: Flow, service: Service, tmp_path: Path
 ) -> None:
-    """What it knows is of the first generation, whose few batches were further in event time."""
+    """Its batches are of the first generation, whose few batches were further in event time."""
     write(flow, range(120), files=2)
     night(flow)
     service.back_up(tmp_path / "backup")

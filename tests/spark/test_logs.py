@@ -46,7 +46,7 @@ FILE_S = 10
 
 
 class Folders:
-    """What writes the logs: the readings of each sensor in a folder of its own."""
+    """Writer of the logs: the readings of each sensor in a folder of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,7 +145,7 @@ def statuses(flow: Flow) -> dict[str, str]:
 
 
 def offsets(query: StreamingQuery) -> list[dict[str, Any]]:
-    """Where the logs were after each batch."""
+    """Return the position in the logs after each batch."""
     sources = [json.loads(each.json)["sources"] for each in query.recentProgress]
     return [
         each["endOffset"] for batch in sources for each in batch if "shards" in each["endOffset"]

@@ -1,4 +1,4 @@
-"""What cannot work is refused on the driver, before anything starts, with what would be right."""
+"""Misuse is refused on the driver, before anything starts, with the right usage."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 
 WORDS = r"checkpoint is new, was lost, or is an older copy"
 SECONDS = 20
-"""Of readings, in each file and so in each batch."""
+"""Seconds of readings in each file, and so in each batch."""
 ROWS = len(steady(range(SECONDS)))
 
 
@@ -62,7 +62,7 @@ def refused(flow: Flow, checkpoint: Path, words: str = WORDS) -> None:
 
 
 def written(flow: Flow) -> int:
-    """How many rows the output has."""
+    """Return the number of rows of the output."""
     return flow.spark.read.schema("sensor string").json(str(flow.output)).count()
 
 

@@ -41,7 +41,7 @@ class Case:
     """Spark's name of the logical node."""
     build: Callable[[Frames], DataFrame]
     behind_ms: int | None = 0
-    """What Spark says leaves it, behind its watermark; None: nothing."""
+    """Distance of leaving rows behind Spark's watermark; None: nothing leaves."""
 
 
 def windows(frame: DataFrame) -> DataFrame:

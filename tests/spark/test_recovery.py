@@ -263,7 +263,7 @@ def test_an_aggregator_that_is_away_all_the_time_costs_no_row(
 
 
 def is_idle(query: StreamingQuery) -> bool:
-    """Whether Spark has told of a trigger without a batch, which it does after ten seconds."""
+    """Return whether Spark has reported a trigger without a batch, as it does after ten seconds."""
     progress = query.lastProgress
     return progress is not None and "addBatch" not in progress["durationMs"]
 

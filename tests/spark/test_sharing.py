@@ -1,4 +1,4 @@
-"""Who executes what: one query for each stage, and words for whoever finds it otherwise."""
+"""Execution of stages: one query for each stage, and words for whoever finds it otherwise."""
 
 from __future__ import annotations
 

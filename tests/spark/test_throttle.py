@@ -88,13 +88,13 @@ every_query = pytest.mark.parametrize("build", [source_alone, with_windows])
 
 
 def promises(flow: Flow) -> list[int]:
-    """What the shards have promised, in ms since the start."""
+    """Return the shards' promises, in ms since the start."""
     found = [each["promise"] for each in flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]]
     return [promise_ms - START_MS for promise_ms in found if promise_ms is not None]
 
 
 def waited(query: StreamingQuery) -> list[dict[str, Any]]:
-    """What the progress says of waits; a control source's offset stays until there is another."""
+    """Return the waits in the progress; a control source's offset stays until there is another."""
     sources = [
         source for each in query.recentProgress for source in json.loads(each.json)["sources"]
     ]

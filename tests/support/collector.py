@@ -59,7 +59,7 @@ class Collector:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What lets a process send its spans here."""
+        """Environment by which a process sends its spans here."""
         return {
             "OTEL_TRACES_EXPORTER": "otlp",
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._server.server_port}",

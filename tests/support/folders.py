@@ -1,4 +1,4 @@
-"""Where the tests keep their files: in memory, if there is room."""
+"""Folders of the tests' files: in memory, if there is room."""
 
 from __future__ import annotations
 

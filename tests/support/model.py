@@ -1,4 +1,4 @@
-"""What one job must do, in plain Python: everything is recomputed from scratch at every step.
+"""Model of one job, in plain Python: everything is recomputed from scratch at every step.
 
 The model knows nothing of HTTP, stores, heaps or versions. A stage is a dictionary of ranges, each
 with its largest promise, whether it said idle, and its lease; the published values are the joins
@@ -63,9 +63,9 @@ class Word:
 
     token: str
     watermark: Time = None
-    """Of a source; the promise without holds."""
+    """Watermark of a source; the promise without holds."""
     observed: Time | str = "absent"
-    """Of a keyed range: the input that the report named, if it named one."""
+    """Input that the report of a keyed range named, if any."""
     holds: dict[str, int] = field(default_factory=dict)
     idle: bool = False
     final: bool = False
@@ -184,7 +184,7 @@ class Model:
     # -- leases ------------------------------------------------------------------------------
 
     def grantable(self, stage: str, wanted: Iterable[str], holder: str, rank: Rank) -> set[str]:
-        """Which of the ranges a claim gets."""
+        """Return the ranges that a claim gets."""
         granted: set[str] = set()
         for name in wanted:
             lease = self.stages[stage].ranges[name].lease
@@ -199,7 +199,7 @@ class Model:
             item.lease, item.idle = lease, False
 
     def held(self, token: str) -> dict[tuple[str, str], Lease]:
-        """What a token covers now, as (stage, range)."""
+        """Return the ranges that a token covers now, as (stage, range)."""
         return {
             (name, key): item.lease
             for name, stage in self.stages.items()
@@ -257,7 +257,7 @@ class Model:
 
     @staticmethod
     def _idle(stage: Stage, words: Sequence[Word]) -> bool:
-        """Whether attempts at an epoch are idle: beside another one's promise, nobody is."""
+        """Return whether attempts at an epoch are idle: beside another one's promise, nobody is."""
         promises = [word.promise(stage.kind == "source", MAX) for word in words]
         for k in range(1, len(words)):
             is_repeated = words[k].token == words[k - 1].token

@@ -34,7 +34,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Run:
-    """What a pipeline published: outputs that rise, and when."""
+    """Publications of a pipeline: outputs that rise, and when."""
 
     at_ms: Floats
     output: Floats
@@ -48,7 +48,7 @@ class Run:
         return None if index == len(self.output) else float(self.at_ms[index])
 
     def rows(self, now_ms: int) -> NDArray[np.int64]:
-        """What is left in the ledger: after a day, the last of each minute."""
+        """Return the rows left in the ledger: after a day, the last of each minute."""
         at_ms = self.at_ms[: int(np.searchsorted(self.at_ms, now_ms, "right"))]
         minutes, fine = at_ms // MINUTE, at_ms >= now_ms - DAY
         return np.flatnonzero(np.append(minutes[1:] != minutes[:-1], True) | fine)

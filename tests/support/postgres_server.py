@@ -157,7 +157,7 @@ class PostgresServer:
         limit_files(_children(self.pid), size, self._owner)
 
     def takes_writes(self) -> bool:
-        """Whether it does, once its disk is no longer full. It ends if it could not recover before."""
+        """Return whether it takes writes. It ends if it could not recover before its disk had room."""
         assert self._process is not None, "not running"
         if self._process.poll() is not None:
             self._process = None

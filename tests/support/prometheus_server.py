@@ -176,7 +176,7 @@ class Webhook:
             self._received.extend(message["alerts"])
 
     def states(self, name: str, **labels: str) -> list[str]:
-        """What was said of an alert, in order: firing, resolved."""
+        """Return the states of an alert, in order: firing, resolved."""
         wanted = {"alertname": name, **labels}.items()
         with self._lock:
             return [each["status"] for each in self._received if wanted <= each["labels"].items()]

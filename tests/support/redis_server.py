@@ -326,7 +326,7 @@ class RedisSentinel(_Server):
         wait_until(lambda: any(map(_promotable, self._replicas())), "Sentinel knows the replica")
 
     def knows(self, others: int) -> bool:
-        """Whether it knows so many other Sentinels."""
+        """Return whether it knows so many other Sentinels."""
         return len(self.command("SENTINEL", "SENTINELS", self.name)) == others
 
     def _replicas(self) -> Sequence[Mapping[str, str]]:

@@ -97,12 +97,12 @@ class Service:
         return (self.folder / "service.log").read_text(errors="replace")[-8000:]
 
     def resident_bytes(self) -> int:
-        """How much memory it has."""
+        """Return its resident memory."""
         fields = Path(f"/proc/{self.pid}/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def descriptors(self) -> int:
-        """How many files and sockets it has open."""
+        """Return the number of its open files and sockets."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def kill(self) -> None:

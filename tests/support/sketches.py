@@ -18,6 +18,6 @@ def sketch_of(times: Iterable[int]) -> bytes:
 
 
 def pending(times: Iterable[int]) -> dict[str, Any]:
-    """What a report says of what is in flight."""
+    """Return the member of a report for rows in flight."""
     listed = list(times)
     return {"count": len(listed), "event_times": base64.b64encode(sketch_of(listed)).decode()}

@@ -25,7 +25,7 @@ class Stores:
     redis: RedisServer | None = None
     postgres: PostgresServer | None = None
     live_url: str = ""
-    """How to reach Redis, if not at its own address."""
+    """URL of Redis, if not its own address."""
     ledger_url: str | None = field(default=None, init=False)
     _looked_at: float = field(default_factory=time.monotonic, init=False)
 

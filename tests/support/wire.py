@@ -78,7 +78,7 @@ class Wire:
         self._read += received
 
     def closed(self, within_s: float = 60) -> bool:
-        """Whether the other side closes, whatever it still sends."""
+        """Return whether the other side closes, whatever it still sends."""
         end = time.monotonic() + within_s
         while (left := end - time.monotonic()) > 0:
             self.socket.settimeout(left)

@@ -1,4 +1,4 @@
-"""What shares a call, and what does not wait for it."""
+"""Requests that share a call, and that do not wait for it."""
 
 from __future__ import annotations
 

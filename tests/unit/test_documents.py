@@ -1,4 +1,4 @@
-"""What the documents for developers name is there."""
+"""Names in the documents for developers exist."""
 
 from __future__ import annotations
 

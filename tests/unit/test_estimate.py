@@ -20,7 +20,7 @@ from tests.support.pipelines import PIPELINES, questions
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_truth_lies_in_the_interval_as_often_as_it_says(name: str) -> None:
-    """Which world and which question are drawn by seed: it passes always, or never."""
+    """World and question are drawn by seed: the test passes always, or never."""
     asked = questions(name, worlds=20, each=40)
     covered: list[bool] = []
     for question in asked:

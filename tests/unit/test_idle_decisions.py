@@ -1,4 +1,4 @@
-"""What a policy for idleness decides from one observation."""
+"""Decisions of a policy for idleness from one observation."""
 
 from __future__ import annotations
 

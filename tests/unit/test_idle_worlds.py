@@ -49,11 +49,11 @@ class Shard:
     is_throttled: bool = False
     heard: bool = False
     heeds: bool = False
-    """Whether its worker pauses: it acts a step after it has heard."""
+    """True if its worker pauses: it acts a step after the request."""
     dead_until_ms: int = 0
     died_at_ms: int | None = None
     unseen_since_ms: int = 0
-    """What came since then, it had neither read nor said to be its backlog when it died."""
+    """Instant since which rows came that it had neither read nor reported as backlog when it died."""
     unread: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(arrival, event time) of each record that is not read yet."""
     watermark: int = 0

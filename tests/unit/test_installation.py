@@ -1,4 +1,4 @@
-"""Who runs the agent installs nothing of the service, and needs nothing of it."""
+"""The agent runs without any package of the service."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 PATIENCE_MS: Final = 60_000
-"""How long a page may take to show something. Only what never comes takes so long."""
+"""Longest wait for a page to show something. Only a missing element takes so long."""
 
 
 def chromium() -> str | None:
@@ -43,7 +43,7 @@ def started(path: str) -> Generator[Browser]:
 
 @dataclass
 class Watch:
-    """What a page did that it must not."""
+    """Forbidden actions of a page."""
 
     origin: str
     allowed: set[str] = field(default_factory=set[str])

@@ -107,7 +107,7 @@ def _take(browser: Browser, url: str, view: str, theme: str) -> None:
         if view == "ranges":
             page.locator(".ranges").scroll_into_view_if_needed()
             page.evaluate("document.querySelector('.ranges').scrollIntoView()")
-        # What is drawn in the next picture is all there.
+        # Everything in the next picture is there.
         page.evaluate(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )

@@ -97,7 +97,7 @@ def test_all_of_it_is_small_and_compressed(flights: Flights, open_page: Opened):
 
 
 def test_the_content_policy_holds(flights: Flights, open_page: Opened):
-    """What the page itself does not need is refused: that it works is no proof that anything is."""
+    """Anything that the page does not need is refused: a working page does not prove a refusal."""
     with open_page(
         allowed=frozenset({"Content Security Policy", "Content-Security-Policy"})
     ) as page:

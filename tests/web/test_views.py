@@ -56,7 +56,7 @@ def test_a_job(flights: Flights, open_page: Opened):
         # Sources left, sinks right.
         newark, weekly = (_left(page, stage) for stage in ("newark", "weekly-average"))
         assert newark < _left(page, "newark-rotations") < weekly
-        # What holds everything back: down to the range, in one colour, and in words.
+        # The culprit: down to the range, in one colour, and in words.
         held = page.locator("a.stage.held")
         expect(held).to_have_count(3)
         expect(page.locator(".holder")).to_have_attribute("data-range", "UA")

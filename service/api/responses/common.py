@@ -1,4 +1,4 @@
-"""What the bodies of many responses have in common."""
+"""Parts that the bodies of many responses share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class PastWatermarkBody(Struct, frozen=True):
 
 
 class HistoryBody(Struct, frozen=True):
-    """Where a stage's watermarks were, by wall time: what held at `from`, then what changed."""
+    """Past watermarks of a stage, by wall time: those that held at `from`, then each change."""
 
     points: list[PastWatermarkBody]
 

@@ -66,7 +66,7 @@ class GraphBody(Struct, frozen=True):
 
 
 class CommitsBody(Struct, frozen=True):
-    """What was committed of a stage in the job's present generation."""
+    """Last commit of a stage in the job's present generation."""
 
     job: str
     stage: str
@@ -106,7 +106,7 @@ class _Authored(Struct, omit_defaults=True):
 
 
 _authored = msgspec.json.Decoder(_Authored).decode
-"""What the author of a stored specification wrote, without a look inside."""
+"""Decodes a stored specification as its author wrote it, without checking its members."""
 
 
 def graph_body(job: JobView) -> GraphBody:

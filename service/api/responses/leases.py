@@ -56,7 +56,7 @@ class RenewedBody(Struct, frozen=True):
 
 
 class ReleasedBody(Struct, frozen=True):
-    """How many of the leases were current, and were released."""
+    """Number of the leases that were current, and were released."""
 
     released: Count
 

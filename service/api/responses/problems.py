@@ -38,7 +38,7 @@ class ProblemLine(Struct, frozen=True):
 
 
 class JobProblemsBody(Struct, frozen=True):
-    """What is wrong with a job: every root cause, the worst first."""
+    """Problems of a job: every root cause, the worst first."""
 
     job: str
     health: Annotated[
@@ -52,7 +52,7 @@ class JobProblemsBody(Struct, frozen=True):
 
 
 class ProblemsBody(Struct, frozen=True):
-    """What is wrong with all jobs that the key may read, the worst first."""
+    """Problems of all jobs that the key may read, the worst first."""
 
     problems: list[ProblemLine]
     total: Annotated[Count, Meta(description="How many there are, listed or not")]

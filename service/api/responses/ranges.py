@@ -58,5 +58,5 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
 
 
 def is_keyed(layout: Layout | None) -> bool:
-    """Whether the ranges are key ranges, which have bounds, and not shards."""
+    """Return whether the ranges are key ranges, which have bounds, and not shards."""
     return isinstance(layout, KeyLayout)

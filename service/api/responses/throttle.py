@@ -15,7 +15,7 @@ from service.frontier.timestamps import to_wire
 
 
 class AdviceBody(Struct, frozen=True):
-    """What a shard is asked to do. Nothing is enforced: whoever reads the shard does it, or does not."""
+    """Throttle advice for a shard. It is advice: the reader of the shard may ignore it."""
 
     pause: Annotated[
         bool, Meta(description="Read nothing: its promise is ahead of its group's limit")
@@ -40,7 +40,7 @@ class HeldByBody(Struct, frozen=True):
 
 
 class GroupBody(Struct, frozen=True):
-    """How far the shards of a group of sources may run."""
+    """Limit of the shards of a group of sources."""
 
     stages: list[str]
     limit: Annotated[
@@ -54,7 +54,7 @@ class GroupBody(Struct, frozen=True):
 
 
 class ThrottleBody(Struct, frozen=True):
-    """What the shards of a job are asked to do."""
+    """Throttle advice for the shards of a job."""
 
     version: Annotated[int, Meta(ge=0, description="Differs if anything else here does; the ETag")]
     groups: list[GroupBody]

@@ -17,7 +17,7 @@ from service.frontier.timestamps import data_lag_ms, iso, to_wire
 
 
 class RangeCounts(Struct, frozen=True):
-    """How complete a watermark is."""
+    """Completeness of a watermark."""
 
     total: Count
     reported: Count

@@ -45,7 +45,7 @@ class MinimumTree:
             self._levels.append(_padded(_least_of(self._levels[-1])))
         self._levels.append(_least_of(self._levels[-1]))
         self._children = [level.reshape(-1, _CHILDREN) for level in self._levels[:-1]]
-        """Of each node, a row; the lowest level first."""
+        """Children of each node, a row; the lowest level first."""
         # A memoryview reads and writes single numbers in a third of the array's time.
         self._views = [level.data for level in self._levels]
 

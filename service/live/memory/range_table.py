@@ -164,7 +164,7 @@ class RangeTable:
         self.idle_by_policy: set[int] = set()
         """Those that the service has decided to be idle, and not their workers."""
         self.facts: dict[int, Facts] = dict.fromkeys(unfinished, UNFINISHED)
-        """Of the ranges that have reported any."""
+        """Facts about the ranges that have reported any."""
         self.counts = Counts()
         self.notes: dict[int, RangeNote] = {}
         """The latest notes of the ranges that have any. Only for display: promises already include
@@ -196,7 +196,7 @@ class RangeTable:
 
     @property
     def agreement(self) -> Agreement:
-        """What the ranges agree on."""
+        """Agreement of the ranges."""
         if self._is_keyed:
             return agree_keyed(self._tree.least, len(self), self.idle, self.final)
         least = self._tree.least
@@ -221,7 +221,7 @@ class RangeTable:
 
     @property
     def idle_ranges(self) -> Bools:
-        """Whether each range is idle: read-only."""
+        """Idle flag of each range, read-only."""
         return self._idle
 
     def owned_by(self, index: int) -> int:
@@ -256,7 +256,7 @@ class RangeTable:
         return last if all(owner[i] == fence for i in indices) else None
 
     def is_on(self, fence: int, name: str) -> bool:
-        """Whether this lease is on the range of this name."""
+        """Return whether this lease is on the range of this name."""
         index = self.index.get(name)
         return index is not None and self._owner_view[index] == fence
 
@@ -495,9 +495,9 @@ class RangeTable:
         """Compute the counts and the tree from the columns."""
         self.final = int(np.count_nonzero(self._promise == MAX))
         self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
-        """How many are idle and not final."""
+        """Number of ranges that are idle and not final."""
         self.promised = int(np.count_nonzero(self._promise != MIN))
-        """How many have ever promised. The others hold the watermark back, unless they are idle."""
+        """Number of ranges that have ever promised. The others hold the watermark back, unless idle."""
         self._tree = MinimumTree(self._weights(self._promise, self._idle))
 
     def chunk(self, number: int) -> Mapping[str, bytes]:
@@ -513,7 +513,7 @@ class RangeTable:
 
     def _unfinished(self, start: int, stop: int) -> Iterator[int]:
         """Return which ranges have something unfinished, from one index to another."""
-        # Of few facts each is looked at, of many each range of this part alone.
+        # Few facts are all checked; of many, only those of this part's ranges.
         among = self.facts if len(self.facts) < stop - start else range(start, stop)
         for index in among:
             facts = self.facts.get(index)

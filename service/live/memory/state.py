@@ -42,7 +42,7 @@ class Lease:
         return self.ended
 
     def left_ms(self, now_ms: int) -> int:
-        """How long it remains current."""
+        """Time for which the lease remains current."""
         return max(0, self.deadline_ms - now_ms)
 
 

@@ -53,7 +53,7 @@ _CONNECT_TIMEOUT_S = 1.0
 _TIMEOUT_S = 3.0
 _POOL_TIMEOUT_S = 3.0
 _SILENT_WAIT_S = 0.4
-"""How long a command waits for a server that has let one time out: a request has up to three."""
+"""Timeout of a command to a server that has let one time out: a request has up to three commands."""
 _PROBE_TTL_MS = 60_000
 
 _REFUSED = re.compile(
@@ -68,7 +68,7 @@ Of a command within a script, older servers put it into the middle: `Error runni
 _WRONG_DATABASE = re.compile(r"DB index is out of range|invalid DB index|SELECT is not allowed")
 
 _RIGHTS_PAUSE_S = 0.5
-"""How often a server that has refused a command is asked for the rights that are missing."""
+"""Interval at which a server that has refused a command is checked for the missing rights."""
 
 _WRONG_TYPE = re.compile(r"(?:^|[ -])WRONGTYPE ")
 

@@ -29,7 +29,7 @@ from service.model.jobs import InstalledJob
 async def begin(steps: Steps, job: InstalledJob) -> None:
     """See the port."""
     while True:
-        # What is damaged is dropped, and then there is nothing in the way.
+        # Damaged state is dropped, and then there is nothing in the way.
         with contextlib.suppress(StateLostError):
             meta = await _meta(steps, job.name)
             if meta.incarnation is not None and meta.incarnation >= job.incarnation:
@@ -197,7 +197,7 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
 async def remove(steps: Steps, job: str, generation: int) -> None:
     """See the port."""
     while True:
-        # What is damaged is dropped, and then there is nothing to remove.
+        # Damaged state is dropped, and then there is nothing to remove.
         with contextlib.suppress(StateLostError):
             meta = await _meta(steps, job)
             keys = schema.job_keys(job)

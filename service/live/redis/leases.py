@@ -19,7 +19,7 @@ from service.model.leases import MAX_DENIED, Claim, Denied, Grant, LostLease, Re
 from service.model.runs import RunEnd
 
 _RECHECK_MS = 500
-"""How long a job's next expiry is relied on: another replica may have granted a lease since."""
+"""Time for which a job's next expiry is reused: another replica may have granted a lease since."""
 
 _MAX_EXPIRED = 256
 """Leases that one step ends at most, as in `expire.lua`."""

@@ -1,4 +1,4 @@
-"""What a replica remembers of leases between their reports, up to a number of bytes."""
+"""Cache of leases between their reports, up to a number of bytes."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from service.model.reports import (
 from service.tasks import aside
 
 _JOBS_AT_ONCE = 16
-"""Of all jobs: half of the connections, which readers of single jobs and reports share."""
+"""Jobs that are read at once: half of the connections, which reads of single jobs and reports share."""
 
 
 class _ExpiredError(Exception):

@@ -36,7 +36,7 @@ class DeniedError(UnavailableError):
         self.right = right
         self.words = words
         self.may_have_written = in_script and right not in WRITES_NOTHING
-        """Whether a script stopped in the middle: a script is not rolled back."""
+        """True if a script may have stopped in the middle: a script is not rolled back."""
 
 
 def denied(words: str, channels: str, keys: str, *, source: str | None = None) -> DeniedError:

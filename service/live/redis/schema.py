@@ -1,4 +1,4 @@
-"""How a job is stored in Redis: keys, columns over ranges, and the layout that a replica remembers."""
+"""Schema of a job in Redis: keys, columns over ranges, and the layout that a replica remembers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _REPORTED_FACTS = struct.Struct("<ddddBB")
 _DOUBLE = struct.Struct("<d")
 _COMMITS = struct.Struct("<ddd")
 _MAX_PACKED = 4_096
-"""Of how many leases a stage keeps the holds of packed reports. They are for display alone."""
+"""Number of leases whose holds of packed reports a stage keeps. They are for display alone."""
 _EPOCH_DIGITS = 20
 
 
@@ -270,7 +270,7 @@ def facts_of(fields: Sequence[float], pending: bytes | None, *, keeps_back: bool
 
 
 def is_by_policy(packed: bytes) -> bool:
-    """Whether a range is idle by policy, as a mark behind its promise says."""
+    """Return whether a range is idle by policy, by the mark behind its promise."""
     return len(packed) > _DOUBLE.size
 
 
@@ -315,7 +315,7 @@ def as_times(column: Floats) -> npt.NDArray[np.int64]:
 class _Stage(msgspec.Struct, array_like=True):
     inputs: tuple[str, ...]
     ranges: int | None = None
-    """Of a key space tiled evenly, as most are: one number instead of up to a million bounds."""
+    """Size of a key space tiled evenly, as most are: one number instead of up to a million bounds."""
     bounds: tuple[int, ...] | None = None
     shards: tuple[str, ...] | None = None
     policy: StagePolicy = NO_POLICY

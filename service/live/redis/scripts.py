@@ -10,7 +10,7 @@ from service.live.redis.schema import lua_header
 
 LUA = Path(__file__).parent / "lua"
 _SHARED = ("base", "stages", "ranges", "leases", "epochs", "runs", "views")
-"""What every script begins with, in this order: each file uses those before it."""
+"""Files with which every script begins, in this order: each file uses those before it."""
 
 RIGHTS = "rights"
 """Not a step: it finds out which commands the user may run, with nothing before it."""

@@ -27,7 +27,7 @@ _BULK = 64
 
 _NAMED_BYTES = 120
 _NUMBERED_BYTES = 32
-"""What a range takes about, of what is kept of it: a promise in two forms, and a name or an index."""
+"""Approximate size of a kept range: a promise in two forms, and a name or an index."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class RangeLookup:
     order: npt.NDArray[np.int64] | None
     """The permutation that sorts them; None: they were sorted."""
     count: int
-    """How many of them the layout has."""
+    """Number of them in the layout."""
     spans: Sequence[Sequence[Any]]
     runs: Runs
     unknown: Sequence[str]

@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _FROZEN_TIMEOUT_S = 3.0
-"""How long a step waits for a layout change; after that, the replica changing it is taken for dead."""
+"""Wait of a step for a layout change; after it, the replica changing the layout is taken for dead."""
 
 _FROZEN_POLL_S = 0.01
 
@@ -65,13 +65,13 @@ class NextExpiry:
     updated_at_ms: int
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether it has run out by now."""
+        """Return whether it has expired."""
         return self.at_ms is not None and not is_current(self.at_ms, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one call has read of a job, for every request that shared it."""
+    """Snapshot of a job from one call, for every request that shared the call."""
 
     view: JobView
     censuses: Mapping[str, Census]
@@ -79,7 +79,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class JobCache:
-    """What this process remembers of a job between steps."""
+    """Cache of a job in this process, between steps."""
 
     layout: JobLayout | None = None
     next_expiry: NextExpiry | None = None

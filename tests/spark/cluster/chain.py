@@ -25,7 +25,7 @@ START_S: Final = 1_700_000_000
 FILES: Final = 12
 FILE_S: Final = 10
 WINDOWS_S: Final = (10, 20)
-"""How long the windows of each stage are: each file lets a window of the first close."""
+"""Length of each stage's windows: each file lets a window of the first close."""
 BOUND_S: Final = 5
 SHARDS: Final = ("left", "right")
 STAGES: Final = ("first", "second")
@@ -134,7 +134,7 @@ class Chain:
         return len(shown) >= self.closable(stage)
 
     def closable(self, stage: int) -> int:
-        """How many windows of a stage there are that some row lets close."""
+        """Return the number of a stage's windows that some row lets close."""
         newest = START_S + FILES * FILE_S - 1 - BOUND_S
         first = _ends(WINDOWS_S[0], newest)
         # A row of the first stage lets a window of the second close.

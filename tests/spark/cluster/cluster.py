@@ -94,19 +94,19 @@ class Cluster:
         return [each.pid for each in _processes(self.driver.pid) if each.pid in crew]
 
     def planned(self) -> int:
-        """How many batches have been planned so far."""
+        """Return the number of batches planned so far."""
         return _newest(self.folder / "checkpoint" / "offsets")
 
     def committed(self) -> int:
-        """How many batches are done so far."""
+        """Return the number of batches done so far."""
         return _newest(self.folder / "checkpoint" / "commits")
 
     def written(self) -> int:
-        """How many files tasks have written so far, whatever became of them."""
+        """Return the number of files that tasks have written so far, committed or not."""
         return sum(1 for _ in self.output.folder.glob("part-*"))
 
     def runs(self) -> bool:
-        """Whether the newest driver still does. Raises AssertionError if it has failed."""
+        """Return whether the newest driver still runs. Raises AssertionError if it has failed."""
         status = self.driver.poll()
         assert status in {None, 0}, f"the driver ended with {status}\n{self.log()}"
         return status is None
@@ -122,11 +122,11 @@ class Cluster:
         assert self.observer.judged[STAGE], "the observer has judged rows"
 
     def lines(self) -> Lines:
-        """What is in the sink."""
+        """Return the lines of the sink."""
         return parse(self.shape, self.output.lines())
 
     def counts(self) -> Counter[str]:
-        """What the newest driver has counted."""
+        """Return the counts of the newest driver."""
         return Counter(json.loads((self.folder / "counts.json").read_text()))
 
     def log(self) -> str:
@@ -174,7 +174,7 @@ def _processes(session: int) -> list[_Process]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there, and is not just waiting for its parent to see that it is not."""
+    """Return whether a process is there, and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

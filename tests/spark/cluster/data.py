@@ -24,7 +24,7 @@ BOUND: Final = "6 seconds"
 WINDOW_S: Final = 15
 GAP_S: Final = 4
 APART_S: Final = 7
-"""How much later the right side of a pair may be."""
+"""Delay of a pair's right side, at most."""
 
 VIEWS: Final = "views"
 CLICKS: Final = "clicks"
@@ -34,7 +34,7 @@ Lines = Counter[tuple[str | int, ...]]
 
 
 class Shape(StrEnum):
-    """What stands between the sources and the file sink."""
+    """Operators between the sources and the file sink."""
 
     TUMBLING = "tumbling windows"
     SESSIONS = "session windows"
@@ -95,7 +95,7 @@ def land(folder: Path, rows: Iterable[list[Row]]) -> None:
 
 
 def answer(shape: Shape, inputs: dict[str, list[Row]]) -> Lines:
-    """What a batch job makes of all rows."""
+    """Return a batch job's result for all rows."""
     match shape:
         case Shape.TUMBLING:
             return _tumbling(inputs[VIEWS])

@@ -38,13 +38,13 @@ OTHER_HOST: Final = "127.0.0.2"
 
 @dataclass(frozen=True)
 class Order:
-    """What a driver is to do."""
+    """Order to a driver."""
 
     shape: Shape
     url: str
     folder: str
     speculation: bool = False
-    """Whether Spark runs copies of slow tasks; some tasks are then slow."""
+    """True if Spark runs copies of slow tasks; some tasks are then slow."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))

@@ -19,7 +19,7 @@ _OFFSET: Final = "logOffset"
 
 @dataclass(frozen=True)
 class Lag:
-    """How late one window was shown."""
+    """Delay of one shown window."""
 
     end_ms: int
     batches: int
@@ -29,7 +29,7 @@ class Lag:
 
 @dataclass(frozen=True)
 class Trail:
-    """What a query from JSON files to JSON files leaves behind."""
+    """Trail of a query from JSON files to JSON files."""
 
     checkpoint: Path
     output: Path
@@ -38,7 +38,7 @@ class Trail:
     shown_stamp: str
     """The column of its output that is the end of a window."""
     delay_ms: int
-    """How late rows may be."""
+    """Delay of rows, at most."""
 
     def lags(self) -> list[Lag]:
         """One for each window that a row lets close and that is in the sink, the earliest first."""
@@ -107,7 +107,7 @@ class Trail:
 
 
 def _entries(log: Path) -> list[dict[str, Any]]:
-    """What a log of Spark's says: after its version, a line for each file."""
+    """Return the entries of a log of Spark's: after its version, a line for each file."""
     return [json.loads(line) for line in log.read_text().splitlines()[1:]]
 
 

@@ -65,7 +65,7 @@ ALL_RACES: Final = {
 
 
 def _first_come(mark: Path, said: str) -> bool:
-    """Whether this is the one that straggles in this race."""
+    """Return whether this is the straggler of this race."""
     try:
         with mark.open("x") as made:
             made.write(said)

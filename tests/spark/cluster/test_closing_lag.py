@@ -1,4 +1,4 @@
-"""What a row lets close is shown at most one batch later than plain Spark shows it, in each stage."""
+"""A window that a row lets close is shown at most one batch later than by plain Spark, in each stage."""
 
 from __future__ import annotations
 

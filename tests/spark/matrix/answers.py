@@ -1,4 +1,4 @@
-"""What must come out, and how what came differs from it. Rows are lines of JSON, as Spark writes."""
+"""Expected results, and differences from them. Rows are lines of JSON, as Spark writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answers:
                     log.write(inbox, day)
 
     def of(self, operator: Operator) -> Lines:
-        """What Spark's batch makes of all the rows."""
+        """Return the result of Spark's batch for all rows."""
         if operator.name not in self._known:
             frames = {
                 name: self._spark.read.schema(SCHEMA).json(
@@ -55,7 +55,7 @@ class Answers:
 
 
 def counted(lines: Lines, stamp: str) -> Lines:
-    """What stage 2 makes of stage 1's rows: how many of them in each window, over their stamps."""
+    """Return stage 2's result for stage 1's rows: how many of them in each window, over their stamps."""
     ends: Counter[int] = Counter()
     for line, times in lines.items():
         if (ms := stamp_ms(line, stamp)) is not None:
@@ -73,7 +73,7 @@ def due(lines: Lines, stamp: str, watermark_ms: int, *, at_watermark: bool) -> L
 
 
 def differences(operator: Operator, answer: Lines, written: Lines) -> list[str]:
-    """How what stage 1 has written in the end differs from the batch answer."""
+    """Return the differences of stage 1's final output from the batch answer."""
     match operator.equal:
         case "rows":
             return compared(answer, written)
@@ -87,7 +87,7 @@ def differences(operator: Operator, answer: Lines, written: Lines) -> list[str]:
 
 
 def missing(operator: Operator, expected: Lines, written: Lines) -> list[str]:
-    """What of the expected rows has not come."""
+    """Return the expected rows that have not come."""
     match operator.equal:
         case "rows":
             return named("missing", expected - written)
@@ -100,7 +100,7 @@ def missing(operator: Operator, expected: Lines, written: Lines) -> list[str]:
 
 
 def foreign(operator: Operator, answer: Lines, written: Lines) -> list[str]:
-    """What has come, at any time, that is not in the answer."""
+    """Return rows that came at any time and are not in the answer."""
     match operator.equal:
         case "rows" | "some":
             return unexpected(answer, written)
@@ -111,7 +111,7 @@ def foreign(operator: Operator, answer: Lines, written: Lines) -> list[str]:
 
 
 def unexpected(answer: Lines, written: Lines) -> list[str]:
-    """What has come that is not in the answer, or has come too often."""
+    """Return rows that are not in the answer, or came too often."""
     return named("unexpected", written - answer)
 
 
@@ -142,7 +142,7 @@ def _id(line: str) -> str:
 
 
 def _newest(lines: Lines) -> Lines:
-    """Of each window and key the version that has counted most."""
+    """Return the version of each window and key that has counted most."""
     newest: dict[str, tuple[int, str]] = {}
     for line in lines:
         row = json.loads(line)

@@ -68,7 +68,7 @@ class Cell:
         self._logs = [logs(ascending=operator.ascending)[name] for name in operator.sources]
         self.observer = Observer(url, job, self.outputs)
         self.counts: Counter[str] = Counter()
-        """What its pipelines have counted: all of it should not have happened."""
+        """Counts of its pipelines: all of them should be zero."""
         for name in (FIRST, SECOND, *operator.sources):
             (folder / name).mkdir()
 
@@ -137,7 +137,7 @@ class Cell:
                 self._await(SECOND, self._through_ms(day), queries)
             self._check_so_far(answer, DAYS - 1)
 
-    # What is built.
+    # The queries.
 
     @contextmanager
     def _pipeline(self) -> Generator[Pipeline]:
@@ -236,10 +236,10 @@ class Cell:
             for log in self._logs:
                 log.write(self._folder / log.name, day)
 
-    # What is waited for, and checked.
+    # Waits and checks.
 
     def _through_ms(self, day: int) -> int:
-        """How far the stages must get with that day's files, if nothing holds them."""
+        """Return the watermark that the stages must reach with that day's files."""
         return _promised_ms(self._logs, day) - self.operator.lag_ms
 
     def _await(
@@ -260,7 +260,7 @@ class Cell:
             time.sleep(0.02)
 
     def _check_so_far(self, answer: Lines, day: int) -> None:
-        """What the days until then close must be closed; and nothing wrong may have come."""
+        """Check that the windows which the days close are closed, and that nothing wrong has come."""
         operator = self.operator
         for stage in (FIRST, SECOND):
             self._await(stage, self._through_ms(day))
@@ -281,7 +281,7 @@ class Cell:
         _none_of(wrong, f"stage 2, day {day}, at {_shown(told[SECOND])}")
 
     def _complain(self) -> None:
-        """Of rows that were promised not to come, and of all that was counted."""
+        """Fail for rows that were promised not to come, and for all counts."""
         self.observer.check()
         found = +self.counts
         if self.operator.is_undated:
@@ -295,7 +295,7 @@ class Cell:
         assert bool(self.counts[Count.UNDATED_RESULTS]) == operator.is_undated
         first, second = (self.outputs[stage].lines() for stage in (FIRST, SECOND))
         _none_of(answers.differences(operator, answer, first), "stage 1")
-        # Which of the rows that the operator may choose from it has chosen is seen in what came.
+        # The choice of the operator among several rows shows in the rows that came.
         source = answer if operator.equal == "rows" else first
         expected = counted(source, operator.stamp)
         wrong = answers.compared(expected, second)

@@ -20,5 +20,5 @@ def aggregator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="session")
 def batch(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What the cells are compared with."""
+    """Return the answers with which the cells are compared."""
     return Answers(spark, tmp_path_factory.mktemp("batch"))

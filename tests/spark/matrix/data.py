@@ -1,4 +1,4 @@
-"""What the matrix reads: four days of views and clicks, in minutes, out of order within a bound.
+"""Data of the matrix: four days of views and clicks, in minutes, out of order within a bound.
 
 Two files a day. Every rule about a watermark speaks of what lies exactly at it, so the rows at the
 edges are put there on purpose: see `_edges`.
@@ -30,7 +30,7 @@ HOUR_MS: Final = 60 * MINUTE_MS
 START_MS: Final = int(START.timestamp()) * 1_000
 
 BOUND_MIN: Final = 90
-"""How much later than newer ones of its shard a row may come."""
+"""Delay of a row behind newer ones of its shard, at most."""
 GAP_MIN: Final = 60
 """The gap of sessions, the interval of joins, and how far apart duplicates are."""
 _FILE_MIN: Final = 24 * 60 // FILES_A_DAY
@@ -48,7 +48,7 @@ class Event:
     minute: int
 
     def line(self) -> str:
-        """What is in the file; a key that is null is left out, as Spark does."""
+        """Return the line of the file; a key that is null is left out, as by Spark."""
         row = {"shard": self.shard, "key": self.key, "id": self.id, "at": iso(self.at_ms)}
         return json.dumps({name: value for name, value in row.items() if value is not None})
 
@@ -67,7 +67,7 @@ class Log:
     files: Sequence[Sequence[Event]]
 
     def promised_ms(self, day: int) -> int:
-        """What it has promised once the files of that day (the first is 0) have been read."""
+        """Return its promise once the files of that day (the first is 0) have been read."""
         seen = [event for file in self.files[: (day + 1) * FILES_A_DAY] for event in file]
         return START_MS + MINUTE_MS * min(newest(seen, shard) - self.bound_min for shard in SHARDS)
 
@@ -155,7 +155,7 @@ def _arranged(
 
 
 def _borders(files: Sequence[Sequence[Event]], bound: int) -> Iterable[tuple[int, str, int]]:
-    """Of each file but the first: what each shard has promised before it, in minutes."""
+    """Yield each shard's promise before each file but the first, in minutes."""
     for number in range(1, FILES):
         before = [event for file in files[:number] for event in file]
         for shard in SHARDS:
@@ -163,7 +163,7 @@ def _borders(files: Sequence[Sequence[Event]], bound: int) -> Iterable[tuple[int
 
 
 def _edges(files: Sequence[list[Event]], bound: int, ids: Iterable[int]) -> None:
-    """Where the watermark W stands after a file: rows at W are on time, and they count.
+    """Check the watermark W after a file: rows at W are on time, and they count.
 
     One row at W is new. One has been there already, in the file before. One joins the session that
     a row a gap before W has opened, and that seems to end at W.

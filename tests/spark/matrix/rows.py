@@ -43,14 +43,14 @@ class Operator:
     batch: Callable[[Frames], DataFrame] | None = None
     """The answer, where the operator is not for batches."""
     before_source: Callable[[DataFrame], DataFrame] | None = None
-    """What stands before `source`."""
+    """Operators before `source`."""
     before: Callable[[DataFrame], DataFrame] | None = None
-    """What stands between `source` and `watermarked`."""
+    """Operators between `source` and `watermarked`."""
     sources: tuple[str, ...] = ("views",)
     ascending: bool = False
     """The sources are in order, and say so."""
     event_time: str | None = None
-    """What `report` is told; None: it has to find out."""
+    """Event time given to `report`; None: to be found."""
     delay: str | None = None
     deduplicate_within: str | None = None
     state_store: str | None = None
@@ -65,7 +65,7 @@ class Operator:
     is_undated: bool = False
     """Some of its rows have no stamp, which is counted."""
     lag_ms: int = 0
-    """How far what leaves it may be behind the watermark that goes in."""
+    """Distance of its rows behind the watermark that goes in, at most."""
     refused: str | None = None
     """It does not work, and this is what its user is told to write instead: a pattern."""
     short: Literal["availableNow", "processingTime", "bounded", "cron"] = "bounded"
@@ -191,12 +191,12 @@ def _deduplicated_within(frames: Frames) -> DataFrame:
 
 
 def _deduplicated_by_hand(frames: Frames) -> DataFrame:
-    """What is certain of it: each id once, at the latest with the last of its rows."""
+    """Return the certain part of the result: each id once, at the latest with the last of its rows."""
     return _only(frames).groupBy("id").agg(F.max("key").alias("key"), F.max("at").alias("at"))
 
 
 def _blocks(frames: Frames) -> DataFrame:
-    """What the state functions are to come to."""
+    """Return the result to which the state functions must come."""
     return (
         _only(frames)
         .filter("key IS NOT NULL")

@@ -1,4 +1,4 @@
-"""Which shards of a source of ours wait, and which go on."""
+"""Admission of the shards of a source of ours."""
 
 from __future__ import annotations
 

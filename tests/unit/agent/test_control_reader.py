@@ -86,7 +86,7 @@ def test_a_watermark_that_moves_is_one_row_of_nulls(delay_ms: int) -> None:
     rows, end = following.read(offset(5, 1))
     link.close()
     server.close()
-    # What a restart repeats is what was read the first time.
+    # A restart repeats the rows that were read the first time.
     for [row] in (list(rows), list(following.readBetweenOffsets(offset(5, 1), end))):
         assert row.column("at").cast("int64").to_pylist() == [(9 + delay_ms) * 1_000]
         assert row.column("key").to_pylist() == row.column("inner").to_pylist() == [None]

@@ -1,4 +1,4 @@
-"""What the control source of an early query is told: percentiles of its inputs, or why there is none."""
+"""Answers to the control source of an early query: percentiles of its inputs, or why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the feed returns: watermarks rise, survive restarts, and no failure stops a query."""
+"""Results of the feed: watermarks rise, survive restarts, and no failure stops a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source has in flight, as sketches: of a task, and of the batches that the driver has seen."""
+"""Rows in flight of a source, as sketches: of a task, and of the batches that the driver has seen."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_shard_whose_folder_is_away_for_a_while_is_known_when_it_is_back(
 def test_a_file_that_changes_after_it_was_read_is_refused(
     tmp_path: Path, driver: Driver, name: str, *, restarts: bool
 ) -> None:
-    """Whether somebody adds to it, or puts another one in its place."""
+    """Additions to it, or another one in its place."""
     put(tmp_path, "north", "1", "2")
     clock = FakeClock()
     following = reader(driver, tmp_path, clock)
@@ -170,7 +170,7 @@ def test_a_file_that_is_repaired_before_its_batch_is_repeated_has_not_changed(
     later = again.latestOffset(end, ALL)
     assert batch(again, end, later) == ["north/2"]
     again.stop()
-    # What was read is what is known from then on.
+    # The files that were read are known from then on.
     third = reader(driver, tmp_path, FakeClock())
     assert third.latestOffset(later, ALL) == later
     third.stop()

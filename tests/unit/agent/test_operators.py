@@ -1,4 +1,4 @@
-"""What leaves each operator, derived from plans made by hand."""
+"""Rows that leave each operator, derived from plans made by hand."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ class TestQueryStages:
             check(beside, stages, reports)
 
     def test_nothing_that_keeps_rows_comes_before_the_watermark(self) -> None:
-        """What it let out later would be older than the watermark by then."""
+        """Rows that it let out later would be older than the watermark by then."""
         state = Node("FlatMapGroupsInPandasWithState", (source(),), output=(AT, KEY))
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
             checked(reported(watermarked(state)))

@@ -1,4 +1,4 @@
-"""What the driver reports for tasks that could not, and how often."""
+"""Reports of the driver for tasks that could not report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source's rows show, in columns."""
+"""Rows of a source, in columns."""
 
 from __future__ import annotations
 

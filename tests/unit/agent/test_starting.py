@@ -1,4 +1,4 @@
-"""What is compared before a run is opened: the checkpoint's next batch and the job's last epoch."""
+"""Comparison before a run is opened: the checkpoint's next batch and the job's last epoch."""
 
 from __future__ import annotations
 

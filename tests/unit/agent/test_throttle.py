@@ -134,7 +134,7 @@ def after(epoch: int) -> CommittedBatch:
 def test_a_query_waits_before_a_batch_that_would_take_all_its_shards_past_the_limit(
     latest: dict[str, int], waits: bool
 ) -> None:
-    """Of 20 each. Where a second shard has not moved yet, nobody knows how far the next one takes it."""
+    """Batches of 20 each. A second shard that has not moved yet has an unknown step."""
     before = {shard: promise - 20 if shard == "a" else promise for shard, promise in latest.items()}
     with Answers(asks({}, GROUP), promises(**before), promises(**latest)) as server:
         throttled = throttle(server, FakeClock(), looks_ahead=True)
