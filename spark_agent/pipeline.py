@@ -44,7 +44,7 @@ from spark_agent.driver.job import DeclaredJob
 from spark_agent.driver.queries import Queries, Start, Timing
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
-from spark_agent.executor.task import ReportTarget
+from spark_agent.executor.task import Reaction, ReportTarget
 from spark_agent.jvm.nodes import RANGES_MARK, SOURCE_MARK
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import links_of, program_of
@@ -430,7 +430,7 @@ class Pipeline:
             self._target(stage),
             spec.ranges,
             has_event_time=event_time is not None,
-            fail_on_early=on_early == "fail",
+            on_early=on_early,
         )
         times = F.spark_partition_id() if event_time is None else time_of(frame, event_time)
         return watch_column(frame, mark, reporter, times)
@@ -440,8 +440,8 @@ class Pipeline:
         writer: DataStreamWriter,
         *,
         bounded: bool = False,
-        on_fenced: Literal["stop", "continue"] = "stop",
-        on_lost_checkpoint: Literal["stop", "continue"] = "stop",
+        on_fenced: Reaction = "stop",
+        on_lost_checkpoint: Reaction = "stop",
     ) -> StreamingQuery:
         """Open a run for the stages that the query goes through, and start the query.
 
@@ -482,8 +482,8 @@ class Pipeline:
             trigger,
             bounded,
             readers,
-            stops_when_fenced=on_fenced == "stop",
-            stops_when_rereading=on_lost_checkpoint == "stop",
+            on_fenced=on_fenced,
+            on_lost_checkpoint=on_lost_checkpoint,
         )
         early = check_early(tree)
         if early is not None:

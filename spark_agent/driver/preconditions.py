@@ -19,6 +19,7 @@ from spark_agent.exceptions import (
     OldCheckpointError,
     old_checkpoint_message,
 )
+from spark_agent.executor.task import Reaction
 from spark_agent.jvm.checkpoint import Beginning
 from spark_agent.soundness.query_stages import QueryStages
 from spark_agent.supervision.diagnostics import (
@@ -73,16 +74,16 @@ class Resumption:
         query: str,
         checkpoint: CheckpointNotes,
         *,
-        may_reread: bool,
+        on_lost_checkpoint: Reaction = "stop",
         dynamic: Collection[str] = (),
     ) -> None:
-        """With `may_reread` the query goes on even if its checkpoint does not go with the job. `dynamic`
+        """With "continue", the query goes on even if its checkpoint does not go with the job. `dynamic`
         are its sources that shards may join.
         """
         self._job = job
         self._query = query
         self._checkpoint = checkpoint
-        self._may_reread = may_reread
+        self._on_lost_checkpoint: Reaction = on_lost_checkpoint
         self._dynamic = dynamic
         self._lock = threading.Lock()
         self._generation: int | None = None
@@ -97,11 +98,13 @@ class Resumption:
         return self._checkpoint.read()
 
     @property
-    def may_reread(self) -> bool:
-        """True if the query may repeat batches that the job has: by its option, or as it did before."""
+    def on_lost_checkpoint(self) -> Reaction:
+        """The reaction of this start: its option, or "continue" while batches are still repeated."""
         found = self.beginning
         goes_on = found.rereads_to is not None and found.next_batch <= found.rereads_to
-        return self._may_reread or goes_on
+        if goes_on:
+            return "continue"
+        return self._on_lost_checkpoint
 
     def check_output(self) -> None:
         """Check what can be checked without the service. Raises `OldCheckpointError`."""
@@ -165,7 +168,8 @@ class Resumption:
         """
         with self._lock:
             if self._generation is None:
-                noted = None if self._may_reread else self.beginning.generation
+                continues = self._on_lost_checkpoint == "continue"
+                noted = None if continues else self.beginning.generation
                 self._generation = generation if noted is None else noted
             its = self._generation
         if its == generation:
@@ -192,7 +196,7 @@ class Resumption:
             self._refuse(forgotten_shards_message(self._query, self._dynamic, its, run))
 
     def _refuse(self, message: str) -> None:
-        if not self._may_reread:
+        if self._on_lost_checkpoint == "stop":
             raise OldCheckpointError(f"{message}. {CONTINUES}")
         _log.warning("%s", message)
 

@@ -34,9 +34,10 @@ from spark_agent.exceptions import NotStartedError, StageTakenError
 from spark_agent.executor.in_flight import StageInFlight
 from spark_agent.executor.tally import Tallies
 from spark_agent.executor.task import (
+    ON_LOST_CHECKPOINT_PROPERTY,
     QUERY_PROPERTY,
-    REREADS_PROPERTY,
     RUN_PROPERTY,
+    Reaction,
 )
 from spark_agent.jvm import progress
 from spark_agent.jvm.checkpoint import Checkpoint
@@ -84,8 +85,8 @@ class Start:
     bounded: bool
     readers: Sequence[Reader] = ()
     """Its sources of ours."""
-    stops_when_fenced: bool = True
-    stops_when_rereading: bool = True
+    on_fenced: Reaction = "stop"
+    on_lost_checkpoint: Reaction = "stop"
 
     @property
     def available_now(self) -> bool:
@@ -208,7 +209,7 @@ class Queries:
                 self._job.name,
                 name,
                 Checkpoint(self._spark, start.writer),
-                may_reread=not start.stops_when_rereading,
+                on_lost_checkpoint=start.on_lost_checkpoint,
                 dynamic=[
                     each for each in query_stages.sources if self._job.stages[each].is_dynamic
                 ],
@@ -218,9 +219,7 @@ class Queries:
                 # The supervisor opens one later, and compares then. It must know what there is now: by
                 # then, checkpoint and output have what the query has done.
                 resumption.check_output()
-            assignment = self._assignment(
-                name, start, query_stages, stops_when_rereading=not resumption.may_reread
-            )
+            assignment = self._assignment(name, start, query_stages, resumption.on_lost_checkpoint)
             later = partial(self._check_later, resumption, query_stages, start, watermarks)
             supervisor = self._supervisor(assignment, run, later, resumption)
             return self._start_supervised(
@@ -228,7 +227,11 @@ class Queries:
             )
 
     def _assignment(
-        self, name: str, start: Start, query_stages: QueryStages, *, stops_when_rereading: bool
+        self,
+        name: str,
+        start: Start,
+        query_stages: QueryStages,
+        on_lost_checkpoint: Reaction,
     ) -> Assignment:
         stages = self._job.stages
         inputs = {each: ancestors(stages, each) for each in query_stages.promises}
@@ -241,8 +244,8 @@ class Queries:
             bounded=start.bounded,
             ttl_ms=self._timing.ttl_ms,
             finish_timeout_ms=self._timing.finish_timeout_ms,
-            stops_when_fenced=start.stops_when_fenced,
-            stops_when_rereading=stops_when_rereading,
+            on_fenced=start.on_fenced,
+            on_lost_checkpoint=on_lost_checkpoint,
             reads_all=query_stages.reads_all,
             looks_often=interval_ms_of(start.writer) <= _OFTEN_MS
             and not query_stages.may_wait_for_more,
@@ -329,7 +332,7 @@ class Queries:
         properties = {
             QUERY_PROPERTY: name,
             RUN_PROPERTY: "" if run is None else str(run),
-            REREADS_PROPERTY: "true" if resumption.may_reread else "",
+            ON_LOST_CHECKPOINT_PROPERTY: resumption.on_lost_checkpoint,
         }
         with self._events.starting(), self._local_properties(properties):
             try:

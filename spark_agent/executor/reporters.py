@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from spark_agent.arrow import Array, ShardRows, all_true, count_older_than, rows_by_shard
 from spark_agent.client.reports import RangeReport
@@ -118,12 +119,12 @@ class RangeReporter:
         ranges: Sequence[str],
         *,
         has_event_time: bool,
-        fail_on_early: bool,
+        on_early: Literal["count", "fail"],
     ) -> None:
         self._target = target
         self._ranges = tuple(ranges)
         self._has_event_time = has_event_time
-        self._fail_on_early = fail_on_early
+        self._on_early = on_early
 
     def __call__(self, batches: Iterable[Array]) -> Iterator[Array]:
         """Take batches of event times; return True for every row."""
@@ -155,7 +156,7 @@ class RangeReporter:
             return early
         counts[Count.EARLY_ROWS] += count
         found = EarlyRow(oldest_ms, promised_ms)
-        if self._fail_on_early:
+        if self._on_early == "fail":
             raise EarlyRowsError(
                 f"stage {self._target.stage}: a row dated {instant_text(oldest_ms)} leaves it, older "
                 f"than its published watermark {instant_text(promised_ms)}: stamp rows with the end "

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from pyspark import Accumulator, TaskContext
 
@@ -32,11 +32,14 @@ from spark_agent.executor.tally import Count, EarlyRow, Tallies, Tally
 
 _log: Final = logging.getLogger("spark_agent")
 
+Reaction = Literal["stop", "continue"]
+"""Reaction of a query to a newer run of its stages, or to the loss of its checkpoint."""
+
 QUERY_PROPERTY: Final = "tidegauge.query"
 """Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
 RUN_PROPERTY: Final = "tidegauge.run"
 """Likewise: the run number; empty if the aggregator was unavailable at the start."""
-REREADS_PROPERTY: Final = "tidegauge.rereads"
+ON_LOST_CHECKPOINT_PROPERTY: Final = "tidegauge.on_lost_checkpoint"
 """Likewise: set if the query goes on although the job has its batches already."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
@@ -89,7 +92,7 @@ class Task:
     epoch: int
     partition: int
     holder: str
-    may_reread: bool = False
+    on_lost_checkpoint: Reaction = "stop"
     """True if the task goes on although its epoch was committed before it began."""
 
 
@@ -117,7 +120,9 @@ def current_task(stage: str) -> Task | None:
         epoch=epoch,
         partition=context.partitionId(),
         holder=f"{query}.task-{attempt}",
-        may_reread=bool(context.getLocalProperty(REREADS_PROPERTY)),
+        on_lost_checkpoint="continue"
+        if context.getLocalProperty(ON_LOST_CHECKPOINT_PROPERTY) == "continue"
+        else "stop",
     )
 
 
@@ -222,7 +227,7 @@ class TaskAttempt:
                 target.job, target.stage, lease, ranges, epoch=self._task.epoch
             )
         except StaleEpoch as error:
-            if not self._task.may_reread:
+            if self._task.on_lost_checkpoint == "stop":
                 latest = error.problem.get("last_epoch", "a later one")
                 does = f"ran batch {self._task.epoch}"
                 message = old_checkpoint_message(self._task.query, does, latest)

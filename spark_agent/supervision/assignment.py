@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from spark_agent.client.reports import StageProgress
 from spark_agent.client.spec import StageSpec
+from spark_agent.executor.task import Reaction
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.soundness.operators import Promise
 
@@ -26,9 +27,8 @@ class Assignment:
     ttl_ms: int
     finish_timeout_ms: int
     """The longest wait for a service that is away, once a bounded query has read everything."""
-    stops_when_fenced: bool = True
-    stops_when_rereading: bool = True
-    """True if the query fails when its checkpoint is behind the job."""
+    on_fenced: Reaction = "stop"
+    on_lost_checkpoint: Reaction = "stop"
     reads_all: bool = True
     """True if each batch reads all available data: no source is rate limited."""
     looks_often: bool = True

@@ -467,7 +467,7 @@ class Supervisor:
         )
 
     def _stop_if_wanted(self, message: str) -> None:
-        if self._assignment.stops_when_fenced:
+        if self._assignment.on_fenced == "stop":
             self.fail_query(message)
         else:
             _log.warning("%s", message)
@@ -620,7 +620,7 @@ class Supervisor:
         self._counts.rereads = True
         latest = error.problem.get("last_epoch", "a later one")
         message = old_checkpoint_message(self._assignment.query, f"ran batch {batch.epoch}", latest)
-        if not self._assignment.stops_when_rereading:
+        if self._assignment.on_lost_checkpoint == "continue":
             _log.warning("%s", message)
         else:
             self.fail_query(f"{message}. {CONTINUES}")

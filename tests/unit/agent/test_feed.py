@@ -147,7 +147,7 @@ def feed(
         client=client,
         progress=lambda: query.latest,
         clock=query.clock,
-        other_generation=Resumption("j", "q", NewCheckpoint(), may_reread=False).other_generation,
+        other_generation=Resumption("j", "q", NewCheckpoint()).other_generation,
     )
 
 
