@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from pydoc import locate
 from typing import Final
 
 import pytest
@@ -92,6 +93,12 @@ def is_a_path(name: str, document: str) -> bool:
         "service",
         "tests",
     } and ("/" in name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_and_members_that_are_named_are_there(document: str) -> None:
+    for name in re.findall(r"`((?:spark_agent|service)(?:\.\w+)+)[`(]", prose(document)):
+        assert locate(name) is not None, name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
