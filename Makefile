@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
 
-.PHONY: setup demo test matrix lint format bench chaos interleavings fuzz lock clean
+.PHONY: setup demo test matrix lint format docs bench chaos interleavings fuzz lock clean
 
 setup: $(VENV)/.ready
 
@@ -59,6 +59,10 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The site of the documentation, into `site/`, without a request to another host.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -81,4 +85,4 @@ lock:
 	  --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -54,7 +54,13 @@ from spark_agent.client.transport import Transport
 from spark_agent.client.watermark_wait import WaitResult, WatermarkWait
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.exceptions import WrongName
-from spark_agent.times import MAX_MS, Duration, Instant, duration_ms, read_instant_ms
+from spark_agent.times import (
+    MAX_MS,
+    Duration,
+    Instant,
+    duration_ms,
+    read_instant_ms,
+)
 
 _POLL_S: Final = 10
 

@@ -1,4 +1,4 @@
-"""The README's own examples, run as they stand there."""
+"""The examples of the README and of `docs/`, run as they stand there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,18 +22,13 @@ from spark_agent.cli.profile import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.executor.tally import Count
 from spark_agent.soundness.operators import TABLE
-from tests.support.binaries import free_port
+from tests.support.binaries import free_port, wait_until
+from tests.support.documents import EXECUTED, NOT_EXECUTED, block, blocks, pages
 from tests.support.server import Service
 
 ROOT = Path(__file__).parent.parent.parent
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = "\n\n".join(pages().values())
 Test = TypeVar("Test", bound=Callable[..., None])
-
-
-def block(language: str, containing: str) -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    [one] = [text for text in found if containing in text]
-    return one
 
 
 def test_the_http_example(tmp_path: Path) -> None:
@@ -52,7 +48,7 @@ def test_the_http_example(tmp_path: Path) -> None:
 
 def test_the_commands_that_ask(tmp_path: Path) -> None:
     """They continue the example before them."""
-    asking = block("sh", "tidegauge wait").replace("tidegauge ", "python -m service ")
+    asking = block("sh", "seq 60").replace("tidegauge ", "python -m service ")
     with Service(tmp_path) as service:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block("sh", "post()") + asking],
@@ -95,7 +91,11 @@ def answers(text: str) -> list[dict[str, Any]]:
 def run_example(service: Service, *containing: str) -> str:
     """Run shell examples with what they take from the HTTP example; return what they print."""
     helpers = block("sh", "post()").partition("\n\n")[0] + "\n" + block("sh", "define()")
-    script = helpers + "".join(block("sh", each) for each in containing)
+    return run_script(service, helpers + "".join(block("sh", each) for each in containing))
+
+
+def run_script(service: Service, script: str) -> str:
+    """Run a script of shell against a service; return what it prints."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script.replace("tidegauge ", "python -m service ")],
         env={
@@ -183,7 +183,7 @@ def without_times(tree: str) -> list[str]:
 
 
 def operators() -> list[str]:
-    """The table of operators as the README must have it, from the code's."""
+    """The table of operators as the page must have it, from the code's."""
     rows: dict[str, list[str]] = {}
     for row in TABLE.values():
         if row.in_code not in {"readStream", "withWatermark"}:
@@ -196,12 +196,12 @@ def operators() -> list[str]:
 
 def test_the_table_of_operators_is_the_code_s() -> None:
     for row in operators():
-        assert row in README.splitlines()
+        assert row in DOCUMENTS.splitlines()
 
 
 def test_every_count_is_explained() -> None:
     for count in Count:
-        assert f"`{count}`" in README
+        assert f"`{count}`" in DOCUMENTS
 
 
 SESSION = """
@@ -287,24 +287,43 @@ def written(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
+def taps() -> list[dict[str, object]]:
+    """Two rows of each of two taps in each of three hours."""
+    return [
+        {"tap": tap, "at": f"2026-01-01T0{hour}:{minute}:00Z", "litres": 1.5}
+        for hour in range(3)
+        for minute in ("05", "35")
+        for tap in ("north", "south")
+    ]
+
+
+def of_two_hours(rows: list[dict[str, object]]) -> bool:
+    """Check the sums of both taps in the two hours that are over."""
+    return sorted((str(row["tap"]), row["litres"]) for row in rows) == [
+        (tap, 3.0) for tap in ("north", "south") for _ in range(2)
+    ]
+
+
+@in_spark
+def test_the_change_of_a_job(session: Session) -> None:
+    """The README's job runs before the change, in Spark alone, and after it."""
+    write(session.folder / "readings", "1.json", taps())
+    change = block("diff", 'job="readings"').splitlines()
+    before, after = (
+        "\n".join(line[1:] for line in change if not line.startswith(without)) for without in "+-"
+    )
+    session.run(before.replace("readings-", "before-"))
+    session.run(after)
+    assert of_two_hours(written(session.folder / "readings-hourly"))
+    assert len(change) < 25
+
+
 @in_spark
 def test_the_first_example(session: Session) -> None:
     """Every hour that is over comes out, with all that ran in it."""
-    write(
-        session.folder / "taps",
-        "1.json",
-        [
-            {"tap": tap, "at": f"2026-01-01T0{hour}:{minute}:00Z", "litres": 1.5}
-            for hour in range(3)
-            for minute in ("05", "35")
-            for tap in ("north", "south")
-        ],
-    )
+    write(session.folder / "taps", "1.json", taps())
     session.run(block("python", 'job="water"'))
-    hours = written(session.folder / "hourly")
-    assert sorted((hour["tap"], hour["litres"]) for hour in hours) == [
-        (tap, 3.0) for tap in ("north", "south") for _ in range(2)
-    ]
+    assert of_two_hours(written(session.folder / "hourly"))
 
 
 @in_spark
@@ -381,21 +400,73 @@ def test_early_results(session: Session) -> None:
     assert set(found["early"].values()) == {20}
 
 
-def test_every_make_target_it_names_is_there() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"\bmake ([a-z]+)\b", README)):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+def test_the_commands_of_the_readme_and_of_the_runbook(service: Service) -> None:
+    helpers = block("sh", "post()")
+    commands = block("sh", "tidegauge explain scores").replace(
+        "2026-01-01T00:00Z", "2025-12-31T00:00Z"
+    )
+    alert = block("sh", "tidegauge explain JOB STAGE")
+    alert = alert.replace("JOB", "scores").replace("STAGE", "sessions")
+    shown = run_script(service, helpers + commands + alert)
+    assert "all of it has arrived" in shown
+    assert "sessions waits for" in shown
+
+
+def test_the_service_of_the_documents(tmp_path: Path) -> None:
+    """But for its port, and without installing it."""
+    port = free_port()
+    script = block("sh", "tidegauge serve --port 8000").replace("8000", str(port))
+    command = script.splitlines()[-1].replace("tidegauge ", f"exec {sys.executable} -m service ", 1)
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/readyz"), "it is ready")
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    assert (tmp_path / "tidegauge.db").exists()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def test_every_block_is_run_or_has_a_reason() -> None:
+    """Each block of shell or Python contains one of these codes, and each code is in one block."""
+    code = [each for each in blocks() if each.language in {"sh", "python"}]
+    known = [*EXECUTED, *NOT_EXECUTED]
+    for each in code:
+        found = [one for one in known if one in each.text]
+        assert found, f"{each.page}: no test runs\n{each.text}"
+    for one in known:
+        assert sum(one in each.text for each in code) == 1, one
+    assert not any(each.language == "" for each in blocks()), "name the language, `text` at least"
+
+
+def test_every_executed_block_is_in_its_test() -> None:
+    for containing, test in EXECUTED.items():
+        written = (ROOT / test).read_text()
+        assert any(form in written for form in (f'"{containing}"', f"'{containing}'")), containing
 
 
 def test_the_table_of_routes_has_all_of_them() -> None:
     """By what comes after the last name in the path: the table leaves out what comes before."""
-    table = README[README.index("| `PUT`, `GET`, `DELETE /v1/jobs/{job}`") :].split("\n\n")[0]
+    table = DOCUMENTS[DOCUMENTS.index("| `PUT`, `GET`, `DELETE /v1/jobs/{job}`") :].split("\n\n")[0]
     for path in create_app(Settings(_env_file=None)).openapi()["paths"]:  # pyright: ignore[reportCallIssue]
         assert path.rpartition("}")[2] in table, path
 
 
 def test_every_setting_it_names_is_there() -> None:
-    named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", README)}
+    named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", DOCUMENTS)}
     of_the_agent = {KEY_VARIABLE, FILE_VARIABLE, CONFIG_VARIABLE, PROFILE_VARIABLE}
     assert {f"TIDEGAUGE_{name.upper()}" for name in Settings.model_fields} | of_the_agent == {
         f"TIDEGAUGE_{name.upper()}" for name in named
@@ -403,7 +474,7 @@ def test_every_setting_it_names_is_there() -> None:
 
 
 def test_the_table_of_roles_is_the_code_s() -> None:
-    table = README[README.index("| role | may |") :].split("\n\n")[0]
+    table = DOCUMENTS[DOCUMENTS.index("| role | may |") :].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [role.value for role in Role]
 
 

@@ -66,7 +66,7 @@ def live(
         case []:
             store = MemoryLiveStore(clock)
         case [server]:
-            # As a user with no right that README does not list.
+            # As a user with the rights that the documentation lists, and no others.
             store = RedisLiveStore(documented(server), clock)
         case _:
             cluster: RedisCluster = request.getfixturevalue("redis_cluster")

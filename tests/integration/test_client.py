@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
@@ -21,6 +24,7 @@ from spark_agent.client.client import Client
 from spark_agent.client.errors import ChangedMeanwhile, UnknownStage
 from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.client.sensor import Arrival
+from tests.support.documents import block
 from tests.support.server import ROOT, Service
 
 NEW_YEAR = 1_767_225_600_000
@@ -62,7 +66,7 @@ def test_the_types_are_those_of_the_service() -> None:
 def test_the_async_client_has_what_the_other_has() -> None:
     theirs = {name for name in vars(AsyncClient) if not name.startswith("_")} - {"close"}
     for name in theirs:
-        # A coroutine's wait is ended by its cancellation, as another thread ends a blocking one.
+        # What ends a wait from another thread is, for a coroutine, its cancellation.
         assert signature(getattr(AsyncClient, name)).parameters.keys() == (
             signature(getattr(Client, name)).parameters.keys() - {"is_over"}
         ), name
@@ -139,31 +143,81 @@ def test_an_arrival_is_asked_until_it_is_complete(server: Service, scores: Score
         Arrival(scores.client, scores.job, "nosuch", NEW_YEAR).is_complete()
 
 
+def run_block(server: Service, scores: Scores, folder: Path, containing: str) -> str:
+    """Run an example of the client's page; return what it prints."""
+    (folder / "reader.key").write_text("a-key-that-nobody-asks-for")
+    code = block("python", containing).replace("http://127.0.0.1:8000", server.url)
+    code = code.replace('"scores"', f'"{scores.job}"')
+    code = code.replace("/etc/tidegauge/reader.key", str(folder / "reader.key"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_examples_of_its_page_run(server: Service, tmp_path: Path) -> None:
     scores = Scores(server, "scores-of-the-page")
     scores.report(NEW_YEAR)
-    page = (ROOT / "docs/client.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "reader.key").write_text("a-key-that-nobody-asks-for")
-    outputs: list[str] = []
-    for block in blocks:
-        if "airflow" in block:
-            compile(block, "client.md", "exec")
-            continue
-        code = block.replace("http://127.0.0.1:8000", server.url).replace(
-            '"scores"', f'"{scores.job}"'
-        )
-        code = code.replace("/etc/tidegauge/reader.key", str(tmp_path / "reader.key"))
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
-    assert len(outputs) == len(blocks) - 1 == 3
-    assert "sessions active 1767225600000" in outputs[0]
-    assert outputs[1:] == ["True True\n", "everything before it has arrived\n"]
+    first = run_block(server, scores, tmp_path, "/etc/tidegauge/reader.key")
+    assert "sessions active 1767225600000" in first
+    assert run_block(server, scores, tmp_path, "import asyncio") == "True True\n"
+    assert run_block(server, scores, tmp_path, "waited.seen") == (
+        "everything before it has arrived\n"
+    )
+
+
+def test_the_shell_s_example_waits(server: Service, tmp_path: Path) -> None:
+    scores = Scores(server, "scores-of-the-shell")
+    scores.report(NEW_YEAR)
+    (tmp_path / "close-books").write_text("#!/bin/sh\necho closed\n")
+    (tmp_path / "close-books").chmod(0o755)
+    script = block("sh", "./close-books").replace("tidegauge ", f"{sys.executable} -m service ")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script.replace("scores", scores.job)],
+        env={**os.environ, "TIDEGAUGE_URL": server.url, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("closed\n")
+
+
+class Operator:
+    """The members of Airflow's base class that the page's sensor uses: Airflow is not installed."""
+
+    log = logging.getLogger("airflow")
+
+    def __init__(self, **options: object) -> None:
+        self.options = options
+
+
+def test_the_sensor_of_its_page_pokes(
+    server: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = Scores(server, "scores-of-the-sensor")
+    for name in ("airflow", "airflow.sdk", "airflow.sdk.bases", "airflow.sdk.bases.sensor"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(
+        sys.modules["airflow.sdk.bases.sensor"], "BaseSensorOperator", Operator, raising=False
+    )
+    names: dict[str, Any] = {}
+    code = block("python", "from airflow").replace("http://tidegauge:8000", server.url)
+    exec(code.replace('"scores"', f'"{scores.job}"'), names)
+    sensor = names["wait"]
+    assert sensor.options["task_id"] == "all_in"
+    assert sensor.until == "{{ data_interval_end }}"
+    sensor.until = datetime(2026, 1, 1, tzinfo=UTC)  # as Airflow fills in its templates
+    with caplog.at_level(logging.INFO, logger="airflow"):
+        assert not sensor.poke({})
+    assert "has never reported" in caplog.text
+    scores.report(NEW_YEAR)
+    assert sensor.poke({})

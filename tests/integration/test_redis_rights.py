@@ -179,7 +179,7 @@ def test_a_service_that_starts_without_a_right_says_so_and_is_well_once_it_has_i
         service.kill()
 
 
-# ---- what README lists
+# ---- the rights that the documentation lists
 
 
 def test_the_listed_rights_serve(tmp_path: Path, redis: RedisServer) -> None:

@@ -1,4 +1,4 @@
-"""Users of Redis with exactly the rights that README lists, or fewer."""
+"""Users of Redis with exactly the rights that `docs/service/production.md` lists, or fewer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from tests.support.redis_server import RedisCluster, RedisServer
 from tests.support.server import ROOT
 
 PASSWORD = "hush"
+PAGE = ROOT / "docs/service/production.md"
 
 
 def documented_rights() -> Sequence[str]:
-    """The rules of the user in README, without its name and password."""
-    text = (ROOT / "README.md").read_text()
+    """The rules of the user in the page, without its name and password."""
+    text = PAGE.read_text()
     [found] = re.findall(
         r"^ *ACL SETUSER tidegauge on >PASSWORD (.*(?:\n +[+~&].*)*)", text, re.MULTILINE
     )
@@ -27,13 +28,13 @@ def grant(server: RedisServer, name: str, rules: Sequence[str]) -> str:
 
 
 def documented(server: RedisServer) -> str:
-    """Return the URL to connect as the user that README describes."""
+    """Return the URL to connect as the user that the page describes."""
     return grant(server, "documented", documented_rights())
 
 
 def documented_in_cluster(cluster: RedisCluster) -> str:
-    """Likewise, with what README adds for a Cluster."""
-    text = (ROOT / "README.md").read_text()
+    """Likewise, with the rights that the page adds for a Cluster."""
+    text = PAGE.read_text()
     [more] = re.findall(r"in a Cluster\s+it also needs `([^`]+)`", text)
     for node in cluster.nodes:
         grant(node, "documented", [*documented_rights(), *more.split()])

@@ -1,22 +1,175 @@
-"""Names in the documents for developers exist."""
+"""Names and links in the documents exist, and each term has one definition."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from pydoc import locate
+from typing import Final
 
 import pytest
 
+from service.frontier.health import Health
+
 ROOT = Path(__file__).parent.parent.parent
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-FOLDERS = ("", "service", "service/api", "service/frontier", "service/live", "tests/conformance")
+FOLDERS = (
+    "",
+    "docs",
+    "service",
+    "service/api",
+    "service/frontier",
+    "service/live",
+    "tests/conformance",
+    "tests",
+)
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder, pattern in (("", "*.md"), ("docs", "**/*.md"), ("examples", "*.md"))
+    for path in (ROOT / folder).glob(pattern)
+)
+GLOSSARY: Final = "docs/glossary.md"
+TERMS: Final = (
+    "advance", "attempt", "backlog", "checkpoint", "claim", "commit", "dynamic source", "early result",
+    "epoch", "facts", "fence", "final", "generation", "health", "hold", "holder", "idle", "incarnation",
+    "input watermark", "job", "key range", "keyed stage", "late row", "layout", "lease", "ledger",
+    "live store", "mark", "oldest work", "outcome", "output watermark", "pending",
+    "percentile watermark", "policy", "problem", "processing watermark", "promise", "range", "report",
+    "run", "shard", "source", "stage", "throttle", "token", "watermark", "worker",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def prose(document: str) -> str:
+    """Return a document without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text_of(document), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and the site make it."""
+    plain = re.sub(r"[`*]", "", heading.strip().lower())
+    return re.sub(r"[^\w -]", "", plain).replace(" ", "-")
+
+
+def anchors(document: str) -> list[str]:
+    return [anchor(each) for each in re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)]
+
+
+def links(document: str) -> Iterator[tuple[Path, str]]:
+    """Return the relative links of a document, and of its pictures, with their anchors."""
+    text = prose(document)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src(?:set)?="([^"]+)"', text)
+    for link in found:
+        if not re.match(r"[a-z]+:", link):
+            path, _, fragment = link.partition("#")
+            target = (ROOT / document).parent / path if path else ROOT / document
+            yield target.resolve(), fragment
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_what_is_named_is_there(document: str) -> None:
-    names = re.findall(r"`([\w./-]+)`", (ROOT / document).read_text())
+    names = re.findall(r"`([\w./-]+)`", prose(document))
     for name in names:
         if name.startswith("test_") and not name.endswith(".py"):
             assert f"def {name}(" in TESTS
-        elif re.search(r"/|\.(py|md|lua|json)$", name):
-            assert any((ROOT / folder / name).exists() for folder in FOLDERS), name
+        elif is_a_path(name, document):
+            folders = [*FOLDERS, str(Path(document).parent)]
+            assert any((ROOT / folder / name).exists() for folder in folders), name
+
+
+def is_a_path(name: str, document: str) -> bool:
+    """Check that a name is of a file; in the pages for users, by the folder that it begins with."""
+    if document in {"ARCHITECTURE.md", "CONTRIBUTING.md"}:
+        return bool(re.search(r"/|\.(py|md|lua|json)$", name))
+    return name.partition("/")[0] in {
+        "benchmarks",
+        "deploy",
+        "docs",
+        "examples",
+        "service",
+        "tests",
+    } and ("/" in name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_and_members_that_are_named_are_there(document: str) -> None:
+    for name in re.findall(r"`((?:spark_agent|service)(?:\.\w+)+)[`(]", prose(document)):
+        assert locate(name) is not None, name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_relative_links_lead_to_files_and_headings(document: str) -> None:
+    generated = {"openapi.md", "openapi.json"}  # of the site alone
+    for target, fragment in links(document):
+        if target.name not in generated:
+            assert target.exists(), target
+            assert target.is_relative_to(ROOT), target
+            if fragment:
+                assert fragment in anchors(target.relative_to(ROOT).as_posix()), (target, fragment)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_of_python_and_tests_are_there(document: str) -> None:
+    text = text_of(document)
+    for module in re.findall(r"python -m ((?:benchmarks|service|tests)[\w.]*)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    for argument in re.findall(r"\b(tests/[\w/.]*\w)", text):
+        assert (ROOT / argument).exists(), argument
+    makefile = text_of("Makefile")
+    for target in re.findall(r"(?:`|^)make ([a-z]+(?:-[a-z]+)?)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_readme_is_for_five_minutes() -> None:
+    assert len(text_of("README.md").splitlines()) <= 250
+
+
+def test_each_term_is_defined_once() -> None:
+    defined = re.findall(r"^### (.+)\n(.+)$", text_of(GLOSSARY), re.MULTILINE)
+    assert sorted(term.lower() for term, _ in defined) == list(TERMS)
+    for term, definition in defined:
+        assert len(definition) > 10, term
+    assert len(anchors(GLOSSARY)) == len(set(anchors(GLOSSARY))), "each anchor is one definition"
+
+
+def test_no_other_document_has_a_table_of_terms() -> None:
+    for document in DOCUMENTS:
+        assert "| term | meaning |" not in text_of(document), document
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "README.md"])
+def test_the_terms_of_a_document_lead_to_the_glossary(document: str) -> None:
+    text = prose(document)
+    linked = {
+        fragment for target, fragment in links(document) if target == (ROOT / GLOSSARY).resolve()
+    }
+    assert linked - {""} <= {anchor(term) for term in TERMS}
+    for term in TERMS:
+        if re.search(rf"\b{term}s?\b", text, re.IGNORECASE):
+            assert anchor(term) in linked, term
+
+
+def test_the_health_states_are_the_code_s() -> None:
+    table = text_of("docs/api/health.md").partition("| health | severity | |")[2].split("\n\n")[0]
+    states = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)))
+    assert sorted(states) == sorted(Health)
+    glossary = text_of(GLOSSARY)
+    for state in Health:
+        assert f"`{state}`" in glossary
+
+
+def test_the_site_is_not_committed() -> None:
+    assert "site/" in text_of(".gitignore").splitlines()
+
+
+def test_the_version_is_the_changelog_s_and_the_manifests() -> None:
+    [version] = re.findall(r'^version = "(.+)"$', text_of("pyproject.toml"), re.MULTILINE)
+    newest = re.findall(r"^## ([\d.]+)", text_of("CHANGELOG.md"), re.MULTILINE)[0]
+    [deployed] = re.findall(r"newTag: (.+)", text_of("deploy/kubernetes/base/kustomization.yaml"))
+    assert {version, newest, deployed} == {version}
+    assert f"Release {version}." in text_of("README.md")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
 
 OF_THE_SERVICE = {
     "aiosqlite",
@@ -81,3 +85,22 @@ main()
     )
     assert reset.returncode == 0
     assert "Start a job over" in reset.stdout
+
+
+def test_the_wheel_has_the_two_packages_alone(tmp_path: Path) -> None:
+    """No documentation, examples, tests or benchmarks."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {
+        "service",
+        "spark_agent",
+    }
+    assert not [name for name in names if name.endswith((".md", "mkdocs.yml"))]

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDERS = ("service", "spark_agent", "tests", "benchmarks", "migrations", "deploy")
+FOLDERS = (
+    "service",
+    "spark_agent",
+    "tests",
+    "benchmarks",
+    "migrations",
+    "deploy",
+    "docs",
+    "examples",
+)
 WITHOUT_NOUN = re.compile(r"(what|whether|how|who|whose|whom|where|which|of)\b", re.IGNORECASE)
 
 

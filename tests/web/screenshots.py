@@ -1,4 +1,4 @@
-"""Takes the README's pictures of the page: `python -m tests.web.screenshots`, into `docs/`."""
+"""Takes the documentation's pictures of the page: `python -m tests.web.screenshots`, into `docs/`."""
 
 from __future__ import annotations
 

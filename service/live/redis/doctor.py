@@ -31,7 +31,7 @@ async def _examine(client: RedisClient, clock: Clock) -> list[Finding]:
             Finding(
                 "live store's rights",
                 "fault",
-                f"its user may not use {', '.join(missing)}: grant it (README, *Settings that matter*)",
+                f"its user may not use {', '.join(missing)}: grant it (docs/service/production.md)",
             )
         ]
     await client.probe(schema.PROBE)

@@ -30,7 +30,7 @@ class DeniedError(UnavailableError):
 
     def __init__(self, right: str, words: str, *, in_script: bool = False) -> None:
         super().__init__(
-            f"the live store's user may not use {right}: grant it (README, *Settings that matter*);"
+            f"the live store's user may not use {right}: grant it (docs/service/production.md);"
             f" Redis says: {words}"
         )
         self.right = right

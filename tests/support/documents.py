@@ -1,0 +1,78 @@
+"""The documents for users, and the blocks of code in them: which test runs which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+EXECUTED: Final = {
+    "post()": "tests/acceptance/test_readme.py",
+    "define()": "tests/acceptance/test_readme.py",
+    "seq 60": "tests/acceptance/test_readme.py",
+    "define parcels": "tests/acceptance/test_readme.py",
+    "def pending(": "tests/acceptance/test_readme.py",
+    "define meters": "tests/acceptance/test_readme.py",
+    "define orders": "tests/acceptance/test_readme.py",
+    "define uploads": "tests/acceptance/test_readme.py",
+    "define flights": "tests/acceptance/test_readme.py",
+    "claim flights sessions": "tests/acceptance/test_readme.py",
+    'job="water"': "tests/acceptance/test_readme.py",
+    'job="sales"': "tests/acceptance/test_readme.py",
+    'job="nightly"': "tests/acceptance/test_readme.py",
+    'job="power"': "tests/acceptance/test_readme.py",
+    'job="election"': "tests/acceptance/test_readme.py",
+    "keys create drivers": "tests/acceptance/test_readme.py",
+    "tidegauge serve --port 8000": "tests/acceptance/test_readme.py",
+    "tidegauge explain scores": "tests/acceptance/test_readme.py",
+    "tidegauge explain JOB STAGE": "tests/acceptance/test_readme.py",
+    "./close-books": "tests/integration/test_client.py",
+    "/etc/tidegauge/reader.key": "tests/integration/test_client.py",
+    "import asyncio": "tests/integration/test_client.py",
+    "waited.seen": "tests/integration/test_client.py",
+    "from airflow": "tests/integration/test_client.py",
+}
+"""Code that one block of shell or Python contains, and the tests that run the block."""
+
+NOT_EXECUTED: Final = {
+    "pip install 'tidegauge[spark]'        #": "installs packages",
+    "pip install 'tidegauge[spark]'\n": "installs packages",
+    "make demo     #": "the demo is tests/acceptance/test_demo.py, and the tests do not run themselves",
+    "make bench    #": "takes minutes, and measures",
+    "--workers 2": "needs Redis and Postgres at these addresses; tests/integration/test_replicas.py",
+    "OTEL_TRACES_EXPORTER=otlp": "variables of a process: tests/integration/test_tracing.py sets them",
+}
+"""Code that one block contains which no test runs, and the reason."""
+
+
+class Block(NamedTuple):
+    """A fenced block of code."""
+
+    page: str
+    language: str
+    text: str
+
+
+def pages() -> dict[str, str]:
+    """Return the README and all pages of `docs/`, by their paths."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def blocks() -> Iterator[Block]:
+    """Return every fenced block of these pages."""
+    for page, text in pages().items():
+        for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            yield Block(page, language, code)
+
+
+def block(language: str, containing: str) -> str:
+    """Return the one block with this code, which the tests are to run."""
+    assert language not in {"sh", "python"} or containing in EXECUTED, "add it to EXECUTED"
+    [one] = [
+        each.text for each in blocks() if each.language == language and containing in each.text
+    ]
+    return one
