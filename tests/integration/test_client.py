@@ -66,7 +66,7 @@ def test_the_types_are_those_of_the_service() -> None:
 def test_the_async_client_has_what_the_other_has() -> None:
     theirs = {name for name in vars(AsyncClient) if not name.startswith("_")} - {"close"}
     for name in theirs:
-        # What ends a wait from another thread is, for a coroutine, its cancellation.
+        # A coroutine's wait is ended by its cancellation, as another thread ends a blocking one.
         assert signature(getattr(AsyncClient, name)).parameters.keys() == (
             signature(getattr(Client, name)).parameters.keys() - {"is_over"}
         ), name
