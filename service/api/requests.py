@@ -202,7 +202,7 @@ TimesAsBytes = Annotated[
         " for each range; -2^63 stands for null",
         extra_json_schema={
             "contentEncoding": "base64",
-            "examples": ["AGRGdpsBAABgTkd2mwEAAAAAAAAAAACA"],
+            "examples": ["AKjadpsBAABgktt2mwEAAAAAAAAAAACA"],
         },
     ),
 ]

@@ -8,6 +8,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from service.api.byte_columns import FLAG_BYTES, TIME_BYTES, entries, flags
 from service.api.report_bodies import read_report
+from service.api.requests import SourceColumns
 from service.errors import InvalidReportError, PayloadTooLargeError
 from service.frontier.graph import Stage
 from service.frontier.ranges import KeyLayout, ShardLayout
@@ -224,3 +226,16 @@ def test_far_too_many_entries_are_not_decoded() -> None:
 
 def test_a_count_by_length_alone() -> None:
     assert [entries("x", as_bytes([0] * n), TIME_BYTES) for n in range(7)] == list(range(7))
+
+
+def test_the_documentation_has_both_forms_and_its_examples_are_right() -> None:
+    _, components = msgspec.json.schema_components((SourceColumns,))
+    members = components["SourceColumns"]["properties"]
+    [times] = [form for form in members["oldest_work"]["anyOf"] if form["type"] == "string"]
+    [bits] = [form for form in members["idle"]["anyOf"] if form["type"] == "string"]
+    for member in (members["holds"]["additionalProperties"], members["watermark"]["anyOf"][0]):
+        assert [form["type"] for form in member["anyOf"]] == ["array", "string"]
+    columns = {"watermark": times["examples"][0], "idle": bits["examples"][0]}
+    report = read(STAGES[0], columns)
+    assert np.asarray(report.promises).tolist() == [1_767_225_600_000, 1_767_225_660_000, MIN]
+    assert report.idle == [False, False, True]
