@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.load import CONNECTIONS, RANGE, TOKEN, VALUE, Target, run
+from benchmarks.load import COLUMN, CONNECTIONS, RANGE, TOKEN, VALUE, Target, run
 from benchmarks.servers import ROOT, baseline, processor_seconds, resident_bytes, service
 from tests.support.server import Service
 
@@ -117,7 +117,14 @@ OBSERVED = 10**14
 """Observed input of key ranges below a final stage: later than any of their holds."""
 
 
-def packed(server: Service, name: str, *, standing: bool, connections: int = CONNECTIONS) -> Target:
+def packed(
+    server: Service,
+    name: str,
+    *,
+    standing: bool,
+    connections: int = CONNECTIONS,
+    as_bytes: bool = True,
+) -> Target:
     """Packed reports of 1,000 key ranges with a hold each, from as many workers as connections.
 
     Each worker has a lease and a connection of its own. Standing: the first range of each keeps its
@@ -131,9 +138,17 @@ def packed(server: Service, name: str, *, standing: bool, connections: int = CON
     ]
     job.close()
     holds = ",".join("1" if standing and not k else VALUE for k in range(1_000))
-    columns = f'{{"holds":{{"state":[{holds}]}}}}'
-    body = f'{{"token":"{TOKEN}","input_watermark":{OBSERVED},"columns":{columns}}}'
-    return Target(job.reports("k"), "POST", body, tokens=tuple(tokens), first=FIRST)
+    column = f'"{COLUMN}"' if as_bytes else f"[{holds}]"
+    columns = f'{{"holds":{{"state":{column}}}}}'
+    return Target(
+        job.reports("k"),
+        "POST",
+        f'{{"token":"{TOKEN}","input_watermark":{OBSERVED},"columns":{columns}}}',
+        tokens=tuple(tokens),
+        first=FIRST,
+        rows=1_000 if as_bytes else 0,
+        standing=standing,
+    )
 
 
 def compared(plan: Plan, ours: Target, theirs: Target) -> tuple[float, str]:
@@ -192,6 +207,7 @@ def rates(plan: Plan, server: Service, bare: str) -> Iterator[Figure]:
         ("source", Target(job.reports("many"), "POST", source, first=FIRST), 0.3),
         ("keyed", Target(job.reports("keyed"), "POST", keys_held, first=FIRST), 0.3),
         ("packed", packed(server, "packed", standing=True), 0.6),
+        ("packed, as arrays", packed(server, "arrays", standing=True, as_bytes=False), None),
     ):
         value, detail = compared(plan, ours, replace(ours, url=f"{bare}/body"))
         name = f"reports of 1,000 ranges ({kind}) / POST that reads the body"

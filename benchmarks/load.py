@@ -17,6 +17,8 @@ RANGE = "#"
 """Stands in a body for one of `Target.ranges`, the next one with each request."""
 TOKEN = "$"
 """Stands in a body for one of `Target.tokens`: each connection has its own, as each worker has."""
+COLUMN = "~"
+"""Stands in a body for a column of `Target.rows` times as bytes, each the number that rises."""
 
 LUA = """
 local file = assert(io.open(%(body)s, "rb"))
@@ -28,6 +30,32 @@ local tokens = {}
 for token in io.lines(%(tokens)s) do tokens[#tokens + 1] = token end
 local parts = {}
 local value, turn = %(first)d, 0
+local rows, standing = %(rows)d, %(standing)s
+local alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+local function base64(times)
+  local bytes, text = {}, {}
+  for _, time in ipairs(times) do
+    for _ = 1, 8 do
+      bytes[#bytes + 1] = time %% 256
+      time = math.floor(time / 256)
+    end
+  end
+  for at = 1, #bytes, 3 do
+    local sum = bytes[at] * 65536 + (bytes[at + 1] or 0) * 256 + (bytes[at + 2] or 0)
+    local known = math.min(#bytes - at + 2, 4)
+    for place = 1, 4 do
+      local digit = math.floor(sum / 64 ^ (4 - place)) %% 64 + 1
+      text[#text + 1] = place <= known and alphabet:sub(digit, digit) or "="
+    end
+  end
+  return table.concat(text)
+end
+local function column()
+  local head = base64({standing and 1 or value, value, value})
+  local rest = {}
+  for k = 1, rows %% 3 do rest[k] = value end
+  return head .. base64({value, value, value}):rep(math.floor(rows / 3) - 1) .. base64(rest)
+end
 wrk.method = %(method)s
 wrk.headers["Content-Type"] = "application/json"
 if %(key)s ~= "" then wrk.headers["Authorization"] = "Bearer " .. %(key)s end
@@ -41,11 +69,12 @@ init = function()
   for part in (body .. "@"):gmatch("([^@]*)@") do parts[#parts + 1] = part end
   if #body > 0 then wrk.body = body end
 end
-if body:find("@") or #ranges > 0 then
+if body:find("[@~]") or #ranges > 0 then
   request = function()
     value, turn = value + 1, turn + 1
     local text = table.concat(parts, string.format("%%d", value))
     if #ranges > 0 then text = text:gsub("#", ranges[turn %% #ranges + 1], 1) end
+    if rows > 0 then text = text:gsub("~", column(), 1) end
     return wrk.format(nil, nil, nil, text)
   end
 end
@@ -64,10 +93,14 @@ class Target:
     url: str
     method: str = "GET"
     body: str = ""
-    """`VALUE` and `RANGE` in it are filled in anew for each request, `TOKEN` for each connection."""
+    """`VALUE`, `RANGE`, `COLUMN` in it are filled in for each request, `TOKEN` for each connection."""
     ranges: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     first: int = 1_767_225_600_000
+    rows: int = 0
+    """At least three, if there is a `COLUMN`."""
+    standing: bool = False
+    """The first entry of `COLUMN` is 1, whatever the others are."""
     key: str = ""
     """Key of the requests, if any."""
 
@@ -116,6 +149,8 @@ def _wrk(target: Target, seconds: float, connections: int) -> Outcome:
                 "tokens": json.dumps(str(folder / "tokens")),
                 "method": json.dumps(target.method),
                 "first": target.first,
+                "rows": target.rows,
+                "standing": json.dumps(target.standing),
                 "key": json.dumps(target.key),
             }
         )

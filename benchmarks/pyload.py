@@ -7,11 +7,17 @@ import itertools
 import json
 import sys
 import time
+from base64 import b64encode
 
 import uvloop
 
-from benchmarks.load import RANGE, TOKEN, VALUE, Target
+from benchmarks.load import COLUMN, RANGE, TOKEN, VALUE, Target
 from benchmarks.wire import Connection, encode
+
+
+def column(target: Target, value: int) -> str:
+    head, rest = (1 if target.standing else value), value.to_bytes(8, "little")
+    return b64encode(head.to_bytes(8, "little") + rest * (target.rows - 1)).decode()
 
 
 async def load(target: Target, seconds: float, connections: int) -> tuple[int, float]:
@@ -19,7 +25,9 @@ async def load(target: Target, seconds: float, connections: int) -> tuple[int, f
     ranges = itertools.cycle(target.ranges or ("",))
 
     def request(token: str) -> bytes:
-        body = target.body.replace(VALUE, str(next(counter))).replace(TOKEN, token)
+        value = next(counter)
+        body = target.body.replace(VALUE, str(value)).replace(TOKEN, token)
+        body = body.replace(COLUMN, column(target, value), 1) if target.rows else body
         body = body.replace(RANGE, next(ranges), 1) if target.ranges else body
         return encode(target.method, target.url, body.encode(), target.key)
 

@@ -28,6 +28,7 @@ from service.errors import UnavailableError, UnknownJobError
 from service.frontier.health import Health
 from service.frontier.throttle import NO_ADVICE, ThrottleView
 from service.live.port import LiveStore, Watch
+from service.model.jobs import JobView
 from service.tasks import Shutdown, Wakeups
 
 log = logging.getLogger(__name__)
@@ -97,18 +98,26 @@ class Changes:
 SILENCE = Changes(())
 """Sent after `HEARTBEAT_S` without a change."""
 
-_ReadStates = Callable[[str], Awaitable[Mapping[str, StageState]]]
-_ReadThrottle = Callable[[str], Awaitable[ThrottleView]]
+_States = Mapping[str, StageState]
+_Read = Callable[[str], Awaitable[_States]]
+_Complete = Callable[[_States], Awaitable[_States]]
+_ReadThrottle = Callable[[str, JobView], Awaitable[ThrottleView]]
 
 
 class Feed:
     """The state of one job as its followers know it."""
 
     def __init__(
-        self, job: str, read: _ReadStates, read_throttle: _ReadThrottle, wakeups: Wakeups
+        self,
+        job: str,
+        read: _Read,
+        complete: _Complete,
+        read_throttle: _ReadThrottle,
+        wakeups: Wakeups,
     ) -> None:
         self._job = job
         self._read = read
+        self._complete = complete
         self._read_throttle = read_throttle
         self.throttle: ThrottleView | None = None
         """None: the job has throttled nobody since the feed began."""
@@ -130,18 +139,22 @@ class Feed:
         self.followers: set[asyncio.Event] = set()
         self.task: asyncio.Task[None] | None = None
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, healths: bool = True) -> None:
         """Read the job, and wake the followers if it has changed.
+
+        `healths`: look also for changes of healths alone, which takes more steps of the live store.
 
         Raises `UnknownJobError`, `UnavailableError`.
         """
         states = await self._read(self._job)
+        job = next(iter(states.values())).job
         before = self.position
-        self._take(states)
-        self.is_throttled = bool(next(iter(states.values())).job.pipeline.throttle)
+        if healths or self._has_moved(states):
+            self._take(await self._complete(states))
+        self.is_throttled = bool(job.pipeline.throttle)
         # Once after the throttle is gone, too: else who was asked to pause would not be told.
         if self.is_throttled or self.throttle not in (None, NO_ADVICE):
-            self._take_throttle(await self._read_throttle(self._job))
+            self._take_throttle(await self._read_throttle(self._job, job))
         if self.position != before:
             self.wake()
 
@@ -149,7 +162,18 @@ class Feed:
         """Wake every follower."""
         self._wakeups.wake(self.followers)
 
-    def _take(self, states: Mapping[str, StageState]) -> None:
+    def _has_moved(self, states: _States) -> bool:
+        """Return whether anything was published, or defined, that followers have not been given."""
+        job = next(iter(states.values())).job
+        return (
+            Definition(job.generation, job.layout_version) != self.definition
+            or states.keys() != self._states.keys()
+            or any(
+                self._states[name].view.version < each.view.version for name, each in states.items()
+            )
+        )
+
+    def _take(self, states: _States) -> None:
         job = next(iter(states.values())).job
         definition = Definition(job.generation, job.layout_version)
         if definition < self.definition:
@@ -229,12 +253,14 @@ class Feeds:
     def __init__(
         self,
         store: LiveStore,
-        read: _ReadStates,
+        read: _Read,
+        complete: _Complete,
         read_throttle: _ReadThrottle,
         shutdown: Shutdown,
     ) -> None:
         self._store = store
         self._read = read
+        self._complete = complete
         self._read_throttle = read_throttle
         self._shutdown = shutdown
         self._wakeups = Wakeups()
@@ -273,7 +299,9 @@ class Feeds:
     def _following(self, job: str, event: asyncio.Event) -> Generator[Feed]:
         feed = self._feeds.get(job)
         if feed is None:
-            feed = self._feeds[job] = Feed(job, self._read, self._read_throttle, self._wakeups)
+            feed = self._feeds[job] = Feed(
+                job, self._read, self._complete, self._read_throttle, self._wakeups
+            )
             feed.task = asyncio.create_task(self._keep_up(feed, job), name=f"feed {job}")
         feed.followers.add(event)
         try:
@@ -286,11 +314,15 @@ class Feeds:
                     feed.task.cancel()
 
     async def _keep_up(self, feed: Feed, job: str) -> None:
+        now_s = asyncio.get_running_loop().time
+        healths_at_s, is_woken = now_s(), True
         with self._store.watch(job) as watch:
             while not self._released:
                 watch.rearm()
+                # The end of a run wakes, too, and changes nothing but healths.
+                healths = is_woken or now_s() >= healths_at_s
                 try:
-                    await feed.refresh()
+                    await feed.refresh(healths=healths)
                 except UnknownJobError:
                     # Whoever follows the next job of this name follows another feed.
                     if self._feeds.get(job) is feed:
@@ -305,17 +337,24 @@ class Feeds:
                     log.exception("cannot read job %s for its followers, retrying", job)
                     await self._shutdown.sleep(_RETRY_S)
                     continue
-                await watch_for(watch, POLL_S if feed.is_throttled else _HEALTH_POLL_S)
+                if healths:
+                    healths_at_s = now_s() + _HEALTH_POLL_S
+                is_woken = await watch_for(watch, POLL_S if feed.is_throttled else _HEALTH_POLL_S)
 
 
-async def watch_for(watch: Watch, poll_s: float | None) -> None:
-    """Wait for a change, but no longer than so (None: however long it takes)."""
+async def watch_for(watch: Watch, poll_s: float | None) -> bool:
+    """Wait for a change, but no longer than so (None: however long it takes).
+
+    Returns whether there was one.
+    """
     if poll_s is None:
         await watch.wait()
-        return
+        return True
     with suppress(TimeoutError):
         async with asyncio.timeout(poll_s):
             await watch.wait()
+            return True
+    return False
 
 
 async def _happens(event: asyncio.Event) -> bool:

@@ -56,7 +56,7 @@ class History:
         The first is what held at `from_ms`; it is left out if the ledger no longer has it. The others
         are the last of each interval in which there was a change.
         """
-        state = await self._reader.stage(job, stage)
+        state = await self._reader.stage(job, stage, soft=False)
         changes: list[HistoryPoint] = []
         for begin in range(0, max(points - 1, 1), _AT_ONCE):
             end = min(begin + _AT_ONCE, points - 1)
@@ -85,7 +85,7 @@ class History:
         self, job: str, stage: str, target: int
     ) -> tuple[StageState, Estimate | None]:
         """Estimate when the output watermark of a stage will get to `target`; None: it is there."""
-        state = await self._reader.stage(job, stage)
+        state = await self._reader.stage(job, stage, soft=False)
         if state.view.watermark.output >= target:
             return state, None
         of = {"generation": state.job.generation, "newest": state.view.version}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from service.aggregator.feeds import Changes, Feeds, watch_for
 from service.aggregator.health import Examiner
-from service.aggregator.soft import SoftState, SoftStates
+from service.aggregator.soft import SoftStates
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
@@ -39,7 +41,8 @@ class Reader:
         self._last_seen = last_seen
         self._clock = clock
         self._soft = SoftStates(live, examiner, clock, shared=store.shared)
-        self._feeds = Feeds(store, self.snapshot, throttling.read, shutdown)
+        published = partial(self.snapshot, soft=False)
+        self._feeds = Feeds(store, published, self.complete, throttling.read, shutdown)
         self._released = False
 
     def release(self) -> None:
@@ -48,16 +51,30 @@ class Reader:
         self._store.wake_readers()
         self._feeds.release()
 
-    async def stage(self, job: str, stage: str) -> StageState:
-        """Return the state of a stage."""
+    async def stage(self, job: str, stage: str, *, soft: bool = True) -> StageState:
+        """Return the state of a stage. `soft`: with the values that are computed for readers."""
         try:
             found = await self._live.stage(job, stage)
             self._last_seen.note(found[0], {stage: found[2]})
         except UnavailableError as outage:
             found = await self._last_seen.stage(job, stage, outage)
         view, stage_view, census = found
-        soft = (await self._soft.read(view, (stage,))).get(stage)
-        return StageState(view, stage, stage_view, census, soft, self._clock.wall_ms())
+        state = StageState(view, stage, stage_view, census, now_ms=self._clock.wall_ms())
+        return (await self.complete({stage: state}))[stage] if soft else state
+
+    async def complete(self, states: Mapping[str, StageState]) -> Mapping[str, StageState]:
+        """Return states of one snapshot with the values that are computed for readers.
+
+        These take several steps of the live store, so they are computed only for who will be shown them.
+        """
+        if not states:
+            return states
+        soft = await self._soft.read(next(iter(states.values())).job, states)
+        now_ms = self._clock.wall_ms()
+        return {
+            name: replace(state, soft=soft.get(name), now_ms=now_ms)
+            for name, state in states.items()
+        }
 
     async def snapshot(
         self, job: str, stages: Iterable[str] | None = None, *, soft: bool = True
@@ -74,15 +91,12 @@ class Reader:
             if censuses.keys() != view.stages.keys():
                 raise
         chosen = [n for n in (view.stages if stages is None else stages) if n in view.stages]
-        none: Mapping[str, SoftState] = {}
-        states = await self._soft.read(view, chosen) if soft else none
         now_ms = self._clock.wall_ms()
-        return {
-            name: StageState(
-                view, name, view.stages[name], censuses[name], states.get(name), now_ms
-            )
+        states = {
+            name: StageState(view, name, view.stages[name], censuses[name], now_ms=now_ms)
             for name in chosen
         }
+        return await self.complete(states) if soft else states
 
     async def healths(self, job: str) -> Mapping[str, Health]:
         """Return the health of each stage of a job; nothing, while that is not known."""
@@ -125,19 +139,23 @@ class Reader:
     ) -> StageState:
         """Return a stage once `until` is true of it, or as it is after the timeout.
 
-        `poll_s`: look so often even if nothing is published, since soft values change without that.
+        `poll_s`: `until` is about soft values, which change without anything being published, so look
+        so often. None: it is not, and the stage is returned without them.
         """
+        look = partial(self.stage, job, stage, soft=poll_s is not None)
+        if not timeout_s:
+            return await look()
         with self._store.watch(job, stage) as watch:
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
                         watch.rearm()
-                        state = await self.stage(job, stage)
+                        state = await look()
                         if self._released or until(state):
                             return state
                         await watch_for(watch, poll_s)
             except TimeoutError:
-                return await self.stage(job, stage)
+                return await look()
 
     def changes(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
         """Follow the changes of a job; see `Feeds.follow`."""

@@ -12,6 +12,7 @@ from service.clock import Clock
 from service.consistency.recovering_live_store import LiveJobs
 from service.errors import UnavailableError
 from service.frontier.durations import duration_text
+from service.frontier.graph import Pipeline
 from service.frontier.policies import ThrottleGroup
 from service.frontier.throttle import (
     NO_ADVICE,
@@ -26,7 +27,7 @@ from service.frontier.throttle import (
     slowest,
 )
 from service.frontier.timestamps import iso
-from service.model.jobs import JobView
+from service.model.jobs import JobView, StageView
 from service.model.observations import StageObservation
 from service.tasks import Shutdown
 
@@ -66,18 +67,31 @@ class Throttling:
             if not await self._shutdown.sleep(min(POLL_S, left_s)):
                 return view
 
-    async def read(self, job: str) -> ThrottleView:
-        """Return what a job's shards are asked to do. Raises `UnknownJobError`."""
-        pipeline = await self._live.pipeline(job)
-        if not pipeline.throttle:
-            return NO_ADVICE
-        view, _ = await self._live.snapshot(job)
-        pipeline = view.pipeline
+    async def read(self, job: str, view: JobView | None = None) -> ThrottleView:
+        """Return what a job's shards are asked to do. Raises `UnknownJobError`.
+
+        `view`: the job as it was just read. Without one it is read only if anything depends on what is
+        published, so that most looks are one step of the live store.
+        """
+        while True:
+            pipeline = await self._live.pipeline(job) if view is None else view.pipeline
+            if not pipeline.throttle:
+                return NO_ADVICE
+            now = view
+            if now is None and pipeline.throttle.max_lag_ms:
+                now, _ = await self._live.snapshot(job)
+                pipeline = now.pipeline
+            observed = await self._observe(job, pipeline)
+            # The pipeline that is remembered may be out of date, but any step finds that out.
+            if now is not None or await self._live.pipeline(job) is pipeline:
+                return decide(pipeline, {} if now is None else now.stages, observed)
+
+    async def _observe(self, job: str, pipeline: Pipeline) -> Mapping[str, StageObservation]:
         grouped = [name for group in pipeline.throttle.groups for name in group.stages]
-        observed: Mapping[str, StageObservation] = {}
-        if grouped:
-            _, observed = await self._live.observe(job, grouped)
-        return decide(view, observed)
+        if not grouped:
+            return {}
+        _, observed = await self._live.observe(job, grouped)
+        return observed
 
 
 def version_of(view: ThrottleView) -> int:
@@ -86,12 +100,16 @@ def version_of(view: ThrottleView) -> int:
     return int.from_bytes(digest, "big")
 
 
-def decide(view: JobView, observed: Mapping[str, StageObservation]) -> ThrottleView:
-    """Decide, from the published watermarks and what the sources' shards have promised."""
-    pipeline = view.pipeline
+def decide(
+    pipeline: Pipeline, stages: Mapping[str, StageView], observed: Mapping[str, StageObservation]
+) -> ThrottleView:
+    """Decide, from the published watermarks and what the sources' shards have promised.
+
+    `stages`: as they are published; they may be left out if no stage has a bound on its lag.
+    """
     groups: list[GroupLimit] = []
     shards: dict[str, dict[str, Advice]] = {}
-    rates = _rates(view)
+    rates = _rates(pipeline, stages)
     for group in pipeline.throttle.groups:
         at = [shard for name in group.stages for shard in _shards(name, observed.get(name))]
         found = _limit(group, at)
@@ -143,17 +161,17 @@ class _Slow:
     because: str
 
 
-def _rates(view: JobView) -> dict[str, _Slow]:
+def _rates(pipeline: Pipeline, stages: Mapping[str, StageView]) -> dict[str, _Slow]:
     """Return the rate of each source that has to slow down: the least of what its downstreams ask for.
 
     Only sources that are ahead of a stage by more than its bound: to slow down the one that it waits for
     would make the stage fall behind even more.
     """
     found: dict[str, _Slow] = {}
-    for name, max_lag_ms in view.pipeline.throttle.max_lag_ms.items():
-        output = view.stages[name].watermark.output
-        for source in view.pipeline.sources_above[name]:
-            ahead = view.stages[source].watermark.output
+    for name, max_lag_ms in pipeline.throttle.max_lag_ms.items():
+        output = stages[name].watermark.output
+        for source in pipeline.sources_above[name]:
+            ahead = stages[source].watermark.output
             rate = rate_of(lag_of(output, ahead), max_lag_ms)
             if rate < 1.0 and (source not in found or rate < found[source].rate):
                 because = f"{name} is more than {max_lag_ms} ms behind {source}"

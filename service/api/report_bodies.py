@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from service.api import byte_columns
 from service.api.exchange import NOT_JSON, Body, decode
-from service.api.packed_bodies import decode_columns
 from service.api.report_facts import check_times, column_facts, read_facts
 from service.api.requests import (
     MAX_REPORTED,
@@ -87,7 +87,7 @@ def _silent(stage: Stage) -> ReportedFacts | None:
 
 
 async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode_columns(SourceReport, body) or decode(_source, body, InvalidReportError)
+    read = decode(_source, body, InvalidReportError)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await _read_source_columns(read, read.columns, silent)
@@ -137,22 +137,34 @@ async def _read_source_columns(
         raise InvalidReportError(
             "columns is empty: send columns.watermark, or columns.idle or columns.final"
         )
-    idle, final = columns.idle or (False,) * rows, columns.final or (False,) * rows
-    for k in range(rows):
-        _check_shard(f"columns, entry {k}", columns.watermark is not None, idle[k], final[k])
+    idle, final = _flags("idle", columns.idle), _flags("final", columns.final)
+    _check_shards(columns.watermark is not None, idle, final, rows)
     watermarks = _times_column("watermark", columns.watermark, MIN, rows)
     holds = _hold_columns(columns, rows)
     promises = np.minimum.reduce([watermarks, *holds.values()])
-    promises[np.array(final, dtype=np.bool_)] = MAX
+    if final is not None:
+        promises[np.array(final, dtype=np.bool_)] = MAX
     return Report(
         read.token,
         None,
         promises,
-        idle=columns.idle,
+        idle=idle,
         epoch=read.epoch,
-        facts=await column_facts(columns, rows, silent, _keeping_back(holds)),
+        facts=await column_facts(
+            columns, rows, _oldest_work(columns, rows), silent, _keeping_back(holds)
+        ),
         hold_columns=holds,
     )
+
+
+def _check_shards(
+    has_watermark: bool, idle: Sequence[bool] | None, final: Sequence[bool] | None, rows: int
+) -> None:
+    if has_watermark and (idle is None or final is None):
+        return
+    idle, final = idle or (False,) * rows, final or (False,) * rows
+    for k in range(rows):
+        _check_shard(f"columns, entry {k}", has_watermark, idle[k], final[k])
 
 
 def _keeping_back(holds: HoldColumns) -> Sequence[bool] | None:
@@ -185,7 +197,7 @@ def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) ->
 
 
 async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
-    read = decode_columns(KeyedReport, body) or decode(_keyed, body, InvalidReportError)
+    read = decode(_keyed, body, InvalidReportError)
     _check_form(read.ranges, read.columns)
     if read.columns is not None:
         return await _read_keyed_columns(read, read.columns, silent)
@@ -212,7 +224,9 @@ async def _read_keyed_columns(
     read: KeyedReport, columns: WorkColumns, silent: ReportedFacts | None
 ) -> Report:
     rows, observed = _rows(columns), _observed(read)
-    _check_idle_columns(columns)
+    idle = _flags("idle", columns.idle)
+    if rows is not None and idle is not None:
+        _check_idle_columns(columns, idle, rows)
     holds = {} if rows is None else _hold_columns(columns, rows)
     promises: Column | int = observed
     for column in holds.values():
@@ -226,11 +240,13 @@ async def _read_keyed_columns(
         read.token,
         None,
         promises,
-        idle=columns.idle,
+        idle=idle,
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
-        facts=None if rows is None else await column_facts(columns, rows, silent),
+        facts=None
+        if rows is None
+        else await column_facts(columns, rows, _oldest_work(columns, rows), silent),
         hold_columns=holds,
     )
 
@@ -244,14 +260,13 @@ def _check_idle(where: str, holds: Mapping[str, int]) -> None:
         )
 
 
-def _check_idle_columns(columns: WorkColumns) -> None:
-    if columns.idle is None:
+def _check_idle_columns(columns: WorkColumns, idle: Sequence[bool], rows: int) -> None:
+    if not any(idle):
         return
-    for k in (k for k, idle in enumerate(columns.idle) if idle):
-        for component, times in columns.holds.items():
-            time = times[k]
-            if time is not None:
-                _check_idle(f"columns, entry {k}", {component: time})
+    for component, column in columns.holds.items():
+        times = _times_column(f"holds.{component}", column, MIN, rows)
+        for k in np.flatnonzero(np.array(idle, dtype=np.bool_) & (times != MIN)).tolist():
+            _check_idle(f"columns, entry {k}", {component: int(times[k])})
 
 
 def _observed(read: PlainKeyedReport | KeyedReport) -> int:
@@ -310,13 +325,31 @@ def _rows(columns: WorkColumns) -> int | None:
 
 
 def _lengths(columns: WorkColumns) -> list[tuple[str, int]]:
-    given = [(f"holds.{name}", len(column)) for name, column in columns.holds.items()]
+    given = [
+        (f"holds.{name}", _length(f"holds.{name}", column, byte_columns.TIME_BYTES))
+        for name, column in columns.holds.items()
+    ]
     for name, column in zip(
         columns.__struct_fields__, msgspec.structs.astuple(columns), strict=True
     ):
         if column is not None and name != "holds":
-            given.append((name, len(column)))
+            is_flag = name in _FLAGS
+            width = byte_columns.FLAG_BYTES if is_flag else byte_columns.TIME_BYTES
+            given.append((name, _length(name, column, width)))
     return given
+
+
+_FLAGS = frozenset({"idle", "final"})
+
+
+def _length(name: str, column: Sequence[object], width: int) -> int:
+    if isinstance(column, str):
+        return byte_columns.entries(f"columns.{name}", column, width)
+    return len(column)
+
+
+def _flags(name: str, column: Sequence[bool] | str | None) -> Sequence[bool] | None:
+    return byte_columns.flags(f"columns.{name}", column) if isinstance(column, str) else column
 
 
 def _hold_columns(
@@ -328,12 +361,21 @@ def _hold_columns(
     }
 
 
+def _oldest_work(columns: WorkColumns, rows: int) -> Sequence[int | None] | None:
+    if columns.oldest_work is None:
+        return None
+    times = _times_column("oldest_work", columns.oldest_work, MIN, rows)
+    return [None if time == MIN else time for time in times.tolist()]
+
+
 def _times_column(
-    name: str, column: Sequence[int | None] | None, missing: int, rows: int
+    name: str, column: Sequence[int | None] | str | None, missing: int, rows: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Read a column of times, with `missing` in place of null."""
     if column is None:
         return np.full(rows, missing, dtype=np.int64)
+    if isinstance(column, str):
+        return byte_columns.times(f"columns.{name}", column, missing)
     try:
         times = np.asarray(column, dtype=np.int64)
     except TypeError:

@@ -65,19 +65,17 @@ async def _facts(
 async def column_facts(
     columns: WorkColumns,
     rows: int,
+    oldest: Sequence[int | None] | None,
     silent: ReportedFacts | None,
     keeping_back: Sequence[bool] | None = None,
 ) -> Sequence[ReportedFacts | None] | None:
-    """Read what the ranges of a lease say in a packed report. `keeping_back`: which of them keep a hold;
-    None: none does.
+    """Read what the ranges of a lease say in a packed report. `oldest`: its column `oldest_work`.
+    `keeping_back`: which of them keep a hold; None: none does.
     """
-    oldest, pending, records = columns.oldest_work, columns.pending, columns.records
+    pending, records = columns.pending, columns.records
     late, backlog = columns.late, columns.backlog
     if oldest is pending is records is late is backlog is keeping_back is None:
         return None if silent is None else [silent] * rows
-    if oldest is not None:
-        named = {str(k): time for k, time in enumerate(oldest) if time is not None}
-        check_times("columns.oldest_work", named)
     facts: list[ReportedFacts | None] = []
     for k in range(rows):
         in_flight = None

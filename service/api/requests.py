@@ -194,20 +194,41 @@ class KeyRangeWorkReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc
 
 Row = Annotated[tuple[T, ...], Meta(max_length=MAX_RANGES)]
 
+# No `pattern`, which would be applied with each request: `service.api.byte_columns` checks them.
+TimesAsBytes = Annotated[
+    str,
+    Meta(
+        description="In place of an array: standard base64 of one little-endian signed 64-bit integer"
+        " for each range; -2^63 stands for null",
+        extra_json_schema={
+            "contentEncoding": "base64",
+            "examples": ["AKjadpsBAABgktt2mwEAAAAAAAAAAACA"],
+        },
+    ),
+]
+FlagsAsBytes = Annotated[
+    str,
+    Meta(
+        description="In place of an array: standard base64 of one byte for each range, 0 or 1",
+        extra_json_schema={"contentEncoding": "base64", "examples": ["AAAB"]},
+    ),
+]
+TimeColumn = Row[Time | None] | TimesAsBytes
+
 
 class WorkColumns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A packed report. Each array has one entry for each range of the lease, in the order of `granted`.
+    """A packed report. Each column has one entry for each range of the lease, in the order of `granted`.
 
     It speaks for all of them. What an entry means is described at the member of the same name in
     `ranges`.
     """
 
     holds: Annotated[
-        dict[HoldName, Row[Time | None]],
+        dict[HoldName, TimeColumn],
         Meta(max_length=100, description="By component; null: it keeps no hold on this range"),
-    ] = field(default_factory=dict[str, tuple[int | None, ...]])
-    idle: Row[Idle] | None = None
-    oldest_work: Row[OldestWork | None] | None = None
+    ] = field(default_factory=dict[str, TimeColumn])
+    idle: Row[Idle] | FlagsAsBytes | None = None
+    oldest_work: Row[OldestWork | None] | TimesAsBytes | None = None
     pending: (
         Annotated[
             Row[Pending | None],
@@ -229,12 +250,12 @@ class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_onl
 
     watermark: (
         Annotated[
-            Row[Time | None],
+            TimeColumn,
             Meta(description="null promises nothing. It may be left out if all are idle or final"),
         ]
         | None
     ) = None
-    final: Row[Final] | None = None
+    final: Row[Final] | FlagsAsBytes | None = None
 
 
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):

@@ -87,8 +87,10 @@ async def get_watermark(call: Call[None]) -> Response:
     until = _until(at_least, known, percentile)
     wait_s = preferred_wait_s(request)
     headers = {} if at_least is None else {AT_LEAST: understood(at_least)}
+    # Most polls find the ETag unchanged, and a plain one is made of what is published alone. That of a
+    # percentile is made of the percentile, too.
     if wait_s is None or until is None:
-        state = await aggregator.reader.stage(job, stage)
+        state = await aggregator.reader.stage(job, stage, soft=percentile is not None)
     else:
         poll_s = None if percentile is None else _SOFT_POLL_S
         waited = aggregator.reader.wait(job, stage, until, wait_s, poll_s=poll_s)
@@ -99,6 +101,8 @@ async def get_watermark(call: Call[None]) -> Response:
     headers["ETag"] = f'"{etag}"'
     if known is not None and _is_known(state, percentile, known):
         return Response(status_code=304, headers=headers)
+    if percentile is None:
+        state = (await aggregator.reader.complete({stage: state}))[stage]
     return answer(read_body(state, percentile), headers=headers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,6 +11,8 @@ from typing import Any, Final
 Json = dict[str, Any]
 
 _RANGES_PER_REPORT: Final = 10_000
+_NULL: Final = -(2**63)
+"""Stands for null in a column of times."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -148,11 +151,11 @@ def _speaks_of_a_shard(report: RangeReport) -> bool:
 
 
 def _columns(reports: Sequence[RangeReport]) -> Json | None:
-    """Return shards' reports in packed form: one array for each member, in the order of the lease.
+    """Return shards' reports in packed form: one column for each member, in the order of the lease.
 
     None: they have no such form, since some say what others leave out.
     """
-    columns: Json = {"watermark": [each.watermark_ms for each in reports]}
+    columns: Json = {"watermark": _times([each.watermark_ms for each in reports])}
     for name in ("records", "late", "backlog"):
         counts = [getattr(each, name) for each in reports]
         if None not in counts:
@@ -162,5 +165,20 @@ def _columns(reports: Sequence[RangeReport]) -> Json | None:
     for name in ("idle", "final"):
         flags = [getattr(each, name) for each in reports]
         if any(flags):
-            columns[name] = flags
+            columns[name] = base64.b64encode(bytes(flags)).decode()
     return None if any(each.holds or each.pending for each in reports) else columns
+
+
+def _times(times: Sequence[int | None]) -> str | Sequence[int | None]:
+    """Return a column of times as bytes, which take the service a fraction of the time of an array.
+
+    >>> _times([7, None])
+    'BwAAAAAAAAAAAAAAAAAAgA=='
+    """
+    try:
+        # "<": little-endian, on whatever machine.
+        packed = struct.pack(f"<{len(times)}q", *(_NULL if t is None else t for t in times))
+    except struct.error:
+        # Some strategy has made what is no time. The service refuses it by its name and its value.
+        return times
+    return base64.b64encode(packed).decode()

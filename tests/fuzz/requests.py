@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,6 +139,23 @@ class Maker:
             for _ in range(self._random.randrange(4))
         }  # fmt: skip
 
+    def columns(self) -> Any:
+        """Columns of the stage with two shards and of that with one range, or of neither."""
+        names = ["watermark", "oldest_work", "idle", "final", "records", "pending"]
+        columns = {name: self.column() for name in names if self.often(0.3)}
+        return columns | ({"holds": {self.name(): self.column()}} if self.often(0.5) else {})
+
+    def column(self) -> Any:
+        count = self._random.randrange(4)
+        if self.often(0.4):
+            return [self.number() for _ in range(count)]
+        size = count * self.pick([1, 8, 8])
+        octets = self.noise(size) if self.often(0.5) else bytes(size)
+        text = b64encode(octets).decode()
+        return (
+            text if self.often(0.7) else text[:-1] + self.pick(["", "=", "\n", "-", " ", "é", "\0"])
+        )
+
     def document(self, kind: str) -> Any:
         """The body that a route takes, with odd values in it."""
         match kind if self.often(0.9) else self.pick(KINDS):
@@ -152,7 +170,8 @@ class Maker:
             case "tokens":
                 return {"tokens": [self.token()]}
             case "report":
-                body = {"token": self.token(), "ranges": self.ranges()}
+                said = {"columns": self.columns()} if self.often(0.3) else {"ranges": self.ranges()}
+                body = {"token": self.token()} | said
                 return body | self.some("epoch", "input_watermark")
             case "commit":
                 stages = {self.name(): self.some("input_watermark")}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.api import Api, ok, problem
+from tests.support.byte_columns import as_bytes, as_flags
 from tests.support.inprocess import InProcess
 from tests.support.sketches import pending
 
@@ -41,7 +42,7 @@ async def test_columns_are_in_the_order_of_granted(job: Api) -> None:
 async def test_a_packed_report_says_the_same_as_a_named_one(api: Api, gauge: InProcess) -> None:
     gauge.skip_on_redis()
     bodies: list[Any] = []
-    for name in ("named", "packed"):
+    for name in ("named", "packed", "bytes"):
         job = gauge.api(name)
         await job.define(FLOW)
         s = await job.claim("s")
@@ -63,6 +64,13 @@ async def test_a_packed_report_says_the_same_as_a_named_one(api: Api, gauge: InP
                 "late": [0, 0, 3],
                 "pending": [pending([7]), None, None],
             }
+            if name == "bytes":
+                columns |= {
+                    "watermark": as_bytes([5, None, 9]),
+                    "idle": as_flags([False, True, False]),
+                    "final": as_flags([False, False, True]),
+                    "holds": {"state": as_bytes([3, None, None])},
+                }
             ok(await post(job, "s", s["token"], columns))
         rows_shown = await job.ranges("s")
         shown = await job.watermark("s")
@@ -72,7 +80,7 @@ async def test_a_packed_report_says_the_same_as_a_named_one(api: Api, gauge: InP
                 {k: v for k, v in shown.items() if k != "job"},
             )
         )
-    assert bodies[0] == bodies[1]
+    assert bodies[0] == bodies[1] == bodies[2]
 
 
 async def test_columns_of_a_keyed_stage(job: Api) -> None:
@@ -87,6 +95,36 @@ async def test_columns_of_a_keyed_stage(job: Api) -> None:
     ]  # fmt: skip
     ok(await post(job, "k", k["token"], {}, input_watermark=100))
     assert await job.output("k") == 100, "no hold, so all that was observed"
+
+
+async def test_bytes_and_arrays_stand_side_by_side(job: Api) -> None:
+    s, k = await job.claim("s"), await job.claim("k")
+    sent = {"watermark": as_bytes([100, 100, None]), "idle": as_flags([False, False, True])}
+    sent |= {"records": [1, 2, 3], "oldest_work": as_bytes([5, None, 6])}
+    assert ok(await post(job, "s", s["token"], sent))["accepted"] == 3
+    shown = await job.watermark("s")
+    assert (shown["output_watermark"], shown["records"], shown["processing_watermark"]) == (
+        100,
+        6,
+        5,
+    )
+    columns = {"holds": {"state": as_bytes([50, None, 70, 100]), "out": [60, 40, None, None]}}
+    ok(await post(job, "k", k["token"], columns, input_watermark=100))
+    promises = await job.promises("k")
+    assert [promises[name] for name in k["granted"]] == [50, 40, 70, 100]
+    assert [row["holds"] for row in await job.ranges("k")] == [
+        {"state": 50, "out": 60}, {"out": 40}, {"state": 70}, {"state": 100},
+    ]  # fmt: skip
+    whole = {"holds": {"state": as_bytes([80, 81, 82, 83])}, "idle": "AAAAAA=="}
+    ok(await post(job, "k", k["token"], whole, input_watermark=100))
+    assert await job.output("k") == 80
+
+
+async def test_bytes_in_an_epoch(job: Api) -> None:
+    lease = await job.claim("s")
+    ok(await post(job, "s", lease["token"], {"watermark": as_bytes([1, 2, 3])}, epoch=4))
+    await job.commit(4, {"s": {}})
+    assert await job.output("s") == 1
 
 
 async def test_the_holds_shown_are_those_of_the_last_report(job: Api) -> None:
@@ -150,6 +188,22 @@ REFUSED: dict[str, Any] = {
     "a value that is no time": {"columns": {"watermark": [1, 2**62, 3]}},
     "a value beyond 64 bits": {"columns": {"watermark": [1, 2**70, 3]}},
     "a hold that is text": {"columns": {"watermark": [1, 2, 3], "holds": {"x": [1, "2", 3]}}},
+    "bytes of too few": {"columns": {"watermark": as_bytes([1, 2])}},
+    "bytes of too many": {"columns": {"watermark": as_bytes([1, 2, 3, 4])}},
+    "bytes and an array of another length": {
+        "columns": {"watermark": as_bytes([1, 2, 3]), "records": [1]}
+    },
+    "half a number": {"columns": {"watermark": as_bytes([1, 2, 3])[:28]}},
+    "no bytes": {"columns": {"watermark": ""}},
+    "bytes of no time": {"columns": {"watermark": as_bytes([1, 2**62, 3])}},
+    "a hold of bytes of no time": {
+        "columns": {"watermark": [1, 2, 3], "holds": {"x": as_bytes([1, None, 2**62])}}
+    },
+    "base64 for addresses": {"columns": {"watermark": as_bytes([-1, 2, 3]).replace("/", "_")}},
+    "base64 with a line break": {"columns": {"watermark": as_bytes([1, 2, 3]) + "\n"}},
+    "a flag of two": {"columns": {"watermark": [1, 2, 3], "idle": "AAEC"}},
+    "idle and final as bytes": {"columns": {"idle": "AQEB", "final": "AQEB"}},
+    "records as bytes": {"columns": {"watermark": [1, 2, 3], "records": as_bytes([1, 2, 3])}},
     "a hold that is no time": {
         "columns": {"watermark": [1, 2, 3], "holds": {"x": [1, None, 2**62]}}
     },

@@ -21,6 +21,7 @@ from spark_agent.client.errors import (
 )
 from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
 from spark_agent.exceptions import NotServing, Unavailable
+from tests.support.byte_columns import as_bytes
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 
 GRANTED = {"token": "t", "fence": 7, "expires_in_ms": 10_000, "granted": ["a"], "denied": []}
@@ -148,12 +149,13 @@ def test_a_report_for_all_shards_of_a_lease_sends_no_names() -> None:
         http.report("j", "s", lease, {"a": a, "b": RangeReport(3)})
         http.report("j", "s", lease, {"a": RangeReport(), "b": RangeReport()}, input_ms=7)
     bodies = [asked.body for asked in server.asked]
-    packed = {"watermark": [3, 5], "records": [0, 2], "late": [1, 0]}
+    watermark = as_bytes([3, 5])
+    packed = {"watermark": watermark, "records": [0, 2], "late": [1, 0]}
     assert bodies == [
         {"token": "t", "epoch": 4, "columns": packed},
         {
             "token": "t",
-            "columns": {"watermark": [None, None], "idle": [True, False], "final": [False, True]},
+            "columns": {"watermark": as_bytes([None, None]), "idle": "AQA=", "final": "AAE="},
         },
         {"token": "t", "ranges": {"a": {"watermark": 5, "records": 2, "late": 0}}},
         {
@@ -162,6 +164,13 @@ def test_a_report_for_all_shards_of_a_lease_sends_no_names() -> None:
         },
         {"token": "t", "input_watermark": 7, "ranges": {"a": {}, "b": {}}},
     ]
+
+
+def test_what_is_no_64_bit_integer_is_left_to_the_service() -> None:
+    with Answers(Answer(200, {"accepted": 1})) as server:
+        lease = Lease("t", ("a",), ())
+        client(server, FakeClock()).report("j", "s", lease, {"a": RangeReport(2**63)})
+    assert server.asked[0].body == {"token": "t", "columns": {"watermark": [2**63]}}
 
 
 def test_a_commit_gives_the_input_only_where_there_is_one() -> None:

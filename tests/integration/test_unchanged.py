@@ -1,0 +1,118 @@
+"""What has not changed costs one step of the live store: readers poll it ten times a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.api import Api, eventually, ok
+from tests.support.inprocess import InProcess
+from tests.support.steps import count_steps, counted_steps
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("stores", ["memory,sqlite", "redis,postgres"], indirect=True),
+]
+
+FLOW: dict[str, Any] = {
+    "s": {"shards": ["a", "b"], "percentiles": [50]},
+    "k": {"inputs": ["s"], "ranges": 2},
+}
+GROUPS = {"groups": [{"stages": ["s"], "max_drift_ms": 10}]}
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_steps(monkeypatch)
+
+
+@pytest.fixture
+async def job(api: Api) -> Api:
+    await api.define(FLOW)
+    token = await api.token("s")
+    await api.report("s", token, {"a": 10, "b": 20})
+    return api
+
+
+async def polled(job: Api, path: str, headers: Mapping[str, str]) -> tuple[int, list[str]]:
+    """The status of an answer, and the steps that it took."""
+    with counted_steps() as steps:
+        response = await job.client.get(f"{job.root}/{path}", headers=headers)
+    return response.status_code, steps
+
+
+@pytest.mark.parametrize("prefer", [{}, {"Prefer": "wait=0"}], ids=["at once", "waiting"])
+@pytest.mark.parametrize("stage", ["s", "k"])
+async def test_a_watermark_that_has_not_changed(
+    job: Api, gauge: InProcess, stage: str, prefer: dict[str, str]
+) -> None:
+    path = f"stages/{stage}/watermark"
+    response = await job.get_watermark(stage)
+    known = {"If-None-Match": response.headers["etag"]} | prefer
+    for _ in range(3):
+        # Soft values are computed again by then, if at all.
+        gauge.advance(200)
+        status, steps = await polled(job, path, known)
+        assert (status, len(steps)) == (304, 1), steps
+    status, steps = await polled(job, path, {"If-None-Match": '"0-0"'})
+    assert status == 200
+    assert len(steps) > 1, "a body has what is computed for readers"
+
+
+async def test_a_long_poll_looks_at_what_is_published_alone(job: Api) -> None:
+    known = (await job.get_watermark("s")).headers["etag"]
+    headers = {"If-None-Match": known, "Prefer": "wait=1"}
+    status, steps = await polled(job, "stages/s/watermark", headers)
+    assert status == 304
+    assert len(steps) <= 2, "once at the beginning, and once in the end"
+
+
+async def test_a_body_has_soft_values_however_it_was_asked_for(job: Api) -> None:
+    plain = ok(await job.get_watermark("s"))
+    assert plain["processing_watermark"] is not None
+    for headers in ({"If-None-Match": '"0-0"'}, {"If-None-Match": '"0-0"', "Prefer": "wait=5"}):
+        response = await job.client.get(f"{job.root}/stages/s/watermark", headers=headers)
+        body = ok(response)
+        assert body.keys() == plain.keys()
+        assert body["processing_watermark"] >= plain["processing_watermark"]
+        assert body["health"] == plain["health"]
+    response = await job.client.get(
+        f"{job.root}/stages/s/watermark?at_least=5", headers={"Prefer": "wait=5"}
+    )
+    assert ok(response)["processing_watermark"] >= plain["processing_watermark"]
+
+
+async def test_a_throttle_that_has_not_changed(api: Api) -> None:
+    put = await api.client.put(api.root, json={"stages": FLOW, "throttle": GROUPS})
+    ok(put, 201)
+    await api.report("s", await api.token("s"), {"a": 10, "b": 2_000})
+    response = await api.client.get(f"{api.root}/throttle")
+    assert ok(response)["shards"]["s"]["b"]["pause"]
+    known = {"If-None-Match": response.headers["etag"]}
+    for headers in (known, known | {"Prefer": "wait=0"}):
+        status, steps = await polled(api, "throttle", headers)
+        assert (status, len(steps)) == (304, 1), steps
+
+
+async def test_a_stream_looks_at_soft_values_seldom(api: Api) -> None:
+    """With a throttle it looks ten times a second, and for changes of health every two."""
+    ok(await api.client.put(api.root, json={"stages": FLOW, "throttle": GROUPS}), 201)
+    await api.report("s", await api.token("s"), {"a": 10, "b": 20})
+    with counted_steps() as steps:
+        async with api.client.stream("GET", f"{api.root}/events") as stream:
+            lines = stream.aiter_lines()
+            while not (await anext(lines)).startswith("event: throttle"):
+                pass
+            await eventually(lambda: number_of(steps, "observe"), lambda looks: looks >= 22)
+    # Each look reads what is published, and what the shards have promised.
+    assert steps.count("raise_marks") <= number_of_looks(steps) / 2, steps
+
+
+async def number_of(steps: Sequence[str], name: str) -> int:
+    return steps.count(name)
+
+
+def number_of_looks(steps: Sequence[str]) -> int:
+    return steps.count("read") + steps.count("snapshot")
