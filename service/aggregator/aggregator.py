@@ -28,10 +28,10 @@ from service.aggregator.states import StageState
 from service.aggregator.survey import survey
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
-from service.consistency.outage_reads import LastSeen
+from service.consistency.outage_reads import OutageReads
 from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import (
     InvalidRequestError,
     LeaseConflictError,
@@ -84,8 +84,10 @@ class Aggregator:
         self._metrics_stages = metrics_stages
         self._publisher = Publisher(live, ledger, clock, metrics)
         self._reconciler = Reconciler(live, ledger, self._publisher, clock, metrics)
-        last_seen = LastSeen(ledger)
-        self._live = LiveJobs(live, self._reconciler, self._publisher, last_seen, metrics)
+        last_seen = OutageReads(ledger)
+        self._live = RecoveringLiveStore(
+            live, self._reconciler, self._publisher, last_seen, metrics
+        )
         shutdown = Shutdown()
         self.keys = Keys(
             ledger,

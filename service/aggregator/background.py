@@ -13,7 +13,7 @@ from service.aggregator.keys import Keys
 from service.clock import Clock
 from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
@@ -52,7 +52,7 @@ class Background:
     def __init__(
         self,
         store: LiveStore,
-        live: LiveJobs,
+        live: RecoveringLiveStore,
         ledger: Ledger,
         publisher: Publisher,
         reconciler: Reconciler,

@@ -11,7 +11,7 @@ import numpy as np
 
 from service.clock import Clock
 from service.consistency.publisher import Publisher
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import (
     LimitReachedError,
     PreconditionFailedError,
@@ -56,7 +56,7 @@ class Definitions:
     def __init__(
         self,
         store: LiveStore,
-        live: LiveJobs,
+        live: RecoveringLiveStore,
         ledger: Ledger,
         publisher: Publisher,
         clock: Clock,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from service.aggregator.definitions import Definitions
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import ProblemError
 from service.frontier.timestamps import MAX
 from service.live.port import LiveStore
@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 class DynamicShards:
     """Lets shards that have joined a source, and are final, leave it, so that they cost nothing more."""
 
-    def __init__(self, store: LiveStore, live: LiveJobs, definitions: Definitions) -> None:
+    def __init__(
+        self, store: LiveStore, live: RecoveringLiveStore, definitions: Definitions
+    ) -> None:
         self._store = store
         self._live = live
         self._definitions = definitions

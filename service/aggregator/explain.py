@@ -13,7 +13,7 @@ from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
 from service.aggregator.throttling import Throttling
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
 from service.frontier.columns import lowest, weights
 from service.frontier.durations import duration_text
@@ -44,7 +44,9 @@ class Explanation:
 class Explainer:
     """Explains watermarks."""
 
-    def __init__(self, live: LiveJobs, throttling: Throttling, examiner: Examiner) -> None:
+    def __init__(
+        self, live: RecoveringLiveStore, throttling: Throttling, examiner: Examiner
+    ) -> None:
         self._live = live
         self._throttling = throttling
         self._examiner = examiner

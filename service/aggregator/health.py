@@ -14,7 +14,7 @@ import numpy as np
 
 from service.aggregator.holders import following, holding
 from service.aggregator.throttling import Throttling
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnavailableError, UnknownStageError
 from service.frontier.columns import Int64s, lowest
 from service.frontier.durations import moment_text
@@ -86,7 +86,7 @@ class JobHealth:
 class Examiner:
     """Examines stages."""
 
-    def __init__(self, live: LiveJobs, throttling: Throttling) -> None:
+    def __init__(self, live: RecoveringLiveStore, throttling: Throttling) -> None:
         self._live = live
         self._throttling = throttling
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from service.aggregator.throttling import Throttling
 from service.consistency.publisher import Publisher
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import ProblemError
 from service.frontier.graph import Pipeline
 from service.frontier.idleness import (
@@ -30,7 +30,11 @@ class IdlePolicies:
     """Applies the policies of all jobs. Every replica does: decisions that are late change nothing."""
 
     def __init__(
-        self, store: LiveStore, live: LiveJobs, throttling: Throttling, publisher: Publisher
+        self,
+        store: LiveStore,
+        live: RecoveringLiveStore,
+        throttling: Throttling,
+        publisher: Publisher,
     ) -> None:
         self._store = store
         self._live = live

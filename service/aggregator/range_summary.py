@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.aggregator.columns import Columns, on_columns
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import InvalidRequestError, UnknownStageError
 from service.frontier.columns import Bools, Int64s, lowest
 from service.frontier.ranges import Layout
@@ -101,7 +101,7 @@ class Window:
 class RangeSummaries:
     """Summarises the ranges of stages."""
 
-    def __init__(self, live: LiveJobs) -> None:
+    def __init__(self, live: RecoveringLiveStore) -> None:
         self._live = live
 
     async def read(self, job: str, stage: str, window: Window) -> RangeSummary:

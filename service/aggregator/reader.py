@@ -13,8 +13,8 @@ from service.aggregator.soft import SoftStates
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
-from service.consistency.outage_reads import LastSeen
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.outage_reads import OutageReads
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError
 from service.frontier.health import Health
 from service.live.port import LiveStore
@@ -29,8 +29,8 @@ class Reader:
     def __init__(
         self,
         store: LiveStore,
-        live: LiveJobs,
-        last_seen: LastSeen,
+        live: RecoveringLiveStore,
+        last_seen: OutageReads,
         throttling: Throttling,
         examiner: Examiner,
         shutdown: Shutdown,
@@ -117,7 +117,7 @@ class Reader:
         return await self._live.progress(job, stage)
 
     async def jobs(self) -> Sequence[JobView]:
-        """Return every job; while the live store does not answer, those that `LastSeen` may still
+        """Return every job; while the live store does not answer, those that `OutageReads` may still
         return.
         """
         try:

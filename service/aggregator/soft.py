@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from service.aggregator.health import Examiner
 from service.clock import Clock
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
     UNKNOWN,
@@ -81,7 +81,9 @@ class SoftStates:
     asked: else one that turns from replica to replica could see them go back.
     """
 
-    def __init__(self, live: LiveJobs, examiner: Examiner, clock: Clock, *, shared: bool) -> None:
+    def __init__(
+        self, live: RecoveringLiveStore, examiner: Examiner, clock: Clock, *, shared: bool
+    ) -> None:
         self._live = live
         self._examiner = examiner
         self._clock = clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from service.clock import Clock
-from service.consistency.recovering_live_store import LiveJobs
+from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError
 from service.frontier.durations import duration_text
 from service.frontier.graph import Pipeline
@@ -38,7 +38,7 @@ POLL_S = 0.1
 class Throttling:
     """Decides from what is in the live store now, so that all replicas decide the same."""
 
-    def __init__(self, live: LiveJobs, clock: Clock, shutdown: Shutdown) -> None:
+    def __init__(self, live: RecoveringLiveStore, clock: Clock, shutdown: Shutdown) -> None:
         self._live = live
         self._clock = clock
         self._shutdown = shutdown

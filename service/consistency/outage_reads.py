@@ -9,7 +9,7 @@ from service.ledger.port import JobHead, Ledger
 from service.model.jobs import Census, JobView, StageView
 
 
-class LastSeen:
+class OutageReads:
     """Remembers the last view of each job that the live store returned.
 
     An advance is in the ledger before any reader sees it. So if the ledger is still where the live store

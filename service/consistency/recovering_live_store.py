@@ -13,12 +13,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from service.consistency.outage_reads import LastSeen
+from typing_extensions import override
+
+from service.consistency.outage_reads import OutageReads
 from service.consistency.publisher import Published, Publisher
 from service.consistency.reconciler import Reconciler
 from service.errors import UnavailableError
 from service.frontier.graph import Pipeline
-from service.live.port import LiveStore, StateLostError
+from service.live.port import JobState, LiveStore, StateLostError
 from service.model.checkpoints import Columns
 from service.model.jobs import Census, InstalledJob, JobView, StageProgress, StageView
 from service.model.leases import Claim, Grant, LostLease, Renewal
@@ -39,11 +41,10 @@ _VIEWS_AT_ONCE = 50
 """Number of ranges that are shown singly before other requests get their turn."""
 
 
-class LiveJobs:
-    """The methods of `LiveStore` that use a job's state, under the same names.
+class RecoveringLiveStore(JobState):
+    """A live store that restores the lost state of a job, and retries the step.
 
-    They do not raise `StateLostError`, but restore the state and retry. All raise `UnknownJobError`, and
-    `UnavailableError` if restoring takes too long.
+    All steps raise `UnknownJobError`, and `UnavailableError` if restoring takes too long.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LiveJobs:
         live: LiveStore,
         reconciler: Reconciler,
         publisher: Publisher,
-        last_seen: LastSeen,
+        last_seen: OutageReads,
         metrics: Metrics,
     ) -> None:
         self._live = live
@@ -73,75 +74,76 @@ class LiveJobs:
 
     # ---- steps that depend on which leases are current
 
+    @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """See the port."""
         result = await self._expire_then_run(job, partial(self._live.claim, job, stage, claim))
         self._changes[job] += 1
         return result
 
+    @override
     async def renew(
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-        """See the port."""
         return await self._expire_then_run(job, partial(self._live.renew, job, tokens))
 
+    @override
     async def release(self, job: str, tokens: Sequence[str]) -> int:
-        """See the port."""
         result = await self._expire_then_run(job, partial(self._live.release, job, tokens))
         self._changes[job] += 1
         return result
 
+    @override
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
-        """See the port."""
         await self._expire_then_run(job, partial(self._live.open_run, job, stages, run))
         self._changes[job] += 1
 
+    @override
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
-        """See the port."""
         await self._expire_then_run(job, partial(self._live.end_run, job, stages, end))
         self._changes[job] += 1
 
+    @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        """See the port."""
         result = await self._expire_then_run(job, partial(self._live.report, job, stage, report))
         self._changes[job] += 1
         return result
 
+    @override
     async def commit(self, job: str, commit: Commit) -> Committed:
-        """See the port."""
         result = await self._expire_then_run(job, partial(self._live.commit, job, commit))
         self._changes[job] += 1
         return result
 
+    @override
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
-        """See the port."""
         return await self._expire_then_run(job, partial(self._live.stage, job, stage))
 
+    @override
     async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
-        """See the port."""
         return await self._expire_then_run(job, partial(self._live.snapshot, job))
 
+    @override
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        """See the port."""
         step = partial(self._live.ranges, job, stage, limit=limit, order=order)
         return await self._expire_then_run(job, step)
 
+    @override
     async def observe(
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
-        """See the port."""
         return await self._expire_then_run(job, partial(self._live.observe, job, stages))
 
+    @override
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        """See the port."""
         return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
 
+    @override
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        """See the port. A few at a time: each takes some 30 µs, and other requests go on between."""
+        # Each takes some 30 µs: other requests get their turn in between.
         views: list[RangeView] = []
         for start in range(0, len(indices), _VIEWS_AT_ONCE):
             some = indices[start : start + _VIEWS_AT_ONCE]
@@ -153,26 +155,26 @@ class LiveJobs:
 
     # ---- steps that do not
 
+    @override
     async def install(self, job: InstalledJob) -> None:
-        """See the port."""
         await self._run(job.name, partial(self._live.install, job))
 
+    @override
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
-        """See the port."""
         return await self._run(job, partial(self._live.pipeline, job, stage))
 
+    @override
     async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
-        """See the port."""
         return await self._run(job, partial(self._live.progress, job, stage))
 
+    @override
     async def columns(self, job: str, stage: str) -> Columns:
-        """See the port."""
         return await self._run(job, partial(self._live.columns, job, stage))
 
+    @override
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:
-        """See the port."""
         return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
 
     async def shown(self, job: str) -> JobView | None:

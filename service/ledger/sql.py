@@ -16,6 +16,7 @@ from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import override
 
 from service.errors import InvalidRequestError
 from service.frontier.timestamps import MAX
@@ -26,7 +27,7 @@ from service.ledger.database import Database
 from service.ledger.history import History
 from service.ledger.layouts import add_stages, change_layouts
 from service.ledger.loading import load_job, load_jobs, unknown_job
-from service.ledger.port import JobHead, JobRecord, NewLayout, Recorded, Thinned
+from service.ledger.port import JobHead, JobRecord, Ledger, NewLayout, Recorded, Thinned
 from service.ledger.recording import record_in_one_statement, record_job
 from service.ledger.rows import history_points, new_job_row
 from service.ledger.tables import history, jobs, promise_chunks, stages
@@ -68,8 +69,8 @@ def _reading(
     return run
 
 
-class SqlLedger:
-    """Keeps everything in a database. See `service.ledger.port.Ledger` for what each method does.
+class SqlLedger(Ledger):
+    """A ledger in a database.
 
     If the connection is lost during a commit, its outcome is unknown, and `UnavailableError` is raised
     as if the transaction had never started. Each may be retried: a monotone write has no effect the
@@ -83,59 +84,59 @@ class SqlLedger:
         self._checkpoints = Checkpoints(upsert)
         self._history = History(self.database)
 
+    @override
     @run_to_completion
     async def open(self, *, exclusive: bool) -> None:
-        """See the port."""
         await self.database.open(exclusive=exclusive)
 
+    @override
     async def close(self) -> None:
-        """See the port."""
         await self.database.close()
 
+    @override
     @_writing
     async def ping(self, db: AsyncConnection) -> None:
-        """See the port."""
         # A row that nobody ever sees. Its transaction is written all the same.
         await db.execute(sql.PROBE)
         await db.execute(sql.REMOVE_PROBE)
 
+    @override
     @_reading
     async def heads(self, db: AsyncConnection) -> Sequence[JobHead]:
-        """See the port."""
         return [JobHead(*row) for row in await db.execute(sql.FIND_HEADS)]
 
+    @override
     @_reading
     async def deleted(self, db: AsyncConnection, jobs: Collection[str]) -> Mapping[str, int]:
-        """See the port."""
         found = await db.execute(sql.FIND_DELETED, {"b_jobs": list(jobs)})
         return {row.name: row.generation for row in found}
 
+    @override
     @_reading
     async def head(self, db: AsyncConnection, job: str) -> JobHead:
-        """See the port."""
         row = (await db.execute(sql.FIND_HEAD, {"b_job": job})).one_or_none()
         if row is None:
             raise unknown_job(job)
         return JobHead(*row)
 
+    @override
     @_reading
     async def get(self, db: AsyncConnection, job: str) -> StoredJob:
-        """See the port."""
         return await load_job(db, job)
 
+    @override
     @_reading
     async def specification(self, db: AsyncConnection, job: str) -> Specification:
-        """See the port."""
         row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [job]})).one_or_none()
         if row is None or row.deleted:
             raise unknown_job(job)
         return Specification(row.name, row.generation, row.layout_version, bytes(row.spec))
 
+    @override
     @_writing
     async def begin_incarnations(
         self, db: AsyncConnection, seen: Mapping[str, int], at_ms: int
     ) -> Mapping[str, StoredJob]:
-        """See the port."""
         locked = await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted(seen)})
         jobs = [row.name for row in locked if not row.deleted and row.incarnation == seen[row.name]]
         if not jobs:
@@ -151,11 +152,11 @@ class SqlLedger:
         )
         return await load_jobs(db, jobs, with_checkpoint=True)
 
+    @override
     @_writing
     async def create(
         self, db: AsyncConnection, layout: NewLayout, at_ms: int, deed: Deed | None = None
     ) -> StoredJob | None:
-        """See the port."""
         row = (await db.execute(sql.LOCK_JOB, {"b_job": layout.job})).one_or_none()
         if row is not None and not row.deleted:
             return None
@@ -179,6 +180,7 @@ class SqlLedger:
         await audit.write_audit(db, deed, job=layout.job)
         return await load_job(db, layout.job)
 
+    @override
     @_writing
     async def replace(
         self,
@@ -189,7 +191,6 @@ class SqlLedger:
         at_ms: int,
         deed: Deed | None = None,
     ) -> StoredJob | None:
-        """See the port."""
         done = await db.execute(
             sql.REPLACE_SPEC,
             {
@@ -212,11 +213,11 @@ class SqlLedger:
         _check_joined(stored, layout.joined)
         return stored
 
+    @override
     @_writing
     async def reset(
         self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
     ) -> StoredJob:
-        """See the port."""
         key = {"b_job": job, "b_at_ms": at_ms}
         row = (await db.execute(sql.START_GENERATION, key)).one_or_none()
         if row is None:
@@ -227,11 +228,11 @@ class SqlLedger:
         await audit.write_audit(db, deed, job=job)
         return await load_job(db, job)
 
+    @override
     @_writing
     async def delete(
         self, db: AsyncConnection, job: str, at_ms: int, deed: Deed | None = None
     ) -> int:
-        """See the port."""
         row = (await db.execute(sql.DELETE_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
             raise unknown_job(job)
@@ -240,34 +241,34 @@ class SqlLedger:
         await audit.write_audit(db, deed, job=job)
         return int(row.generation)
 
+    @override
     @_writing
     async def open_run(
         self, db: AsyncConnection, job: str, run: NewRun, at_ms: int, deed: Deed | None = None
     ) -> int:
-        """See the port."""
         return await runs.open_run(db, job, run, at_ms, deed)
 
+    @override
     @_writing
     async def end_run(
         self, db: AsyncConnection, job: str, end: RunEnd, deed: Deed | None = None
     ) -> EndedRun:
-        """See the port."""
         return await runs.end_run(db, job, end, deed)
 
+    @override
     @_reading
     async def runs(self, db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
-        """See the port."""
         return await runs.find_runs(db, job, limit)
 
+    @override
     @_reading
     async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:
-        """See the port."""
         found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
         return found.scalar_one_or_none()
 
+    @override
     @run_to_completion
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
-        """See the port."""
         if self.database.is_sqlite:
             return await self._record_each(records, at_ms)
         simple = [r for r in records if not r.epochs and not r.chunks]
@@ -294,9 +295,9 @@ class SqlLedger:
         await self._checkpoints.save(db, chunks)
         return taken
 
+    @override
     @run_to_completion
     async def checkpoint(self, chunks: Sequence[CheckpointChunk]) -> None:
-        """See the port."""
         if chunks:
             await self._checkpoint(chunks)
 
@@ -307,6 +308,7 @@ class SqlLedger:
         await db.execute(sql.LOCK_JOBS, {"b_jobs": sorted({chunk.job for chunk in chunks})})
         await self._checkpoints.save(db, chunks)
 
+    @override
     @_reading
     async def history(
         self,
@@ -320,7 +322,6 @@ class SqlLedger:
         until_ms: int,
         intervals: int,
     ) -> Sequence[HistoryPoint]:
-        """See the port."""
         found = await db.execute(
             sql.FIND_HISTORY,
             {
@@ -335,11 +336,11 @@ class SqlLedger:
         )
         return history_points(found, job, stage, generation)
 
+    @override
     @_reading
     async def began_after(
         self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
     ) -> bool:
-        """See the port."""
         # Several, as those of the same millisecond come in any order.
         of = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms, "b_limit": 10}
         found = await db.execute(sql.FIND_NEXT_HISTORY, of)
@@ -351,6 +352,7 @@ class SqlLedger:
             if row.at_ms == rows[0].at_ms
         )
 
+    @override
     @_reading
     async def last_advances(
         self,
@@ -362,7 +364,6 @@ class SqlLedger:
         newest: int,
         limit: int,
     ) -> Sequence[HistoryPoint]:
-        """See the port."""
         found = await db.execute(
             sql.FIND_LAST_HISTORY,
             {
@@ -376,49 +377,49 @@ class SqlLedger:
         points = history_points(found, job, stage, generation)
         return sorted(points, key=lambda point: (point.at_ms, point.version))
 
+    @override
     @_writing
     async def thin_history(
         self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int
     ) -> Thinned:
-        """See the port."""
         return await self._history.thin(
             db, fine_until_ms=fine_until_ms, keep_until_ms=keep_until_ms
         )
 
     # ---- keys and the audit
 
+    @override
     @_reading
     async def keys(self, db: AsyncConnection) -> Sequence[Key]:
-        """See the port."""
         return await keys.find_keys(db)
 
+    @override
     @_writing
     async def add_key(
         self, db: AsyncConnection, key: Key, deed: Deed, *, first: bool = False
     ) -> bool:
-        """See the port."""
         return await keys.add_key(db, key, deed, first=first)
 
+    @override
     @_writing
     async def delete_key(self, db: AsyncConnection, name: str, deed: Deed) -> bool:
-        """See the port."""
         return await keys.delete_key(db, name, deed)
 
+    @override
     @_writing
     async def note_uses(self, db: AsyncConnection, used_at_ms: Mapping[bytes, int]) -> None:
-        """See the port."""
         await keys.note_uses(db, used_at_ms)
 
+    @override
     @_reading
     async def read_audit(
         self, db: AsyncConnection, limit: int, before: int | None, job: str | None
     ) -> Sequence[AuditRecord]:
-        """See the port."""
         return await audit.read_audit(db, limit, before, job)
 
+    @override
     @_writing
     async def trim_audit(self, db: AsyncConnection, keep_until_ms: int) -> int:
-        """See the port."""
         return await audit.trim_audit(db, keep_until_ms)
 
 

@@ -64,19 +64,12 @@ class Watch(Protocol):
         ...
 
 
-class LiveStore(Protocol):
-    """Port of a live store. All implementations pass one conformance suite.
+class JobState(Protocol):
+    """The steps of a live store on the state of single jobs.
 
-    Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
-    `UnavailableError` when the store does not answer in time.
+    Raises `UnknownStageError` wherever a stage is named, and `UnavailableError` when the store does not
+    answer in time.
     """
-
-    shared: ClassVar[bool]
-    """True if other processes see the same state."""
-
-    async def open(self) -> None:
-        """Open the store."""
-        ...
 
     # ---- jobs
 
@@ -96,39 +89,11 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def remove(self, job: str, generation: int) -> None:
-        """Remove the job, unless it has a later generation by now, and wake its readers."""
-        ...
-
-    async def head(self, job: str) -> Position | None:
-        """Return the position of one job; None: it has no trustworthy state."""
-        ...
-
-    async def heads(self) -> Mapping[str, Position]:
-        """Return the position of every job with a trustworthy state."""
-        ...
-
-    async def jobs(self) -> Sequence[JobView]:
-        """Return every job."""
-        ...
-
-    def size(self) -> StoreSize:
-        """Return how much this process knows to be in the store."""
-        ...
-
-    def known(self) -> Mapping[str, Pipeline]:
-        """Return the pipelines that this process knows, as `size` does: without asking a server."""
-        ...
-
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """Return a job's pipeline. It may be out of date, unless it lacks `stage`.
 
         That is safe, since each step checks the layout that it was prepared for.
         """
-        ...
-
-    async def job(self, job: str) -> JobView:
-        """Return one job, as a consistent snapshot."""
         ...
 
     async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
@@ -176,13 +141,6 @@ class LiveStore(Protocol):
         """
         ...
 
-    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
-        """End the leases that have run out; return how many, by job and stage.
-
-        With a job: only if the store already knows, without a request to its server, that one has.
-        """
-        ...
-
     # ---- reports
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
@@ -201,30 +159,7 @@ class LiveStore(Protocol):
         """
         ...
 
-    # ---- publishing and saving
-
-    async def agreements(
-        self, job: str, touched: frozenset[str]
-    ) -> tuple[JobView, Mapping[str, Agreement]]:
-        """Return what is published, and the agreements of all stages that `touched` stages can move.
-
-        All at one instant, and after ending expired leases: no range is idle whose lease is over.
-        """
-        ...
-
-    async def publish(
-        self,
-        job: str,
-        generation: int,
-        revision: int,
-        views: Mapping[str, StageView],
-        epochs: Mapping[str, int],
-    ) -> None:
-        """Make visible what the ledger has recorded, and wake readers. Older versions change nothing.
-
-        `epochs` are the epochs that are now recorded in the ledger, by stage.
-        """
-        ...
+    # ---- ranges
 
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
@@ -268,6 +203,85 @@ class LiveStore(Protocol):
 
         They only rise within an incarnation and a generation, for all replicas together. Those of
         another generation change nothing.
+        """
+        ...
+
+
+class LiveStore(JobState, Protocol):
+    """Port of a live store. All implementations pass one conformance suite.
+
+    Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
+    `UnavailableError` when the store does not answer in time.
+    """
+
+    shared: ClassVar[bool]
+    """True if other processes see the same state."""
+
+    async def open(self) -> None:
+        """Open the store."""
+        ...
+
+    # ---- jobs
+
+    async def remove(self, job: str, generation: int) -> None:
+        """Remove the job, unless it has a later generation by now, and wake its readers."""
+        ...
+
+    async def head(self, job: str) -> Position | None:
+        """Return the position of one job; None: it has no trustworthy state."""
+        ...
+
+    async def heads(self) -> Mapping[str, Position]:
+        """Return the position of every job with a trustworthy state."""
+        ...
+
+    async def jobs(self) -> Sequence[JobView]:
+        """Return every job."""
+        ...
+
+    def size(self) -> StoreSize:
+        """Return how much this process knows to be in the store."""
+        ...
+
+    def known(self) -> Mapping[str, Pipeline]:
+        """Return the pipelines that this process knows, as `size` does: without asking a server."""
+        ...
+
+    async def job(self, job: str) -> JobView:
+        """Return one job, as a consistent snapshot."""
+        ...
+
+    # ---- leases
+
+    async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
+        """End the leases that have run out; return how many, by job and stage.
+
+        With a job: only if the store already knows, without a request to its server, that one has.
+        """
+        ...
+
+    # ---- publishing and saving
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        """Return what is published, and the agreements of all stages that `touched` stages can move.
+
+        All at one instant, and after ending expired leases: no range is idle whose lease is over.
+        """
+        ...
+
+    async def publish(
+        self,
+        job: str,
+        generation: int,
+        revision: int,
+        views: Mapping[str, StageView],
+        epochs: Mapping[str, int],
+    ) -> None:
+        """Make visible what the ledger has recorded, and wake readers. Older versions change nothing.
+
+        `epochs` are the epochs that are now recorded in the ledger, by stage.
         """
         ...
 

@@ -6,21 +6,24 @@ import asyncio
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
+from typing_extensions import override
+
+from service.live.port import Watch
 from service.tasks import Wakeups
 
 
-class EventWatch:
-    """One reader's wake-up. See `service.live.port.Watch`."""
+class EventWatch(Watch):
+    """Wake-up of one reader."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
+    @override
     def rearm(self) -> None:
-        """See the port."""
         self._event.clear()
 
+    @override
     async def wait(self) -> None:
-        """See the port."""
         await self._event.wait()
 
     @property

@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any, NotRequired, get_origin, get_type_hints
 
 import pytest
-from spark_agent.client.client.client import responses as answers
 
 from service.server.app import create_app
 from service.settings import Settings
+from spark_agent.client import responses as answers
 from spark_agent.client.async_client import AsyncClient
 from spark_agent.client.client import Client
 from spark_agent.client.errors import ChangedMeanwhile, UnknownStage

@@ -1,4 +1,4 @@
-"""What has not changed costs one step of the live store: readers poll it ten times a second."""
+"""An unchanged value costs one step of the live store: readers poll it ten times a second."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ _STEPS: Final = (
         "raise_marks",
     ),
 )
-"""Of the port. The others are answered from what a process knows, or are no part of a request."""
+"""Steps of the port. The others are answered from what a process knows, or are no part of a request."""
 
 _counted: ContextVar[list[str] | None] = ContextVar("steps", default=None)
-"""Of this task and those that it has begun: what runs in the background has another context."""
+"""Steps of this task and of those that it has begun. Background tasks have another context."""
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def test_null_of_bytes_is_not_a_number_of_an_array() -> None:
 
 
 def decoded(text: str) -> bytes | None:
-    """What standard base64 is: what writes back as it was."""
+    """Return the bytes of standard base64, which encodes back to the same text; None: other text."""
     try:
         octets = b64decode(text)
     except ValueError:

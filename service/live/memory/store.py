@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar
 
+from typing_extensions import override
+
 from service.clock import Clock
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline, is_ahead
@@ -19,7 +21,7 @@ from service.frontier.idleness import next_commit
 from service.live.memory import epochs, layouts, leases, reports, views
 from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
-from service.live.port import StateLostError, Watch, new_token
+from service.live.port import LiveStore, StateLostError, Watch, new_token
 from service.live.watches import Watches
 from service.model.checkpoints import CheckpointChunk, Columns, chunk_numbers, joined_columns
 from service.model.jobs import (
@@ -40,8 +42,8 @@ VIEWS_AT_ONCE = 100
 """Ranges that are shown without a pause."""
 
 
-class MemoryLiveStore:
-    """Keeps everything in this process. See `service.live.port.LiveStore` for what each method does."""
+class MemoryLiveStore(LiveStore):
+    """A live store in this process."""
 
     shared: ClassVar[bool] = False
 
@@ -54,17 +56,18 @@ class MemoryLiveStore:
 
     # ---- jobs
 
+    @override
     async def open(self) -> None:
-        """See the port."""
+        pass
 
+    @override
     async def begin(self, job: InstalledJob) -> None:
-        """See the port."""
         old = self._jobs.get(job.name)
         if old is None or old.incarnation < job.incarnation:
             self._put(layouts.fresh(job))
 
+    @override
     async def install(self, job: InstalledJob) -> None:
-        """See the port."""
         old = self._job(job.name)
         if old.incarnation < job.incarnation:
             raise StateLostError(job.name)
@@ -96,56 +99,56 @@ class MemoryLiveStore:
             job, installed.revision, {name: stage.view for name, stage in installed.stages.items()}
         )
 
+    @override
     async def remove(self, job: str, generation: int) -> None:
-        """See the port."""
         found = self._jobs.get(job)
         if found is not None and found.generation <= generation:
             del self._jobs[job]
         self._watches.wake_job(job)
 
+    @override
     async def head(self, job: str) -> Position | None:
-        """See the port."""
         found = self._jobs.get(job)
         return None if found is None else views.head(found)
 
+    @override
     async def heads(self) -> Mapping[str, Position]:
-        """See the port."""
         return {name: views.head(job) for name, job in self._jobs.items()}
 
+    @override
     async def jobs(self) -> Sequence[JobView]:
-        """See the port."""
         return [views.job_view(job) for job in self._jobs.values()]
 
+    @override
     def size(self) -> StoreSize:
-        """See the port."""
         jobs = self._jobs.values()
         return StoreSize(len(jobs), sum(job.pipeline.range_count for job in jobs))
 
+    @override
     def known(self) -> Mapping[str, Pipeline]:
-        """See the port."""
         return {name: job.pipeline for name, job in self._jobs.items()}
 
-    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:  # noqa: ARG002 - here it is never out of date
-        """See the port."""
+    @override
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         return self._job(job).pipeline
 
+    @override
     async def job(self, job: str) -> JobView:
-        """See the port."""
         return views.job_view(self._job(job))
 
+    @override
     async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
-        """See the port."""
         found = self._job(job)
         return views.job_view(found), {n: views.census(s.table) for n, s in found.stages.items()}
 
+    @override
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
-        """See the port."""
         found = self._job(job)
         state = found.stage(stage)
         return views.job_view(found), state.view, views.census(state.table)
 
+    @override
     async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
-        """See the port."""
         found = self._job(job)
         state = found.stage(stage)
         return found.generation, StageProgress(state.run, state.recorded)
@@ -158,28 +161,28 @@ class MemoryLiveStore:
 
     # ---- leases
 
+    @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """See the port."""
         found = self._job(job)
         grant = leases.grant(found, stage, claim, self._new_token(), self._clock.steady_ms())
         self._deadlines.note(found)
         return grant
 
+    @override
     async def renew(
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-        """See the port."""
         return leases.renew(self._job(job), tokens, self._clock.steady_ms())
 
+    @override
     async def release(self, job: str, tokens: Sequence[str]) -> int:
-        """See the port."""
         return leases.release(self._job(job), tokens, self._clock.steady_ms())
 
+    @override
     async def expire(
         self,
-        job: str | None = None,  # noqa: ARG002 - expiring all jobs is cheap here
+        job: str | None = None,
     ) -> Mapping[str, Mapping[str, int]]:
-        """See the port."""
         self._expire()
         return self._deadlines.take_expired()
 
@@ -188,28 +191,28 @@ class MemoryLiveStore:
 
     # ---- runs, reports, commits
 
+    @override
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
-        """See the port."""
         found = self._job(job)
         for name in stages:
             leases.open_run(found, name, run, self._clock.steady_ms())
         found.last_run = max(found.last_run, run)
 
+    @override
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
-        """See the port."""
         found = self._job(job)
         there = [name for name in stages if name in found.stages]
         for name in there:
             leases.end_run(found, name, end, self._clock.steady_ms())
         self._watches.wake(job, there)
 
+    @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        """See the port."""
         clock = self._clock
         return reports.apply(self._job(job), stage, report, clock.steady_ms(), clock.wall_ms())
 
+    @override
     async def commit(self, job: str, commit: Commit) -> Committed:
-        """See the port."""
         found = self._job(job)
         now_ms = self._clock.steady_ms()
         states = {name: found.stage(name) for name in commit.stages}
@@ -244,10 +247,10 @@ class MemoryLiveStore:
 
     # ---- publishing and reading
 
+    @override
     async def agreements(
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
-        """See the port."""
         self._expire()
         found = self._job(job)
         reach = found.pipeline.reach(touched & found.stages.keys())
@@ -257,6 +260,7 @@ class MemoryLiveStore:
             if name in found.stages and (table := found.stages[name].table) is not None
         }
 
+    @override
     async def publish(
         self,
         job: str,
@@ -265,7 +269,6 @@ class MemoryLiveStore:
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
     ) -> None:
-        """See the port."""
         found = self._job(job)
         if found.generation != generation:
             return
@@ -286,10 +289,10 @@ class MemoryLiveStore:
             changed.append(name)
         self._watches.wake(job.name, changed)
 
+    @override
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        """See the port."""
         found = self._job(job)
         state = found.stage(stage)
         table = state.table
@@ -305,10 +308,10 @@ class MemoryLiveStore:
                 await asyncio.sleep(0)
         return found_views
 
+    @override
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        """See the port."""
         found = self._job(job)
         state, table = found.table(stage)
         now_ms = self._clock.steady_ms()
@@ -321,18 +324,18 @@ class MemoryLiveStore:
             if index < len(table)
         ]
 
+    @override
     async def columns(self, job: str, stage: str) -> Columns:
-        """See the port."""
         table = self._job(job).stage(stage).table
         if table is None:
             return joined_columns(0, ())
         chunks = ((number, table.chunk(number)) for number in chunk_numbers(len(table.layout)))
         return joined_columns(len(table.layout), chunks)
 
+    @override
     async def observe(
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
-        """See the port."""
         found = self._job(job)
         return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
             name: StageObservation(
@@ -355,8 +358,8 @@ class MemoryLiveStore:
             if (table := found.stage(name).table) is not None
         }
 
+    @override
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        """See the port."""
         self._expire()
         found = self._job(job)
         state, table = found.table(stage)
@@ -374,10 +377,10 @@ class MemoryLiveStore:
                 table.idle_by_policy.add(index)
         return is_ahead(table.agreement, state.view.watermark)
 
+    @override
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:
-        """See the port."""
         found = self._job(job)
         joined: dict[str, Marks] = {}
         if found.generation != generation:
@@ -389,13 +392,13 @@ class MemoryLiveStore:
             joined[name] = dict(kept)
         return joined
 
+    @override
     async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
-        """See the port."""
         jobs = self._jobs.values() if job is None else [self._job(job)]
         return [chunk for found in jobs for chunk in views.unsaved(found)]
 
+    @override
     async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
-        """See the port."""
         for chunk in chunks:
             job = self._jobs.get(chunk.job)
             if job is None or job.incarnation != chunk.incarnation:
@@ -405,16 +408,18 @@ class MemoryLiveStore:
                 continue
             state.table.saved(chunk.chunk, chunk.stamp)
 
+    @override
     def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
-        """See the port."""
         return self._watches.watch(job, stage)
 
+    @override
     def wake_readers(self) -> None:
-        """See the port."""
         self._watches.wake_all()
 
+    @override
     async def ping(self) -> None:
-        """See the port."""
+        pass
 
+    @override
     async def close(self) -> None:
-        """See the port."""
+        pass

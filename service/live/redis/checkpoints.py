@@ -27,7 +27,7 @@ _CHUNKS_AT_ONCE = 64
 
 
 async def columns(steps: Steps, job: str, stage: str) -> Columns:
-    """See the port."""
+    """Run the step `LiveStore.columns`."""
 
     async def read(job_layout: JobLayout) -> Columns:
         found = job_layout.pipeline.stages.get(stage)
@@ -41,7 +41,7 @@ async def columns(steps: Steps, job: str, stage: str) -> Columns:
 
 
 async def unsaved(steps: Steps, job: str | None = None) -> Sequence[CheckpointChunk]:
-    """See the port."""
+    """Run the step `LiveStore.unsaved`."""
     if job is not None:
         return await steps.with_layout(job, partial(_unsaved, steps))
     found: list[CheckpointChunk] = []
@@ -99,7 +99,7 @@ async def _chunks(
 
 
 async def mark_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
-    """See the port."""
+    """Run the step `LiveStore.mark_saved`."""
     by_job: dict[str, list[CheckpointChunk]] = {}
     for chunk in chunks:
         by_job.setdefault(chunk.job, []).append(chunk)

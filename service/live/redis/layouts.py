@@ -27,7 +27,7 @@ from service.model.jobs import InstalledJob
 
 
 async def begin(steps: Steps, job: InstalledJob) -> None:
-    """See the port."""
+    """Run the step `LiveStore.begin`."""
     while True:
         # Damaged state is dropped, and then there is nothing in the way.
         with contextlib.suppress(StateLostError):
@@ -195,7 +195,7 @@ async def _dump(steps: Steps, job_layout: JobLayout, stage: str) -> Dumped:
 
 
 async def remove(steps: Steps, job: str, generation: int) -> None:
-    """See the port."""
+    """Run the step `LiveStore.remove`."""
     while True:
         # Damaged state is dropped, and then there is nothing to remove.
         with contextlib.suppress(StateLostError):

@@ -26,7 +26,7 @@ _MAX_EXPIRED = 256
 
 
 async def claim(steps: Steps, job: str, stage: str, wanted: Claim, token: str) -> Grant:
-    """See the port."""
+    """Run the step `LiveStore.claim`."""
     return await steps.with_layout(
         job, lambda job_layout: _claim(steps, job_layout, stage, wanted, token)
     )
@@ -87,7 +87,7 @@ async def _stages_by_token(
 async def renew(
     steps: Steps, job: str, tokens: Sequence[str]
 ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-    """See the port."""
+    """Run the step `LiveStore.renew`."""
     return await steps.with_layout(job, lambda job_layout: _renew(steps, job_layout, tokens))
 
 
@@ -112,7 +112,7 @@ async def _renew(
 
 
 async def release(steps: Steps, job: str, tokens: Sequence[str]) -> int:
-    """See the port."""
+    """Run the step `LiveStore.release`."""
     return await steps.with_layout(
         job, lambda job_layout: _release(steps, job_layout, list(dict.fromkeys(tokens)))
     )
@@ -127,7 +127,7 @@ async def _release(steps: Steps, job_layout: JobLayout, tokens: Sequence[str]) -
 
 
 async def open_run(steps: Steps, job: str, stages: Sequence[str], run: int) -> None:
-    """See the port."""
+    """Run the step `LiveStore.open_run`."""
 
     async def open_in(job_layout: JobLayout) -> None:
         known = [name for name in dict.fromkeys(stages) if name in job_layout.pipeline.stages]
@@ -137,7 +137,7 @@ async def open_run(steps: Steps, job: str, stages: Sequence[str], run: int) -> N
 
 
 async def end_run(steps: Steps, job: str, stages: Sequence[str], end: RunEnd) -> None:
-    """See the port."""
+    """Run the step `LiveStore.end_run`."""
 
     async def end_in(job_layout: JobLayout) -> None:
         known = [name for name in dict.fromkeys(stages) if name in job_layout.pipeline.stages]
@@ -148,7 +148,7 @@ async def end_run(steps: Steps, job: str, stages: Sequence[str], end: RunEnd) ->
 
 
 async def expire(steps: Steps, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
-    """See the port."""
+    """Run the step `LiveStore.expire`."""
     now_ms = steps.clock.steady_ms()
     if job is not None:
         found = steps.caches.get(job)

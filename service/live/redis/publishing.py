@@ -19,7 +19,7 @@ async def publish(
     views: Mapping[str, StageView],
     epochs: Mapping[str, int],
 ) -> None:
-    """See the port."""
+    """Run the step `LiveStore.publish`."""
     keys = schema.job_keys(job)
     for name in epochs:
         keys += schema.stage_keys(job, name)

@@ -47,7 +47,7 @@ class _ExpiredError(Exception):
 
 
 async def head(steps: Steps, job: str) -> Position | None:
-    """See the port."""
+    """Run the step `LiveStore.head`."""
     found = await _head(steps, job)
     if found is not None:
         # The set of names is one more key that may be lost.
@@ -65,14 +65,14 @@ async def _head(steps: Steps, job: str) -> Position | None:
 
 
 async def heads(steps: Steps) -> Mapping[str, Position]:
-    """See the port."""
+    """Run the step `LiveStore.heads`."""
     names = await steps.names()
     found = await asyncio.gather(*(_head(steps, name) for name in names))
     return {name: at for name, at in zip(names, found, strict=True) if at is not None}
 
 
 async def jobs(steps: Steps) -> Sequence[JobView]:
-    """See the port."""
+    """Run the step `LiveStore.jobs`."""
     names = list(await steps.names())
     views: list[JobView] = []
     # A few at a time: reports use the same connections, and must not queue behind thousands of these.
@@ -90,7 +90,7 @@ async def jobs(steps: Steps) -> Sequence[JobView]:
 
 
 async def pipeline(steps: Steps, job: str, stage: str | None = None) -> Pipeline:
-    """See the port."""
+    """Run the step `LiveStore.pipeline`."""
     known = steps.cache(job).layout
     if known is not None and (stage is None or stage in known.pipeline.stages):
         return known.pipeline
@@ -102,18 +102,18 @@ async def pipeline(steps: Steps, job: str, stage: str | None = None) -> Pipeline
 
 
 async def job_view(steps: Steps, job: str) -> JobView:
-    """See the port."""
+    """Run the step `LiveStore.job`."""
     return (await _batcher(steps, job).submit("")).view
 
 
 async def snapshot(steps: Steps, job: str) -> tuple[JobView, Mapping[str, Census]]:
-    """See the port."""
+    """Run the step `LiveStore.snapshot`."""
     found = await _batcher(steps, job).submit(None)
     return found.view, found.censuses
 
 
 async def stage(steps: Steps, job: str, stage: str) -> tuple[JobView, StageView, Census]:
-    """See the port."""
+    """Run the step `LiveStore.stage`."""
     found = await _batcher(steps, job).submit(stage)
     if stage not in found.view.stages:
         raise refusals.unknown_stage(job, stage)
@@ -121,7 +121,7 @@ async def stage(steps: Steps, job: str, stage: str) -> tuple[JobView, StageView,
 
 
 async def progress(steps: Steps, job: str, stage: str) -> tuple[int, StageProgress]:
-    """See the port."""
+    """Run the step `LiveStore.progress`."""
 
     async def read(job_layout: JobLayout) -> tuple[int, StageProgress]:
         if stage not in job_layout.pipeline.stages:
@@ -180,7 +180,7 @@ async def _read(
 async def agreements(
     steps: Steps, job: str, touched: frozenset[str]
 ) -> tuple[JobView, Mapping[str, Agreement]]:
-    """See the port."""
+    """Run the step `LiveStore.agreements`."""
 
     async def read(job_layout: JobLayout) -> tuple[JobView, Mapping[str, Agreement]]:
         reach = job_layout.pipeline.reach(touched & job_layout.pipeline.stages.keys())
@@ -206,7 +206,7 @@ _PARTS = 9
 async def observe(
     steps: Steps, job: str, stages: Sequence[str]
 ) -> tuple[Instant, Mapping[str, StageObservation]]:
-    """See the port."""
+    """Run the step `LiveStore.observe`."""
 
     async def read(job_layout: JobLayout) -> tuple[Instant, Mapping[str, StageObservation]]:
         known = job_layout.pipeline.stages
@@ -274,7 +274,7 @@ def _whole(raw: bytes) -> Int64s:
 
 
 async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-    """See the port."""
+    """Run the step `LiveStore.settle`."""
 
     async def apply(job_layout: JobLayout) -> bool:
         count = len(stage_layout(job_layout, stage))
@@ -296,7 +296,7 @@ def _quiet_since(decision: Settled) -> float:
 async def raise_marks(
     steps: Steps, job: str, generation: int, marks: Mapping[str, Marks]
 ) -> Mapping[str, Marks]:
-    """See the port."""
+    """Run the step `LiveStore.raise_marks`."""
 
     async def join(job_layout: JobLayout) -> Mapping[str, Marks]:
         if job_layout.generation != generation:
@@ -319,7 +319,7 @@ _VIEWS_AT_ONCE = 250
 async def ranges(
     steps: Steps, job: str, stage: str, *, limit: int, order: RangeOrder
 ) -> Sequence[RangeView]:
-    """See the port."""
+    """Run the step `LiveStore.ranges`."""
     return await steps.with_layout(
         job, lambda job_layout: _ranges(steps, job_layout, stage, limit, order)
     )
@@ -351,7 +351,7 @@ async def _ranges(
 async def range_views(
     steps: Steps, job: str, stage: str, indices: Sequence[int]
 ) -> Sequence[RangeView]:
-    """See the port."""
+    """Run the step `LiveStore.range_views`."""
 
     async def read(job_layout: JobLayout) -> Sequence[RangeView]:
         count = len(stage_layout(job_layout, stage))

@@ -32,7 +32,7 @@ _MAX_CALLS = 2
 
 
 async def report(steps: Steps, job: str, stage: str, report: Report) -> Reported:
-    """See the port."""
+    """Run the step `LiveStore.report`."""
 
     async def submit(job_layout: JobLayout) -> Reported:
         stage_layout(job_layout, stage)
@@ -87,7 +87,7 @@ async def _report_all(
 
 
 async def commit(steps: Steps, job: str, commit: Commit) -> Committed:
-    """See the port."""
+    """Run the step `LiveStore.commit`."""
     return await steps.with_layout(job, lambda job_layout: _commit(steps, job_layout, commit))
 
 

@@ -13,11 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
+from typing_extensions import override
+
 from service.clock import Clock
 from service.errors import StoreRefusedError, UnavailableError
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
-from service.live.port import Watch, new_token
+from service.live.port import LiveStore, Watch, new_token
 from service.live.redis import (
     checkpoints,
     layouts,
@@ -52,8 +54,8 @@ _LISTEN_RETRY_S = 0.2
 _LONGEST_LISTEN_RETRY_S = 2.0
 
 
-class RedisLiveStore:
-    """Keeps everything in Redis. See `service.live.port.LiveStore` for what each method does."""
+class RedisLiveStore(LiveStore):
+    """A live store in Redis."""
 
     shared: ClassVar[bool] = True
 
@@ -64,131 +66,133 @@ class RedisLiveStore:
         self._watches = Watches()
         self._listening: asyncio.Task[None] | None = None
 
+    @override
     async def open(self) -> None:
-        """See the port."""
         with contextlib.suppress(UnavailableError):
             # Known before the first step, so that none is refused in its middle.
             await self._client.check_rights()
         self._listening = asyncio.create_task(self._listen(), name="listen")
 
+    @override
     async def close(self) -> None:
-        """See the port."""
         if self._listening is not None:
             await end_task(self._listening)
         await self._client.close()
 
+    @override
     async def ping(self) -> None:
-        """See the port."""
         await self._client.check_rights()
         await self._client.probe(schema.PROBE)
 
     # ---- jobs
 
+    @override
     async def begin(self, job: InstalledJob) -> None:
-        """See the port."""
         await layouts.begin(self._steps, job)
 
+    @override
     async def install(self, job: InstalledJob) -> None:
-        """See the port."""
         if await layouts.install(self._steps, job):
             self._watches.wake_job(job.name)
 
+    @override
     async def remove(self, job: str, generation: int) -> None:
-        """See the port."""
         await layouts.remove(self._steps, job, generation)
         self._watches.wake_job(job)
 
+    @override
     async def head(self, job: str) -> Position | None:
-        """See the port."""
         return await reads.head(self._steps, job)
 
+    @override
     async def heads(self) -> Mapping[str, Position]:
-        """See the port."""
         return await reads.heads(self._steps)
 
+    @override
     async def jobs(self) -> Sequence[JobView]:
-        """See the port."""
         return await reads.jobs(self._steps)
 
+    @override
     def known(self) -> Mapping[str, Pipeline]:
-        """See the port. The reconciler looks at every job each second, so its layout is known here."""
+        # The reconciler checks every job each second, so its layout is known here.
         return {
             name: cache.layout.pipeline
             for name, cache in self._steps.caches.items()
             if cache.layout is not None
         }
 
+    @override
     def size(self) -> StoreSize:
-        """See the port."""
         known = self.known().values()
         return StoreSize(len(known), sum(pipeline.range_count for pipeline in known))
 
+    @override
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
-        """See the port."""
         return await reads.pipeline(self._steps, job, stage)
 
+    @override
     async def job(self, job: str) -> JobView:
-        """See the port."""
         return await reads.job_view(self._steps, job)
 
+    @override
     async def snapshot(self, job: str) -> tuple[JobView, Mapping[str, Census]]:
-        """See the port."""
         return await reads.snapshot(self._steps, job)
 
+    @override
     async def stage(self, job: str, stage: str) -> tuple[JobView, StageView, Census]:
-        """See the port."""
         return await reads.stage(self._steps, job, stage)
 
+    @override
     async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
-        """See the port."""
         return await reads.progress(self._steps, job, stage)
 
     # ---- leases
 
+    @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """See the port."""
         return await leases.claim(self._steps, job, stage, claim, self._new_token())
 
+    @override
     async def renew(
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-        """See the port."""
         return await leases.renew(self._steps, job, tokens)
 
+    @override
     async def release(self, job: str, tokens: Sequence[str]) -> int:
-        """See the port."""
         return await leases.release(self._steps, job, tokens)
 
+    @override
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
-        """See the port."""
         await leases.open_run(self._steps, job, stages, run)
 
+    @override
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
-        """See the port."""
         await leases.end_run(self._steps, job, stages, end)
 
+    @override
     async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
-        """See the port."""
         return await leases.expire(self._steps, job)
 
     # ---- reports
 
+    @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        """See the port."""
         return await reports.report(self._steps, job, stage, report)
 
+    @override
     async def commit(self, job: str, commit: Commit) -> Committed:
-        """See the port."""
         return await reports.commit(self._steps, job, commit)
 
     # ---- publishing and saving
 
+    @override
     async def agreements(
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
-        """See the port."""
         return await reads.agreements(self._steps, job, touched)
 
+    @override
     async def publish(
         self,
         job: str,
@@ -197,58 +201,57 @@ class RedisLiveStore:
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
     ) -> None:
-        """See the port."""
         await publishing.publish(self._steps, job, generation, revision, views, epochs)
         self._watches.wake(job, views)
 
+    @override
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        """See the port."""
         return await reads.ranges(self._steps, job, stage, limit=limit, order=order)
 
+    @override
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        """See the port."""
         return await reads.range_views(self._steps, job, stage, indices)
 
+    @override
     async def columns(self, job: str, stage: str) -> Columns:
-        """See the port."""
         return await checkpoints.columns(self._steps, job, stage)
 
+    @override
     async def observe(
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
-        """See the port."""
         return await reads.observe(self._steps, job, stages)
 
+    @override
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        """See the port."""
         return await reads.settle(self._steps, job, stage, decisions)
 
+    @override
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:
-        """See the port."""
         return await reads.raise_marks(self._steps, job, generation, marks)
 
+    @override
     async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
-        """See the port."""
         return await checkpoints.unsaved(self._steps, job)
 
+    @override
     async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
-        """See the port."""
         await checkpoints.mark_saved(self._steps, chunks)
 
     # ---- waiting
 
+    @override
     def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:
-        """See the port."""
         return self._watches.watch(job, stage)
 
+    @override
     def wake_readers(self) -> None:
-        """See the port."""
         self._watches.wake_all()
 
     async def _listen(self) -> None:
