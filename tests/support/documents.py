@@ -16,7 +16,7 @@ EXECUTED: Final = {
     "define parcels": "tests/acceptance/test_readme.py",
     "def pending(": "tests/acceptance/test_readme.py",
     "define meters": "tests/acceptance/test_readme.py",
-    '"<3q"': "tests/acceptance/test_readme.py",
+    "times=$(python3": "tests/acceptance/test_readme.py",
     "define orders": "tests/acceptance/test_readme.py",
     "define uploads": "tests/acceptance/test_readme.py",
     "define flights": "tests/acceptance/test_readme.py",
