@@ -22,7 +22,7 @@ class HoldingRange:
     component: str | None
     """The component whose hold it is, if it is buffering."""
     would_be: int | None
-    """The stage's output without this range; None: not another range counts."""
+    """The stage's output without this range; None: this range counts alone."""
 
 
 def following(

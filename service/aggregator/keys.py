@@ -88,7 +88,7 @@ class Keys:
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
         self.open = open_without and not operator
-        """True if everyone is served: there is not a key."""
+        """True if every request is served without a key: the service has none."""
 
     # ---- who may
 

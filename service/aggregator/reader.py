@@ -65,7 +65,7 @@ class Reader:
     async def complete(self, states: Mapping[str, StageState]) -> Mapping[str, StageState]:
         """Return states of one snapshot with the values that are computed for readers.
 
-        These take several steps of the live store, so they are computed only for who will be shown them.
+        They take several steps of the live store, so they are computed only for a body.
         """
         if not states:
             return states
@@ -139,8 +139,8 @@ class Reader:
     ) -> StageState:
         """Return a stage once `until` is true of it, or as it is after the timeout.
 
-        `poll_s`: `until` is about soft values, which change without anything being published, so look
-        so often. None: it is not, and the stage is returned without them.
+        `poll_s`: the poll interval where `until` depends on soft values, which change without a
+        publication. None: `until` does not, and the stage is returned without soft values.
         """
         look = partial(self.stage, job, stage, soft=poll_s is not None)
         if not timeout_s:

@@ -68,10 +68,10 @@ class Throttling:
                 return view
 
     async def read(self, job: str, view: JobView | None = None) -> ThrottleView:
-        """Return what a job's shards are asked to do. Raises `UnknownJobError`.
+        """Return the throttle advice for a job's shards. Raises `UnknownJobError`.
 
-        `view`: the job as it was just read. Without one it is read only if anything depends on what is
-        published, so that most looks are one step of the live store.
+        `view`: the job, if it was just read. Without it, the job is read only if a limit depends on
+        published watermarks, so that most polls are one step of the live store.
         """
         while True:
             pipeline = await self._live.pipeline(job) if view is None else view.pipeline
@@ -82,7 +82,7 @@ class Throttling:
                 now, _ = await self._live.snapshot(job)
                 pipeline = now.pipeline
             observed = await self._observe(job, pipeline)
-            # The pipeline that is remembered may be out of date, but any step finds that out.
+            # The cached pipeline may be out of date. Any step of the store notices, and replaces it.
             if now is not None or await self._live.pipeline(job) is pipeline:
                 return decide(pipeline, {} if now is None else now.stages, observed)
 

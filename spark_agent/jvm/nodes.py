@@ -1,4 +1,3 @@
-# pyright: basic, reportCallIssue=false, reportOptionalCall=false
 """A query's logical plan as plain values."""
 
 from __future__ import annotations

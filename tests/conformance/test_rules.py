@@ -58,7 +58,7 @@ OTHERS: Final[Mapping[str, ModuleType]] = {
     "next_commit": idleness,
     "stays_idle": idleness,
 }
-"""Rules of modules that also have functions which not a store applies."""
+"""Rules of modules that also have functions for readers alone."""
 
 PART_OF_A_RULE: Final = {"is_quiet", "is_unfinished"}
 """In Python, properties."""

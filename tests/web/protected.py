@@ -11,7 +11,7 @@ from tests.web.flights import START, Feed
 ADMIN = "operator-" + "x" * 40
 """The operator's own key."""
 UNAUTHENTICATED = frozenset({"401"})
-"""Console messages of a page that has not a key yet."""
+"""Console messages of a page without a key."""
 
 
 class Protected:
