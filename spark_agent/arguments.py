@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent.jvm.writer import ONCE, is_async, output_mode_of, trigger_of
+from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
@@ -30,15 +30,15 @@ def check_is_writer(writer: object) -> None:
         )
 
 
-def check_writer(writer: DataStreamWriter, *, bounded: bool) -> str:
-    """Check a writer's options, and return its trigger's name. Raises `ValueError`."""
+def check_writer(writer: DataStreamWriter, *, bounded: bool) -> Trigger:
+    """Check a writer's options, and return its trigger. Raises `ValueError`."""
     trigger = trigger_of(writer)
-    if trigger in _UNSUPPORTED_TRIGGERS:
+    if trigger.kind in _UNSUPPORTED_TRIGGERS:
         raise ValueError(
-            f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger]}; use processingTime or "
-            f"availableNow"
+            f"the trigger is not supported: {_UNSUPPORTED_TRIGGERS[trigger.kind]}; use processingTime "
+            f"or availableNow"
         )
-    if bounded and trigger == ONCE:
+    if bounded and trigger.kind == ONCE:
         raise ValueError(
             "a bounded query needs more than one batch to emit its last windows: use "
             "trigger(availableNow=True) instead of once=True"

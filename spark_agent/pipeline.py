@@ -41,7 +41,7 @@ from spark_agent.columns import (
     time_of,
 )
 from spark_agent.driver.job import DeclaredJob
-from spark_agent.driver.queries import Queries, Start, Timing
+from spark_agent.driver.queries import Queries, Start
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
@@ -65,6 +65,7 @@ from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
+from spark_agent.started_query import Timing
 from spark_agent.strategies import EARLIEST_MS, Strategy
 from spark_agent.times import Duration, duration_ms
 
@@ -80,7 +81,7 @@ class Pipeline:
     """A job's stages, and the Spark queries of this driver that execute them.
 
     `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`: while the
-    service asks all shards that a query reads to pause, its next batch waits. `replace` allows both to
+    service's advice pauses all shards that a query reads, its next batch waits. `replace` allows both to
     replace a different specification of the job. `lease_ttl` must be longer than a few batches.
     `patience` is how long one call to the service may block a task, `poll` how often an idle query
     polls its watermark. `finish_timeout` is how long a query that ends by itself (`availableNow`, or
@@ -88,7 +89,7 @@ class Pipeline:
     without its last windows, which come out in the next run.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
-    it, the key is where `TIDEGAUGE_KEY_FILE` or `TIDEGAUGE_KEY` says in their environments.
+    it, the key is in the file of `TIDEGAUGE_KEY_FILE`, or in `TIDEGAUGE_KEY`, in their environments.
 
     Use it as a context manager, or call `stop`. One query at a time executes a stage. A query that
     another driver starts for a stage takes the stage over and fences the older query.
@@ -161,7 +162,9 @@ class Pipeline:
             new_id=new_id,
         )
         self._token = token_hex(16)
-        self._link = LinkServer(self._token, self._queries.next_offset, self._queries.admit)
+        self._link = LinkServer(
+            self._token, self._queries.feeds.next_offset, self._queries.feeds.admit
+        )
         self._spark.dataSource.register(ControlSource)
         self._spark.dataSource.register(LogsSource)
 
@@ -210,10 +213,10 @@ class Pipeline:
         column that it lacks is null. Instants without a time zone are in Spark's session time zone. The
         folders must be at the same path for the driver and for every executor.
 
-        Where the job has a `throttle`, single shards wait: one that is asked to pause, or that another
+        Where the job has a `throttle`, single shards wait: one that the advice pauses, or that another
         batch like its last one would take past its group's limit, reads nothing while others go on. A
-        rate below 1 lowers the number of its files. `shard_waits` says why, and so does the offset of
-        the batch, in the query's progress.
+        rate below 1 lowers the number of its files. `shard_waits` has the reason, and so has the
+        offset of the batch, in the query's progress.
 
         Raises `ValueError`.
         """
@@ -225,7 +228,7 @@ class Pipeline:
             self._linked_source(logs.FORMAT, columns, event_time)
             .options(
                 stage=stage,
-                source=self._queries.new_control(stage),
+                source=self._queries.feeds.new_source(stage),
                 folder=os.path.abspath(path),  # noqa: PTH100  (no link is to be resolved)
                 files=format,
                 shard=shard,
@@ -286,7 +289,7 @@ class Pipeline:
             tracks_in_flight=bool(spec.percentiles),
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
-            raise ValueError(f"tasks {tasks!r} is not a number of tasks: write 1 or more")
+            raise ValueError(f"invalid tasks {tasks!r}: write a number of tasks, 1 or more")
         if stage in _throttled(self._job.throttle, self._job.stages):
             # A query without watermarked() has no control source that could hold it back.
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
@@ -343,7 +346,7 @@ class Pipeline:
         return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
 
     def _linked_source(self, of: str, columns: StructType, event_time: str) -> DataStreamReader:
-        """Return the reader of a source that asks the driver, through the link."""
+        """Return the reader of a source that polls the driver, through the link."""
         return self._spark.readStream.format(of).options(
             port=str(self._link.port),
             token=self._token,
@@ -374,7 +377,7 @@ class Pipeline:
             self._linked_source(control.FORMAT, control_schema(frame), event_time)
             .options(
                 stage=stage,
-                control=self._queries.new_control(stage),
+                control=self._queries.feeds.new_source(stage),
                 delayMs=str(delay_ms),
                 gate=str(is_gate).lower(),
                 percentile="" if percentile is None else str(percentile),
@@ -403,8 +406,8 @@ class Pipeline:
         `event_time` is the column by which readers date the rows: a timestamp, or a window, which
         stands for its end. It may be left out if only one column qualifies. It must be the unchanged
         event time, a window's end, or `window_time()`. For any other column, and for rows from state
-        functions, only you know how old they may be. Declare it with `delay`: how far behind the
-        watermark a row may be, in addition to what Spark's operators allow (`"0 s"`: never behind).
+        functions, the plan does not show how old they may be. Declare it with `delay`: how far behind
+        the watermark a row may be, in addition to what Spark's operators allow (`"0 s"`: never behind).
 
         Rows that leave older than the stage has already promised are counted (`early_rows`); with
         `on_early="fail"` they fail the query. Call it last: nothing after it may hold rows back or
@@ -421,7 +424,7 @@ class Pipeline:
                 f'"ranges": {partitions}'
             )
         if on_early not in {"count", "fail"}:
-            raise ValueError(f"on_early {on_early!r} is not known: write 'count' or 'fail'")
+            raise ValueError(f"invalid on_early {on_early!r}: write 'count' or 'fail'")
         event_time = event_time_of(frame, stage, event_time)
         mark = f"{RANGES_MARK}{next(self._marks)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
@@ -452,7 +455,7 @@ class Pipeline:
         so that the last windows come out, and nothing may follow. It stops when every stage that it
         executes is final. Without sources of its own it ends when its upstream stages are final.
 
-        If another driver takes its stages over, the query fails with an error that says so. With
+        If another driver takes its stages over, the query fails with an error that names it. With
         `on_fenced="continue"` it goes on, unreported.
 
         If its checkpoint is new or an old copy, while the job is further, it is not started: it would
@@ -467,10 +470,10 @@ class Pipeline:
         check_is_writer(writer)
         trigger = check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
-            raise ValueError(f"on_fenced {on_fenced!r} is not known: write 'stop' or 'continue'")
+            raise ValueError(f"invalid on_fenced {on_fenced!r}: write 'stop' or 'continue'")
         if on_lost_checkpoint not in {"stop", "continue"}:
             raise ValueError(
-                f"on_lost_checkpoint {on_lost_checkpoint!r} is not known: write 'stop' or 'continue'"
+                f"invalid on_lost_checkpoint {on_lost_checkpoint!r}: write 'stop' or 'continue'"
             )
         frame = frame_of(writer)
         tree = self._plans.read(frame)
@@ -478,23 +481,22 @@ class Pipeline:
         readers = [node.reader for node in tree.walk() if node.reader is not None]
         start = Start(
             writer,
-            controls,
             trigger,
-            bounded,
-            readers,
+            links=tuple(each.id for each in (*controls, *readers)),
+            bounded=bounded,
             on_fenced=on_fenced,
             on_lost_checkpoint=on_lost_checkpoint,
         )
-        early = check_early(tree)
+        early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)
             check_event_times(self._plans.several_event_times(frame))
             return self._queries.start_early(start, early)
-        query_stages = check(tree, self._job.stages, self._reports)
+        stages = check(tree, self._job.stages, self._reports)
         check_days(tree, str(self._spark.conf.get("spark.sql.session.timeZone")))
         check_settings(self._spark, [each for each in controls if not each.is_gate])
         check_event_times(self._plans.several_event_times(frame))
-        return self._queries.start(start, query_stages)
+        return self._queries.start(start, stages)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

@@ -11,18 +11,18 @@ from typing import Final
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.supervision.supervisor import Signal, Supervisor
 
-_EARLY_EVENTS: Final = 1_000
+_MOST_UNROUTED: Final = 1_000
 
 
 class EventRouter:
-    """Knows which supervisor belongs to which query. Never blocks Spark's listener bus."""
+    """Routes the events of each query to its supervisor. Never blocks Spark's listener bus."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._supervisors: dict[str, Supervisor] = {}
         self._starting = 0
         # A query's first events may arrive before `start` has returned its id.
-        self._early: deque[tuple[str, CommittedBatch | Signal]] = deque(maxlen=_EARLY_EVENTS)
+        self._unrouted: deque[tuple[str, CommittedBatch | Signal]] = deque(maxlen=_MOST_UNROUTED)
 
     @contextmanager
     def starting(self) -> Generator[None]:
@@ -35,14 +35,14 @@ class EventRouter:
             with self._lock:
                 self._starting -= 1
                 if not self._starting:
-                    self._early.clear()
+                    self._unrouted.clear()
 
     def register(self, run_id: str, supervisor: Supervisor) -> None:
         """Route a query's events to its supervisor, starting with the buffered ones."""
         with self._lock:
             self._supervisors[run_id] = supervisor
-            for early_run_id, event in self._early:
-                if early_run_id == run_id:
+            for unrouted_run_id, event in self._unrouted:
+                if unrouted_run_id == run_id:
                     supervisor.notify(event)
 
     def _dispatch(self, run_id: str, event: CommittedBatch | Signal) -> None:
@@ -53,7 +53,7 @@ class EventRouter:
                 if event is Signal.ENDED:
                     del self._supervisors[run_id]
             elif self._starting:
-                self._early.append((run_id, event))
+                self._unrouted.append((run_id, event))
 
     def batch_committed(self, run_id: str, batch: CommittedBatch) -> None:
         """Route a batch that is in Spark's commit log."""

@@ -34,20 +34,20 @@ class Commits:
     generation: int
     """The generation that the job is in."""
     last_epoch: int | None
-    """The last epoch of any of the stages; None: there is none, or the service does not say."""
+    """The last epoch of any of the stages, if any; None also from a service that is too old for it."""
     run: int | None = None
-    """The newest run of the stages; None: the service does not say."""
+    """The newest run of the stages; None from a service that is too old for it."""
 
 
 Check = Callable[[Commits], None]
 """Compares what the job has with a query's checkpoint, and raises if they do not belong together."""
 
 Opened = Callable[[Commits], None]
-"""Is told what the job has once a run is open."""
+"""Takes the commits of the job once a run is open."""
 
 
 class DeclaredJob:
-    """A job's specification, and the service that is to know it."""
+    """A job's specification, and the service that keeps it."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class DeclaredJob:
     def open_run(self, stages: Sequence[str], check: Check, opened: Opened) -> int:
         """Declare the job and open a run for stages, unless `check` raises.
 
-        It is called before the run is opened: a query that is refused must fence nobody. And again if
+        `check` is called before the run is opened: a refused query must not fence another. And again if
         the job has been reset since then, because the run would be of the new generation. Raises
         `AggregatorError`.
         """
@@ -158,7 +158,7 @@ class DeclaredJob:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             _log.warning(
-                "job %s: the service is older than this agent, and does not say which batches it has. "
+                "job %s: the service is older than this agent, and does not report its batches. "
                 "So an old copy of a checkpoint is noticed only when a batch runs that the job has",
                 self.name,
             )
@@ -170,7 +170,7 @@ class DeclaredJob:
     def fetch_watermarks(self) -> Mapping[str, StageWatermark] | None:
         """Fetch all watermarks, before the query's sources fix what they will read.
 
-        None if they are not known. Declares the job if the service does not know all of its stages.
+        None while the service is away. Declares the job if the service lacks some of its stages.
         Raises `DeclaredOtherwise`, `NotAllowed`.
         """
         try:
@@ -178,7 +178,7 @@ class DeclaredJob:
         except (DeclaredOtherwise, NotAllowed, NoUsableKey):
             raise
         except AggregatorError as error:
-            _log.warning("job %s: its watermarks are not known yet: %s", self.name, error)
+            _log.warning("job %s: its watermarks cannot be read yet: %s", self.name, error)
             return None
 
     def _declared_watermarks(self) -> Mapping[str, StageWatermark]:

@@ -21,7 +21,7 @@ from spark_agent.exceptions import (
 )
 from spark_agent.executor.task import Reaction
 from spark_agent.jvm.checkpoint import Beginning
-from spark_agent.soundness.query_stages import QueryStages
+from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.diagnostics import (
     forgotten_shards_message,
     generation_message,
@@ -63,28 +63,18 @@ class Resumption:
     checkpoint from before may have more of them than the job has now. Therefore it notes its generation,
     and the query fails as soon as the job is in another one. Its methods are thread-safe.
 
-    Run numbers only rise, so a ledger that knows only of earlier runs than the query has had was lost,
-    or restored from an older backup. Nor does it know which shards have joined a dynamic source since
-    then: the watermark would pass those that are quiet.
+    Run numbers only rise, so a ledger that has only earlier runs than the query has had was lost, or
+    restored from an older backup. Such a ledger lacks the shards that have joined a dynamic source since
+    then, and the watermark would pass those that are quiet.
     """
 
-    def __init__(
-        self,
-        job: str,
-        query: str,
-        checkpoint: CheckpointNotes,
-        *,
-        on_lost_checkpoint: Reaction = "stop",
-        dynamic: Collection[str] = (),
-    ) -> None:
-        """With "continue", the query goes on even if its checkpoint does not go with the job. `dynamic`
-        are its sources that shards may join.
-        """
-        self._job = job
-        self._query = query
+    def __init__(self, query: StartedQuery, checkpoint: CheckpointNotes) -> None:
+        """With `on_lost_checkpoint="continue"`, the query goes on even if job and checkpoint differ."""
+        self._job = query.job
+        self._query = query.name
         self._checkpoint = checkpoint
-        self._on_lost_checkpoint: Reaction = on_lost_checkpoint
-        self._dynamic = dynamic
+        self._on_lost_checkpoint: Reaction = query.on_lost_checkpoint
+        self._dynamic = query.stages.dynamic
         self._lock = threading.Lock()
         self._generation: int | None = None
         self._rereads_to: int | None = None
@@ -164,7 +154,7 @@ class Resumption:
     def other_generation(self, generation: int) -> str | None:
         """Return why the query has to fail if the job is in this generation; None: it is the query's.
 
-        The query's is what its checkpoint says, else the first that the service tells.
+        The query's generation is that of its checkpoint; else the first in an answer of the service.
         """
         with self._lock:
             if self._generation is None:
@@ -184,7 +174,9 @@ class Resumption:
         does = f"begins with batch {found.next_batch}"
         message = old_checkpoint_message(self._query, does, last_epoch)
         if found.rereads_to is not None and last_epoch <= found.rereads_to:
-            _log.warning("%s. It goes on, as it was told to when it was started before", message)
+            _log.warning(
+                "%s. It goes on, by on_lost_checkpoint='continue' of an earlier start", message
+            )
             return found.rereads_to
         self._refuse(message)
         return last_epoch
@@ -201,43 +193,42 @@ class Resumption:
         _log.warning("%s", message)
 
 
-def check_not_final(
-    job: str,
-    query_stages: QueryStages,
-    watermarks: Mapping[str, StageWatermark] | None,
-    *,
-    bounded: bool,
-) -> None:
-    """Refuse to run a final source again, but let an interrupted bounded run finish."""
-    if watermarks is None:
-        return
-    final = [each for each in query_stages.sources if each in watermarks and watermarks[each].final]
+Watermarks = Mapping[str, StageWatermark]
+"""By stage of the job."""
+
+
+def check_not_final(query: StartedQuery, watermarks: Watermarks) -> None:
+    """Refuse to run a final source again, but let an interrupted bounded run finish.
+
+    Raises `FinalSourceError`.
+    """
+    executed = [each for each in query.stages.names if each in watermarks]
+    sources = {stage.name for stage in query.stages.sources}
+    final = [each for each in executed if each in sources and watermarks[each].final]
     # Sources, too: each is made final by a request of its own.
-    unfinished = [
-        each
-        for each in (*query_stages.sources, *query_stages.promises)
-        if each in watermarks and not watermarks[each].final
-    ]
-    if not final or (bounded and unfinished):
+    unfinished = [each for each in executed if not watermarks[each].final]
+    if not final or (query.bounded and unfinished):
         return
     raise FinalSourceError(
-        f"source {final[0]!r} of job {job!r} is final: a bounded query has promised that "
+        f"source {final[0]!r} of job {query.job!r} is final: a bounded query has promised that "
         f"nothing more comes from it, so anything it read now would be late. To run it again, "
-        f"start the job over with Pipeline.reset() or `tidegauge reset {job}`, with new "
+        f"start the job over with Pipeline.reset() or `tidegauge reset {query.job}`, with new "
         f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
     )
 
 
 def check_inputs_final(
-    stages: Mapping[str, StageSpec],
-    query_stages: QueryStages,
-    watermarks: Mapping[str, StageWatermark] | None,
+    query: StartedQuery, stages: Mapping[str, StageSpec], watermarks: Watermarks
 ) -> None:
-    """Refuse a last run that reads what is there now, while the stages above it still go on."""
-    if watermarks is None or query_stages.sources:
+    """Refuse a last run that reads what is there now, while the stages above it still go on.
+
+    Raises `ValueError`.
+    """
+    is_last = query.bounded and query.trigger.is_available_now
+    if not is_last or query.stages.sources:
         return
-    for stage in query_stages.promises:
-        for other in sorted(upstream(stages, stage, query_stages.promises)):
+    for stage in query.stages.promises:
+        for other in sorted(upstream(stages, stage, query.stages.promises)):
             if other in watermarks and not watermarks[other].final:
                 raise ValueError(
                     f"stage {stage!r} would end too early: a bounded availableNow query reads what "
@@ -248,24 +239,23 @@ def check_inputs_final(
 
 
 def caps_ms(
-    stages: Mapping[str, StageSpec],
-    query_stages: QueryStages,
-    watermarks: Mapping[str, StageWatermark] | None,
+    query: StartedQuery, stages: Mapping[str, StageSpec], watermarks: Watermarks | None
 ) -> dict[str, int | None]:
     """Cap the input watermarks of an `availableNow` run's stages that read other queries' output.
 
     Such a run reads what was there at its start. A watermark that another query publishes later
     covers rows that this run will not read. One published before the start does not.
     """
-    executed = {*query_stages.sources, *query_stages.promises}
     caps_ms: dict[str, int | None] = {}
-    for stage in query_stages.promises:
-        others = upstream(stages, stage, executed)
+    if not query.trigger.is_available_now:
+        return caps_ms
+    for stage in query.stages.promises:
+        others = upstream(stages, stage, query.stages.names)
         if not others:
             continue
         if watermarks is None:
             caps_ms[stage] = None
-        elif not query_stages.sources:
+        elif not query.stages.sources:
             caps_ms[stage] = watermarks[stage].input_ms
         else:
             outputs = [watermarks[other].output_ms for other in others]

@@ -167,6 +167,6 @@ class StageInFlight:
         """Tell the service again: it may have lost what it was told."""
         self._unreported.update(self._sketches)
 
-    def told(self, shards: Iterable[str]) -> None:
+    def mark_reported(self, shards: Iterable[str]) -> None:
         """Note that the service has been told of these shards."""
         self._unreported.difference_update(shards)

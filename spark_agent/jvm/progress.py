@@ -1,9 +1,8 @@
 # pyright: basic
 # ruff: noqa: SLF001
-"""Progress and state of running queries, from Spark's internal objects, which are not public API.
+"""Progress of queries, as plain values: a finished batch is a `CommittedBatch`.
 
-The rest of the agent sees plain values: a finished batch is a `CommittedBatch`. See also
-`spark_agent.jvm.plan`.
+Spark's listener and the objects behind it are not public API. See also `spark_agent.jvm.plan`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any, Final
 
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm import JavaObject
@@ -54,42 +52,6 @@ class CommittedBatch:
     """Duration of the batch."""
     keeps_nothing: bool = False
     """True if the query's operators keep no rows, so that everything it has read has come out."""
-
-
-def has_no_new_data(query: StreamingQuery) -> bool:
-    """Return whether the latest trigger found no new data in any of the query's sources."""
-    return bool(_execution(query).noNewData())
-
-
-def has_just_found_nothing(query: StreamingQuery) -> bool:
-    """Return whether no trigger runs now, and the latest one found no new data."""
-    return not query.status["isTriggerActive"] and has_no_new_data(query)
-
-
-def fail(spark: SparkSession, query: StreamingQuery, message: str) -> None:
-    """Make a query fail with an error, at its next trigger at the latest.
-
-    Spark has no public API for that. This is what its own background threads use.
-    """
-    jvm: JavaObject = spark._jvm
-    _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
-
-
-def is_active(query: StreamingQuery) -> bool:
-    """Return whether a query runs, and nobody has asked it to stop."""
-    return bool(_execution(query).isActive())
-
-
-def failure(query: StreamingQuery) -> str | None:
-    """Return the most telling line of the error that a query has ended with; None: there is none.
-
-    That Spark is gone is an error, too.
-    """
-    try:
-        error = query.exception()
-    except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
-        return "Spark is gone"
-    return None if error is None else most_telling_line(str(error))
 
 
 def most_telling_line(message: str) -> str:
@@ -136,56 +98,7 @@ def links_of(spark: SparkSession) -> dict[str, str]:
     return {} if not address or not _ADDRESS.fullmatch(address) else {"spark": address}
 
 
-def has_ended_by_itself(query: StreamingQuery, *, available_now: bool) -> bool:
-    """Return whether a query that ends by itself has done so, rather than been stopped before.
-
-    One that reads what is there runs until a trigger finds nothing more; any other runs one batch.
-    """
-    try:
-        return has_no_new_data(query) if available_now else recent_batch(query) is not None
-    except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
-        return False
-
-
-def _execution(query: StreamingQuery) -> JavaObject:
-    wrapped: JavaObject = query._jsq
-    return wrapped.streamingQuery()
-
-
-class LatestBatch:
-    """The latest batch that a query has committed since it started.
-
-    Spark records it before it plans the next batch, but notifies its listeners some time later. After
-    ten seconds without a batch, it records a trigger that has run none, with the number of the next
-    batch. Whoever looks in each trigger misses no batch.
-    """
-
-    def __init__(self) -> None:
-        self._latest: CommittedBatch | None = None
-
-    def of(self, query: StreamingQuery) -> CommittedBatch | None:
-        """Return it; None: there is none. Always of the same query, and not from several threads."""
-        wrapped: JavaObject = query._jsq
-        progress = wrapped.lastProgress()
-        body = None if progress is None else json.loads(progress.json())
-        if body is not None and _has_run(body):
-            self._latest = read_progress(body)
-        return self._latest
-
-
-def recent_batch(query: StreamingQuery) -> CommittedBatch | None:
-    """Return the latest batch that a query has committed since it started; None: there is none, or it
-    was long ago, and Spark has told its listeners.
-    """
-    wrapped: JavaObject = query._jsq
-    for progress in reversed(list(wrapped.recentProgress())):
-        body = json.loads(progress.json())
-        if _has_run(body):
-            return read_progress(body)
-    return None
-
-
-def _has_run(body: Mapping[str, Any]) -> bool:
+def has_run(body: Mapping[str, Any]) -> bool:
     """Return whether a progress is of a batch, and not of a trigger that has run none."""
     return "addBatch" in body["durationMs"]
 
@@ -224,7 +137,7 @@ class Listener:
     def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
         """Read the batch, unless the event is of a trigger that has run none."""
         body = json.loads(event.progress().json())
-        if not _has_run(body):
+        if not has_run(body):
             return
         self._batch_committed(body["runId"], read_progress(body))
 

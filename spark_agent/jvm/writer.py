@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.jvm import JavaObject
+
+AVAILABLE_NOW: Final = "AvailableNowTrigger"
+ONCE: Final = "OneTimeTrigger"
 
 _INTERVAL: Final = re.compile(r"ProcessingTimeTrigger\((\d+)\)")
 
@@ -20,16 +24,31 @@ def frame_of(writer: DataStreamWriter) -> DataFrame:
     return writer._df
 
 
-def trigger_of(writer: DataStreamWriter) -> str:
-    """Return the class name of the writer's trigger, such as `AvailableNowTrigger`."""
-    return str(_setting(writer, "trigger").toString()).partition("(")[0]
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """The trigger of a query's batches."""
+
+    kind: str
+    """Spark's class of it, such as `AvailableNowTrigger`."""
+    interval_ms: int = 0
+    """The shortest time from batch to batch."""
+
+    @property
+    def is_available_now(self) -> bool:
+        """True if the query reads what is there at its start, and ends."""
+        return self.kind == AVAILABLE_NOW
+
+    @property
+    def ends(self) -> bool:
+        """True if the query ends by itself."""
+        return self.kind in {AVAILABLE_NOW, ONCE}
 
 
-def interval_ms_of(writer: DataStreamWriter) -> int:
-    """Return how long the writer's trigger waits from batch to batch; 0: not at all."""
-    trigger = str(_setting(writer, "trigger").toString())
-    found = _INTERVAL.fullmatch(trigger)
-    return int(found[1]) if found else 0
+def trigger_of(writer: DataStreamWriter) -> Trigger:
+    """Return the writer's trigger."""
+    text = str(_setting(writer, "trigger").toString())
+    interval = _INTERVAL.fullmatch(text)
+    return Trigger(text.partition("(")[0], int(interval[1]) if interval else 0)
 
 
 def output_mode_of(writer: DataStreamWriter) -> str:
@@ -59,7 +78,3 @@ def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
     found = writer_.getClass().getDeclaredField(name)
     found.setAccessible(True)
     return found.get(writer_)
-
-
-AVAILABLE_NOW: Final = "AvailableNowTrigger"
-ONCE: Final = "OneTimeTrigger"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from spark_agent.client.spec import StageSpec, ancestors
+from spark_agent.client.spec import StageSpec, ancestors, upstream
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import (
     RANGES_MARK,
@@ -52,19 +52,45 @@ class EarlyStage:
 
     stage: str
     percentile: int
+    inputs: frozenset[str]
+    """The nearest stages above it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryStages:
     """The stages that a query executes, and what they may promise."""
 
-    sources: tuple[str, ...]
+    sources: tuple[StageSpec, ...]
+    keyed: tuple[StageSpec, ...]
     promises: Mapping[str, Promise]
-    """By keyed stage."""
-    reads_all: bool
+    """Derivation of each keyed stage's promise from Spark's watermark."""
+    inputs: Mapping[str, frozenset[str]]
+    """By keyed stage: every stage that its input watermark depends on."""
+    by_shard: frozenset[str] = frozenset()
+    """The sources whose shards wait by themselves, and report a backlog: logs in folders."""
+    below_idle: frozenset[str] = frozenset()
+    """The keyed stages below a source that may be idle."""
+    reads_all: bool = True
     """True if each batch reads all available data: each source is known, and not rate limited."""
     may_wait_for_more: bool = False
     """True if a source may leave data unread until there is more of it."""
+    has_control_sources: bool = True
+    """True if control sources bring a watermark: the feed detects then when the input is drained."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all stages."""
+        return [stage.name for stage in (*self.sources, *self.keyed)]
+
+    @property
+    def watched(self) -> list[str]:
+        """The sources whose shards the service may take for idle."""
+        return [stage.name for stage in self.sources if stage.has_idle_policy]
+
+    @property
+    def dynamic(self) -> list[str]:
+        """The sources that shards may join."""
+        return [stage.name for stage in self.sources if stage.is_dynamic]
 
 
 def check(
@@ -102,22 +128,35 @@ def check(
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
+    promises = _promises(plan, reports)
+    inputs = {stage: frozenset(ancestors(stages, stage)) for stage in promises}
     return QueryStages(
-        sources=tuple(sources),
-        promises=_promises(plan, reports),
+        sources=tuple(stages[each] for each in sources),
+        keyed=tuple(stages[each] for each in promises),
+        promises=promises,
+        inputs=inputs,
+        by_shard=frozenset(node.reader.stage for node in plan.walk() if node.reader is not None),
+        below_idle=frozenset(
+            stage
+            for stage, above in inputs.items()
+            if any(stages[each].has_idle_policy for each in above)
+        ),
+        has_control_sources=bool(watermarked),
         reads_all=not any(node.limits or not node.reads_all for node in plan.walk()),
         may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
     )
 
 
-def check_early(plan: Node) -> EarlyStage | None:
+def check_early(plan: Node, stages: Mapping[str, StageSpec]) -> EarlyStage | None:
     """Return whose early results a query writes; None: it follows the watermark itself.
 
     Raises `UnsoundPlanError` if it does both, or promises something by what is no promise.
     """
     followed = _unique(control for control, _ in _controlled(plan))
     early = {
-        EarlyStage(each.stage, each.percentile) for each in followed if each.percentile is not None
+        EarlyStage(each.stage, each.percentile, frozenset(upstream(stages, each.stage, ())))
+        for each in followed
+        if each.percentile is not None
     }
     if not early:
         return None

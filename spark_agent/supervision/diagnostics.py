@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from spark_agent.client.client import StageWatermark
+from spark_agent.client.errors import LimitReached, StaleRun, UnknownStage
 from spark_agent.jvm.checkpoint import Beginning
 
 _log: Final = logging.getLogger("spark_agent")
@@ -28,11 +29,11 @@ def log_missing_inputs(
 
 
 def log_silence(query: str, stages: Collection[str], epoch: int, rows: int) -> None:
-    """Log that a batch has read rows, but none of its tasks has said anything."""
+    """Log that a batch has read rows, but none of its tasks has reported."""
     _log.warning(
         "query %s, batch %d: it has read %d rows, but no task has reported, so it advances no "
         "watermark. Stages: %s. In foreachBatch, read the rows, and from the thread that it is called "
-        "in: of a thread of your own, Spark does not say to which query and batch its tasks belong",
+        "in: the tasks of a thread of your own do not carry their query and batch",
         query,
         epoch,
         rows,
@@ -59,6 +60,47 @@ def log_unfinished(
     )
 
 
+def log_unreported(query: str, stages: Collection[str]) -> None:
+    """Log that the service has not taken the reports of an ended query's last batches."""
+    _log.warning(
+        "query %s has ended, and the service has not taken its last reports: it is away, or another "
+        "query holds its stages' ranges. Nothing is early. But a shard without new rows stands "
+        "still until its next row, or until a bounded run makes it final. Stages: %s",
+        query,
+        ", ".join(stages),
+    )
+
+
+def fenced_message(query: str, stages: Collection[str], error: StaleRun) -> str:
+    """Return why a query fails whose stages another driver has taken over."""
+    holder = error.problem.get("holder")
+    by = f" by {holder}" if holder else ""
+    return (
+        f"tidegauge: query {query} is fenced: its stages ({', '.join(stages)}) were taken "
+        f"over{by}. {error.problem.get('detail', error)}. The job would lack "
+        f"whatever it wrote from now on. If two drivers run this pipeline, stop one of "
+        f"them; with on_fenced='continue' the query would go on regardless"
+    )
+
+
+def removed_message(query: str, error: UnknownStage) -> str:
+    """Return why a query fails one of whose stages was taken out of the specification."""
+    return (
+        f"tidegauge: query {query} executes a stage that the job has no more: "
+        f"{error}. Its specification was replaced while the query ran. Declare the stage again, "
+        f"or start the query of the new pipeline"
+    )
+
+
+def limit_message(query: str, error: LimitReached) -> str:
+    """Return why a bounded query fails whose shards cannot join their source."""
+    return (
+        f"tidegauge: query {query} cannot make its sources final: {error}. "
+        f"Raise that setting of the service, or have fewer shards or key ranges; then start it "
+        f"again from its checkpoint"
+    )
+
+
 def added_shards_message(query: str, stage: str, shards: Collection[str]) -> str:
     """Return why a bounded query fails below whose source shards were added."""
     shown = ", ".join(sorted(shards)[:_MOST_SHOWN]) + (", …" if len(shards) > _MOST_SHOWN else "")
@@ -80,10 +122,10 @@ def reset_message(job: str) -> str:
 
 
 def older_ledger_message(query: str, run: int, current: int) -> str:
-    """Return why a query fails whose run is later than any that the service knows of its stages."""
+    """Return why a query fails whose run is later than any that the service has of its stages."""
     return (
-        f"tidegauge: query {query} has run {run}, but the newest run of its stages that the service "
-        f"knows is {current}: its ledger was restored from an older backup while this query ran. Start "
+        f"tidegauge: query {query} has run {run}, but the newest run of its stages in the service "
+        f"is {current}: its ledger was restored from an older backup while this query ran. Start "
         f"the query again from its checkpoint, which is then compared with what the job has"
     )
 
@@ -100,19 +142,19 @@ def generation_message(job: str, query: str, its: int, now: int) -> str:
             f"time before. Start it with a new checkpoint and an empty output"
         )
     return (
-        f"{found}the service's ledger was lost, or restored from a backup from before a reset. What it "
-        f"knows is of other batches, so windows would close too early. Stop the job's queries and begin "
-        f"the generation again, with `tidegauge reset {job} --generation {its}`. Then start them from "
-        f"their checkpoints: the watermarks begin anew, and catch up with them"
+        f"{found}the service's ledger was lost, or restored from a backup from before a reset. Its "
+        f"watermarks are of other batches, so windows would close too early. Stop the job's queries and "
+        f"begin the generation again, with `tidegauge reset {job} --generation {its}`. Then start them "
+        f"from their checkpoints: the watermarks begin anew, and catch up with them"
     )
 
 
 def forgotten_shards_message(query: str, sources: Collection[str], its: int, now: int) -> str:
     """Return why a query with dynamic sources cannot go on after the ledger was lost or restored."""
     return (
-        f"tidegauge: query {query} has had run {its}, but the newest run of its stages that the "
-        f"service knows is {now}: its ledger was lost, or restored from an older backup. So it does "
-        f"not know which shards have joined {', '.join(sorted(sources))}, and the watermark would pass "
+        f"tidegauge: query {query} has had run {its}, but the newest run of its stages in the "
+        f"service is {now}: its ledger was lost, or restored from an older backup. So it "
+        f"lacks the shards that have joined {', '.join(sorted(sources))}, and the watermark would pass "
         f"those that are quiet now. Add them to the specification's shards, with Pipeline(…, "
         f"replace=True), and start the query once with on_lost_checkpoint='continue'; or call "
         f"Pipeline.reset() and start over with an empty output and a new checkpoint"

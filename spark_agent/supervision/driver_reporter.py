@@ -50,7 +50,7 @@ class DriverReporter:
     def report_shards(
         self, stage: str, reports: Mapping[str, RangeReport], *, ttl_ms: int | None = None
     ) -> list[str]:
-        """Report for shards of a source; return those that nobody else held."""
+        """Report for shards of a source; return the granted ones."""
         lease = self.claim(stage, sorted(reports), ttl_ms=ttl_ms) if reports else None
         if lease is None:
             return []

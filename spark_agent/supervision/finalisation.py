@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from spark_agent.client.client import Client, StageWatermark
 from spark_agent.client.reports import RangeReport
 from spark_agent.client.spec import StageSpec
-from spark_agent.supervision.assignment import Assignment, Committed, QueryHandle
+from spark_agent.jvm.running_query import RunningQuery
+from spark_agent.started_query import StartedQuery
+from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.committed import Committed
 from spark_agent.supervision.diagnostics import added_shards_message
 from spark_agent.supervision.driver_reporter import DriverReporter
 from spark_agent.supervision.pending_reports import PendingReports
@@ -22,26 +25,27 @@ class Finalisation:
     """Progress of a bounded query's sources towards final."""
 
     def __init__(
-        self, assignment: Assignment, client: Client, unread: Mapping[str, Collection[str]]
+        self, query: StartedQuery, running: RunningQuery, client: Client, waits: BatchWaits
     ) -> None:
-        """`unread` are the shards of each source of ours that have something unread; it changes."""
-        self._assignment = assignment
-        self._unread = unread
+        self._query = query
+        self._stages = query.stages
+        self._running = running
         self._client = client
+        self._waits = waits
         self.not_final: dict[str, set[str]] = {
-            stage.name: set(stage.shards) for stage in assignment.sources
+            stage.name: set(stage.shards) for stage in query.stages.sources
         }
         """By source. The driver's watch over quiet shards reads it, too."""
         self.is_drained = False
         """True once a bounded query has read everything, and its last epoch is committed."""
         self._has_read_all = False
-        self._to_look_up = [stage.name for stage in assignment.sources if stage.is_dynamic]
-        """Dynamic sources whose joined shards the service has not been asked for yet."""
+        self._to_look_up = [stage.name for stage in query.stages.sources if stage.is_dynamic]
+        """Dynamic sources whose joined shards are still to be read from the service."""
         self._stop_requested = False
-        self._confirmed = not assignment.sources
+        self._confirmed = not query.stages.sources
         """True once the service shows every source as final."""
         self.obstacle: str | None = None
-        """Why the query can never finish; None: it can, as far as is known."""
+        """The reason why the query can never finish, once one is found."""
 
     @property
     def is_stopping(self) -> bool:
@@ -63,7 +67,7 @@ class Finalisation:
     def find_joined_shards(self) -> None:
         """Find the shards that joined dynamic sources before this query was started.
 
-        Those that join later are known from its tasks: `add_joined`.
+        Its tasks report those that join later: `add_joined`.
         """
         while self._to_look_up:
             stage = self._to_look_up[-1]
@@ -72,61 +76,54 @@ class Finalisation:
 
     def _look_up(self, stage: str) -> set[str]:
         """Return a source's shards that are not final, by the service."""
-        answer = self._client.ranges(self._assignment.job, stage, limit=_MOST_LOOKED_UP)
+        answer = self._client.ranges(self._query.job, stage, limit=_MOST_LOOKED_UP)
         return {each["range"] for each in answer["ranges"] if each["status"] != "final"}
 
     def add_joined(self, stage: str, shards: Iterable[str]) -> None:
         """Add shards of a dynamic source."""
         self.not_final[stage].update(shards)
 
-    def check_drained(self, query: QueryHandle | None, committed_epoch: int) -> None:
+    def check_drained(self, committed_epoch: int) -> None:
         """Detect whether a query without control sources has read everything, and that is committed.
 
-        Spark tells its listeners of a batch some time after the next trigger has found nothing. Until
-        then its shards are not known here, and without them a dynamic source would be final too early.
+        Spark notifies its listeners of a batch some time after the next trigger has found nothing. Until
+        then its shards are missing here, and a dynamic source would be final too early without them.
         """
-        if (
-            not self._assignment.bounded
-            or self.is_drained
-            or query is None
-            or query.has_control_sources
-        ):
+        is_unknown = self._query.bounded and not self.is_drained and self._running.has_started
+        if not is_unknown or self._stages.has_control_sources:
             return
         # Also if it has run no batch: an earlier start may have read everything.
         # A trigger may find nothing because shards that have more must wait.
-        self._has_read_all = query.has_no_new_data() and not any(self._unread.values())
+        self._has_read_all = self._running.has_no_new_data() and not self._waits.has_unread
         if self._has_read_all:
-            newest = query.recent_batch()
+            newest = self._running.recent_batch()
             self.is_drained = newest is None or newest.epoch <= committed_epoch
 
     def finish(
-        self,
-        reporter: DriverReporter,
-        pending: PendingReports,
-        committed: Committed,
-        query: QueryHandle | None,
+        self, reporter: DriverReporter, pending: PendingReports, committed: Committed
     ) -> None:
         """Make a drained query's sources final; once all its stages are final, stop the query."""
-        has_closed_all = not self._assignment.keyed or committed.input_ms == MAX_MS
-        may_finish = self.is_drained if self._assignment.sources else has_closed_all
+        has_closed_all = not self._stages.keyed or committed.input_ms == MAX_MS
+        may_finish = self.is_drained if self._stages.sources else has_closed_all
         if self._stop_requested or not may_finish:
             return
         for stage, shards in self.not_final.items():
             self._report_final(reporter, pending, stage, shards)
-        watermarks = self._client.watermarks(self._assignment.job)
+        watermarks = self._client.watermarks(self._query.job)
         self._compare(watermarks, pending)
-        if not self.are_final or not has_closed_all or query is None:
+        if not self.are_final or not has_closed_all or not self._running.has_started:
             return
-        here = [watermarks.get(stage) for stage in self._assignment.stages]
+        here = [watermarks.get(stage) for stage in self._stages.names]
         if all(each is None or each.final for each in here):
             self._stop_requested = True
-            query.stop()
+            if not self._query.trigger.is_available_now:  # Spark ends such a run itself.
+                self._running.stop()
 
     def _compare(self, watermarks: Mapping[str, StageWatermark], pending: PendingReports) -> None:
-        """Compare the shards that are not final, as known here, with the service's watermarks."""
-        found = [watermarks.get(source.name) for source in self._assignment.sources]
+        """Compare the shards that are not final, by the reports, with the service's watermarks."""
+        found = [watermarks.get(source.name) for source in self._stages.sources]
         self._confirmed = all(each is None or each.final for each in found)
-        for source in self._assignment.sources:
+        for source in self._stages.sources:
             here = watermarks.get(source.name)
             if here is None or here.final:
                 # The others were taken out of the specification, or another driver made them final.
@@ -139,15 +136,15 @@ class Finalisation:
                 self._look_again(source)
 
     def _look_again(self, source: StageSpec) -> None:
-        """Find out why a source is not final, although all shards that this query knows were.
+        """Find the reason why a source is not final, although all shards of this query were.
 
-        A service that has lost its ledger has to be told again. A shard that was added while the query
-        ran is another one's to report: this query has never read it.
+        A service that has lost its ledger needs the reports again. A shard that was added while the
+        query ran is another one's to report: this query has never read it.
         """
         found = self._look_up(source.name)
         self.not_final[source.name].update(found.intersection(source.shards))
         if added := found.difference(source.shards):
-            self.obstacle = added_shards_message(self._assignment.query, source.name, added)
+            self.obstacle = added_shards_message(self._query.name, source.name, added)
 
     def _report_final(
         self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]

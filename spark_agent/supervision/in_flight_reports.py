@@ -51,7 +51,7 @@ class InFlightReports:
     def report(self, reporter: DriverReporter) -> None:
         """Report what shards have in flight after the last epoch.
 
-        The tasks cannot: they do not know of the batches before. A shard that a task of the next batch
+        The tasks cannot: each has the rows of one batch only. A shard that a task of the next batch
         already holds is denied, and is reported after that.
         """
         now_ms = self._clock.steady_ms()
@@ -67,4 +67,4 @@ class InFlightReports:
                 shard: RangeReport(records=0, pending=each)
                 for shard, each in in_flight.unreported(_SKETCHES_PER_REPORT).items()
             }
-            in_flight.told(reporter.report_shards(stage, reports, ttl_ms=ttl_ms))
+            in_flight.mark_reported(reporter.report_shards(stage, reports, ttl_ms=ttl_ms))

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from spark_agent.client.client import Client
 from spark_agent.exceptions import OldCheckpointError
-from spark_agent.supervision.assignment import Assignment
+from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.diagnostics import forgotten_epochs_message
 from spark_agent.supervision.driver_reporter import DriverReporter
 
@@ -35,11 +35,11 @@ class JoinedShards:
     claim of all: a shard joins with its first claim, and a second one changes nothing.
     """
 
-    def __init__(self, assignment: Assignment, client: Client, notes: JoinedNotes) -> None:
-        self._assignment = assignment
+    def __init__(self, query: StartedQuery, client: Client, notes: JoinedNotes) -> None:
+        self._query = query
         self._client = client
         self._notes = notes
-        self._sources = {each.name: each for each in assignment.sources if each.is_dynamic}
+        self._sources = {each.name: each for each in query.stages.sources if each.is_dynamic}
         self._noted: dict[str, set[str]] = {}
         self._run: int | None = None
         """The run that has claimed the noted shards."""
@@ -59,7 +59,7 @@ class JoinedShards:
             for first in range(0, len(noted), _MOST_CLAIMED):
                 lease = reporter.claim(stage, noted[first : first + _MOST_CLAIMED])
                 if lease is not None:
-                    self._client.release(self._assignment.job, [lease])
+                    self._client.release(self._query.job, [lease])
         self._run = reporter.run
         self._acknowledged = None
 
@@ -85,12 +85,12 @@ class JoinedShards:
         if self._acknowledged is None:
             return
         for stage in self._sources:
-            found = self._client.commits(self._assignment.job, stage)
+            found = self._client.commits(self._query.job, stage)
             # The commit of a later run is refused by itself.
             lacks = found["epoch"] is None or found["epoch"] < self._acknowledged
             if found["run"] == self._run and lacks:
                 message = forgotten_epochs_message(
-                    self._assignment.query, self._acknowledged, found["epoch"]
+                    self._query.name, self._acknowledged, found["epoch"]
                 )
                 raise OldCheckpointError(message)
 

@@ -49,7 +49,7 @@ class PendingReports:
         self._repeats.pop(stage, None)
 
     def set_progress(self, stage: str, progress: StageProgress | None) -> None:
-        """Set how far a keyed stage is; None: the service knows."""
+        """Set how far a keyed stage is; None: the service has it."""
         if progress is None:
             self._progress.pop(stage, None)
         else:

@@ -48,7 +48,7 @@ class Advances:
         return promise + self._steps_ms.get(shard, 0)
 
     def step_ms(self, shard: str) -> int:
-        """Return how far the last batch that moved it took a shard; 0: that is not known yet."""
+        """Return how far the last batch that moved it took a shard; 0: it has not moved yet."""
         return self._steps_ms.get(shard, 0)
 
 
@@ -57,7 +57,7 @@ def past_limit(
 ) -> dict[str, str]:
     """Return which shards another batch like the last one would take past a group's limit, and why.
 
-    Never the shard that the group waits for: somebody must go on.
+    Never the shard that the group waits for: one query must go on.
     """
     found: dict[str, str] = {}
     for group in groups:
@@ -80,21 +80,21 @@ def past_limit(
 
 
 def pauses(throttle: Throttle, stage: str) -> Mapping[str, str]:
-    """Return the shards that are asked to pause, with the reason."""
+    """Return the shards that the advice pauses, with the reason."""
     return {
-        shard: f"shard {shard} of {stage} is throttled: {asked['because']}"
-        for shard, asked in throttle.shards.get(stage, {}).items()
-        if asked["pause"]
+        shard: f"shard {shard} of {stage} is throttled: {advice['because']}"
+        for shard, advice in throttle.shards.get(stage, {}).items()
+        if advice["pause"]
     }
 
 
 def slowest_rate(throttle: Throttle, stage: str) -> tuple[float, str]:
-    """Return the least rate that is asked of a stage's shards, and why."""
+    """Return the least rate of a stage's shards by the advice, and the reason."""
     rates = [
         (
-            float(asked["rate"]),
-            f"{stage} is to read at a rate of {asked['rate']}: {asked['because']}",
+            float(advice["rate"]),
+            f"{stage} is to read at a rate of {advice['rate']}: {advice['because']}",
         )
-        for asked in throttle.shards.get(stage, {}).values()
+        for advice in throttle.shards.get(stage, {}).values()
     ]
     return min(rates, default=(1.0, ""))

@@ -1,36 +1,36 @@
 """Decides in the driver whether a query's next batch has to wait, because its sources are throttled.
 
-The service asks single shards to pause (they are ahead of their group), or to read more slowly (a stage
+The service's advice pauses single shards (they are ahead of their group), or slows them down (a stage
 downstream lags). Spark plans one batch for all sources of a query, so the query waits as a whole, and
-only while each of its shards that belongs to a group is asked to pause, is idle, or is final. Any other
-may be the one that the paused shards wait for: if it were held back as well, none would ever go on.
+only while each of its shards that belongs to a group is paused, idle, or final. Any other shard may be
+the one that the paused shards wait for: if it were held back as well, none would ever go on.
 
-A source of ours (`spark_agent.sources`) asks before each batch what each of its shards may read. There
-a shard waits by itself, and the others go on: `SourceThrottle.admit`.
+Logs in folders (`spark_agent.sources`) request before each batch what each of their shards may read.
+There a shard waits by itself, and the others go on: `SourceThrottle.admit`.
 
 A shard that the next batch would take past its group's limit, if it brings as much as the last one,
-waits as if it were asked to: else the query would be ahead by the drift and one batch. The query that
-reads the slowest shard of a group never waits for that group's sake, so somebody always goes on. The
-service knows nothing of such a wait, and could take the shards of a waiting query for quiet ones. So
-where a source has an idle policy, its query waits only when it is asked to. Of a source of ours the
-service knows which shards have something unread, and takes none of those for quiet.
+waits as if it were paused: else the query would be ahead by the drift and one batch. The query that
+reads the slowest shard of a group never waits for that group's sake, so one query always goes on. The
+service does not see such a wait, and could take the shards of a waiting query for quiet ones. So where
+a source has an idle policy, its query waits only for the service's advice. Logs in folders report which
+shards have something unread, and the service takes none of those for quiet.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 from spark_agent.client.client import Client, Throttle
+from spark_agent.client.poller import Poller
 from spark_agent.client.responses import GroupAnswer
 from spark_agent.clock import Clock
-from spark_agent.exceptions import AggregatorError
+from spark_agent.exceptions import AggregatorError, Unavailable
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
 from spark_agent.sources.driver_link import HeldBack
-from spark_agent.throttle.advice import ThrottleAdvicePoller
+from spark_agent.started_query import StartedQuery
 from spark_agent.throttle.alignment import Advances, Promises, past_limit, pauses, slowest_rate
 from spark_agent.throttle.rests import LONGEST_REST_MS, Rests, files_at
 
@@ -39,69 +39,64 @@ _log: Final = logging.getLogger("spark_agent")
 _STATUSES_HOLD_MS: Final = 1_000
 _MOST_SHARDS: Final = 10_000
 """A stage with more shards is never held back: their statuses do not come in one answer."""
+WAIT_TIMEOUT_MS: Final = 30_000
+"""Timeout of the wait of a query that ends, for shards that make no progress."""
 _NOT_WAITED_FOR: Final = frozenset({"idle", "final"})
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottleConfig:
-    """Facts about a started query that the throttle needs."""
-
-    job: str
-    query: str
-    sources: Sequence[str]
-    """The source stages that it executes."""
-    poll_ms: int
-    keep_ms: int
-    """Time for which an answer of the service counts if no other follows."""
-    patience_ms: int | None = None
-    """After this long without progress of those it waits for, it goes on anyway. None: never."""
-    looks_ahead: bool = False
-    """True if it waits as a whole before a batch that would take it past its limit."""
-    shards_look_ahead: bool = False
-    """Likewise, for each shard of a source of ours."""
-    by_shard: Collection[str] = ()
-    """The source stages whose shards wait by themselves."""
 
 
 class SourceThrottle:
     """Holds one query back. Not thread-safe: its feed calls it under a lock."""
 
-    def __init__(self, config: ThrottleConfig, *, client: Client, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, query: StartedQuery, *, client: Client, clock: Clock) -> None:
+        self._job = query.job
+        self._query = query.name
+        self._sources = [stage.name for stage in query.stages.sources]
+        self._by_shard = query.stages.by_shard
+        # A run of what is there now ends soon, and the shards that it would wait for may run only later.
+        self._shards_look_ahead = not query.trigger.is_available_now
+        self._looks_ahead = self._shards_look_ahead and not query.stages.watched
+        self._keep_ms = query.timing.ttl_ms
         self._client = client
         self._clock = clock
-        self._advice = ThrottleAdvicePoller(
-            config.job,
-            poll_ms=config.poll_ms,
-            keep_ms=config.keep_ms,
-            client=client,
-            clock=clock,
-        )
+        self._advice = Poller(self._fetch_advice, poll_ms=query.timing.poll_ms, clock=clock)
         self._waited_for: dict[str, tuple[int, int, Promises | None]] = {}
         """By stage: when they were read, after which epoch, and the promises of what is waited for."""
-        self._advances = {stage: Advances() for stage in config.sources}
+        self._advances = {stage: Advances() for stage in self._sources}
         self._epoch = -1
         self._batch_ended_ms = clock.steady_ms()
         self._wait: tuple[int, str] | None = None
-        self._timeout = WaitTimeout(config.query, config.patience_ms)
+        self._timeout = WaitTimeout(query.name, WAIT_TIMEOUT_MS if query.ends else None)
         self._rests = Rests()
         self._exhausted: dict[str, Wanted] = {}
         """Requests of sources that read only what was there at the start."""
 
     def refresh_soon(self) -> None:
-        """Ask the service on the next call: an epoch was committed, which may change its answer."""
+        """Poll on the next call: an epoch was committed, which may change the service's advice."""
         self._advice.refresh_soon()
+
+    def _fetch_advice(self, latest: Throttle | None) -> Throttle:
+        etag = None if latest is None else latest.etag
+        found = self._client.throttle_since(self._job, etag) or latest
+        if found is None:
+            raise Unavailable("the service has answered 304 to a request without an ETag")
+        return found
+
+    def _latest_advice(self) -> Throttle | None:
+        """Return the latest advice; None once it is older than a lease."""
+        found, received_ms = self._advice.latest(), self._advice.received_ms
+        is_old = received_ms is None or self._clock.steady_ms() - received_ms >= self._keep_ms
+        return None if is_old else found
 
     def reason_to_wait(self, latest: CommittedBatch | None) -> str | None:
         """Return why the next batch has to wait; None: it may run."""
         now_ms = self._note(latest)
-        throttle = self._advice.latest()
+        throttle = self._latest_advice()
         if throttle is None:
             return None
         because = self._ahead(throttle, now_ms) or self._resting(throttle, latest, now_ms)
         if because is not None:
             if self._wait is None:
-                _log.info("query %s waits before its next batch: %s", self._config.query, because)
+                _log.info("query %s waits before its next batch: %s", self._query, because)
             since_ms = now_ms if self._wait is None else self._wait[0]
             self._wait = since_ms, because
         return because
@@ -118,7 +113,7 @@ class SourceThrottle:
         now_ms = self._note(latest)
         if wanted.ends:
             self._exhausted[stage] = wanted
-        throttle = self._advice.latest()
+        throttle = self._latest_advice()
         limits: dict[str, ShardLimit] = {}
         if throttle is not None:
             slow = self._slow(throttle, stage, wanted, now_ms)
@@ -138,16 +133,16 @@ class SourceThrottle:
         return now_ms
 
     def _own_groups(self, throttle: Throttle) -> list[GroupAnswer]:
-        own = set(self._config.sources)
+        own = set(self._sources)
         return [group for group in throttle.groups if own & set(group["stages"])]
 
     def _ahead(self, throttle: Throttle, now_ms: int) -> str | None:
         """Return why every shard has to wait; None: one of them need not."""
-        own = set(self._config.sources)
+        own = set(self._sources)
         groups = self._own_groups(throttle)
         stages = sorted({stage for group in groups for stage in group["stages"]} & own)
         paused = {stage: pauses(throttle, stage) for stage in stages}
-        if not (any(paused.values()) or (self._config.looks_ahead and groups)):
+        if not (any(paused.values()) or (self._looks_ahead and groups)):
             return None
         # A query that reads the shard which a group waits for must go on, whatever its others do.
         others = [
@@ -161,7 +156,7 @@ class SourceThrottle:
             if waited_for is None:
                 return None
             held = dict(paused[stage])
-            if self._config.looks_ahead:
+            if self._looks_ahead:
                 held = {**past_limit(others, stage, waited_for, self._advances[stage]), **held}
             if not waited_for.keys() <= held.keys():
                 return None
@@ -180,7 +175,7 @@ class SourceThrottle:
         if not groups:
             return {}
         held = dict(pauses(throttle, stage))
-        if self._config.shards_look_ahead:
+        if self._shards_look_ahead:
             promises = self._promises(stage, now_ms) or {}
             held = {**past_limit(groups, stage, promises, self._advances[stage]), **held}
         held = {shard: held[shard] for shard in sorted(wanted.unread) if shard in held}
@@ -202,14 +197,14 @@ class SourceThrottle:
         """Return the shards that have to read more slowly, and what they may read now."""
         rest_rate, _ = self._rest_rate(throttle)
         found: dict[str, ShardLimit] = {}
-        for shard, asked in throttle.shards.get(stage, {}).items():
+        for shard, advice in throttle.shards.get(stage, {}).items():
             # A rest of the whole query is the shard's rest, too.
-            rate = float(asked["rate"]) / rest_rate
+            rate = float(advice["rate"]) / rest_rate
             if rate >= 1 or shard not in wanted.unread:
                 continue
             because = (
-                f"shard {shard} of {stage} is to read at a rate of {asked['rate']}: "
-                f"{asked['because']}"
+                f"shard {shard} of {stage} is to read at a rate of {advice['rate']}: "
+                f"{advice['because']}"
             )
             if self._rests.is_resting(stage, shard, rate, wanted.most, now_ms):
                 found[shard] = ShardLimit(0, because)
@@ -218,7 +213,7 @@ class SourceThrottle:
         return found
 
     def _promises(self, stage: str, now_ms: int) -> Promises | None:
-        """Return the promises of the shards that the group may wait for; None: they are not known."""
+        """Return the promises of the shards that the group may wait for; None: they cannot be read."""
         read_at_ms, epoch, waited_for = self._waited_for.get(stage, (None, None, None))
         if read_at_ms is None or epoch != self._epoch or now_ms - read_at_ms >= _STATUSES_HOLD_MS:
             waited_for = self._read_promises(stage)
@@ -230,7 +225,7 @@ class SourceThrottle:
     def _read_promises(self, stage: str) -> Promises | None:
         """Return the promises of a stage's shards that are neither idle nor final."""
         try:
-            found = self._client.ranges(self._config.job, stage, limit=_MOST_SHARDS)["ranges"]
+            found = self._client.ranges(self._job, stage, limit=_MOST_SHARDS)["ranges"]
         except AggregatorError:
             return None
         if len(found) >= _MOST_SHARDS:
@@ -260,9 +255,9 @@ class SourceThrottle:
 
         Where each shard slows down by itself, none.
         """
-        if set(self._config.sources) <= set(self._config.by_shard):
+        if set(self._sources) <= set(self._by_shard):
             return 1.0, ""
-        rates = [slowest_rate(throttle, stage) for stage in self._config.sources]
+        rates = [slowest_rate(throttle, stage) for stage in self._sources]
         return max(rates, default=(1.0, ""))
 
 

@@ -76,7 +76,7 @@ def test_a_shard_that_has_joined_is_waited_for_the_next_day_and_ends_with_its_so
     assert flow.watermark(SOURCE).final
 
 
-FORGOTTEN = r"run 1, but .* is 0: .* which shards have joined sensors, .* Add them"
+FORGOTTEN = r"run 1, but .* is 0: .* the shards that have joined sensors, .* Add them"
 
 
 def test_a_lost_ledger_has_forgotten_which_shards_have_joined(flow: Flow, service: Service) -> None:
@@ -164,7 +164,7 @@ def test_a_backup_from_within_the_run_ends_the_query_while_it_runs(
 ) -> None:
     with pipeline(flow) as running:
         readings = joins_after_a_backup(flow, service, running, tmp_path / "backup")
-        [(query, _)] = running._queries._started
+        [query] = flow.spark.streams.active
         service.restore(tmp_path / "backup")
         readings += ahead(flow)
         words = "was restored from an older backup while the query ran"

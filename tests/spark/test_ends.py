@@ -129,7 +129,7 @@ def test_a_query_ends_well_without_the_service_and_says_that_nobody_was_told(
         service.kill()
         query.stop()
     assert query.exception() is None
-    [told] = [each for each in caplog.messages if "could not be told" in each]
+    [told] = [each for each in caplog.messages if "could not be ended" in each]
     assert "has been stopped" in told
     service.start()
     assert runs(flow)[0]["outcome"] is None

@@ -197,7 +197,7 @@ def test_arguments_of_another_kind(alone: Flow, pipeline: Pipeline, spark: Spark
         Pipeline(nothing, JOB, SPEC, spark=spark)
     with pytest.raises(ValueError, match="job 'Bad job/1' is not a valid name: use up to 128"):
         Pipeline("http://127.0.0.1:1", "Bad job/1", SPEC, spark=spark)
-    with pytest.raises(ValueError, match="tasks 'x' is not a number of tasks"):
+    with pytest.raises(ValueError, match="invalid tasks 'x'"):
         alone.source(pipeline, tasks="x")
     for spec in ([], {SOURCE: ["left"]}, {SOURCE: {"shards": ["été"]}}):
         with pytest.raises(ValueError, match="spec: "):

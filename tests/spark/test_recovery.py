@@ -16,9 +16,10 @@ from spark_agent.client.errors import LeaseLost, StaleRun
 from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.exceptions import Unavailable
 from spark_agent.executor.tally import Count
-from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.pipeline import Pipeline
 from spark_agent.supervision.driver_reporter import DriverReporter
 from spark_agent.supervision.pending_reports import PendingReports
+from spark_agent.supervision.supervisor import Supervisor
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,
@@ -65,7 +66,7 @@ def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
     with flow.pipeline() as pipeline:
         query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=True)
         until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
-        [(_, supervisor)] = pipeline._queries._started
+        supervisor = only_supervisor(pipeline)
         run = supervisor._run
         assert run is not None
         newer = flow.client.claim(
@@ -117,7 +118,7 @@ def test_a_query_goes_on_from_its_checkpoint_in_a_new_run(flow: Flow) -> None:
     with flow.pipeline() as first:
         flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(COUNTS) > START_MS, "the first windows are closed")
-        [(_, supervisor)] = first._queries._started
+        supervisor = only_supervisor(first)
         old_run = supervisor._run
         assert old_run is not None
     old = flow.client.claim(
@@ -149,8 +150,8 @@ def test_an_epoch_that_was_never_committed_is_made_good_for_after_a_restart(
     with flow.pipeline() as first:
         query = flow.start(first, flow.counts(first), bounded=False)
         until(lambda: flow.output_of(SOURCE) == START_MS + 21_000, "the source has promised")
-        [(_, supervisor)] = first._queries._started
-        monkeypatch.setattr(supervisor, "_commit", _lose_contact)
+        supervisor = only_supervisor(first)
+        monkeypatch.setattr(supervisor._commits, "commit", _lose_contact)
         until(lambda: spark_watermark(query) == START_MS + 21_000, "Spark has closed its windows")
         query.stop()
         supervisor._shutdown_deadline_ms = 0  # a driver that dies takes no leave
@@ -161,8 +162,13 @@ def test_an_epoch_that_was_never_committed_is_made_good_for_after_a_restart(
         until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "the ranges have promised")
 
 
-def _lose_contact(run: int, done: CommittedBatch) -> None:
-    raise Unavailable(f"run {run}, epoch {done.epoch}")
+def only_supervisor(pipeline: Pipeline) -> Supervisor:
+    [started] = pipeline._queries._started
+    return started.supervisor
+
+
+def _lose_contact(run: int) -> None:
+    raise Unavailable(f"run {run}")
 
 
 @pytest.mark.slow

@@ -9,12 +9,13 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.jvm.writer import Trigger
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
-from spark_agent.throttle.source_throttle import SourceThrottle, ThrottleConfig
+from spark_agent.throttle.source_throttle import WAIT_TIMEOUT_MS, SourceThrottle
 from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.queries import CONTINUOUS, NIGHTLY, source, started
 
 PAUSE = {"pause": True, "until": 50, "rate": 1.0, "because": "it is ahead"}
-POLL_MS = 100
 
 
 def asks(shards: Mapping[str, Any], *groups: Any, version: int = 1) -> Answer:
@@ -31,11 +32,16 @@ def promises(**by_shard: int | None) -> Answer:
     return Answer(200, {"ranges": found})
 
 
-def throttle(server: Answers, clock: FakeClock, **options: Any) -> SourceThrottle:
-    options = {"sources": ("s",), "by_shard": ("s",)} | options
-    config = ThrottleConfig("j", "q", poll_ms=POLL_MS, keep_ms=10_000, **options)
+def throttle(
+    server: Answers,
+    clock: FakeClock,
+    *,
+    sources: tuple[str, ...] = ("s",),
+    trigger: Trigger = NIGHTLY,
+) -> SourceThrottle:
+    query = started([source(name) for name in sources], by_shard=("s",), trigger=trigger)
     client = Client(server.url, patience_ms=3_000, clock=clock, jitter=lambda: 1.0)
-    return SourceThrottle(config, client=client, clock=clock)
+    return SourceThrottle(query, client=client, clock=clock)
 
 
 def wanted(*shards: str, most: int | None = None, ends: bool = False) -> Wanted:
@@ -73,7 +79,7 @@ def test_a_shard_waits_before_its_limit_unless_the_group_waits_for_it(
         group = held_by("other", "o")
     latest = promises(a=40, b=35) if slowest != "a" else promises(a=35)
     with Answers(asks({}, group), promises(a=10, b=10), latest) as server:
-        throttled = throttle(server, FakeClock(), shards_look_ahead=True)
+        throttled = throttle(server, FakeClock(), trigger=CONTINUOUS)
         assert files(throttled.admit("s", wanted("a", "b"), after(0))) == {}
         admission = throttled.admit("s", wanted("a", "b"), after(1))
     assert set(files(admission)) == waits
@@ -130,9 +136,9 @@ def test_a_run_with_an_end_waits_as_long_as_the_limit_moves(
     moved = asks({"s": {"a": PAUSE}}, held_by("other", "o", 60), version=2)
     first = asks({"s": {"a": PAUSE}}, held_by("other", "o"))
     with Answers(first, moved, Answer(304)) as server:
-        throttled = throttle(server, clock, patience_ms=500)
-        for now_ms, waits in (0, True), (400, True), (600, True), (900, False):
-            clock.now_ms = 1_000_000 + now_ms
+        throttled = throttle(server, clock)
+        for tenths, waits in (0, True), (8, True), (12, True), (18, False):
+            clock.now_ms = 1_000_000 + tenths * WAIT_TIMEOUT_MS // 10
             found = files(throttled.admit("s", wanted("a", ends=True), None))
-            assert found == ({"a": 0} if waits else {}), now_ms
+            assert found == ({"a": 0} if waits else {}), tenths
     assert "made no progress" in caplog.text

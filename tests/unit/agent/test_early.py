@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from spark_agent.client.client import Client
-from spark_agent.driver.early_feed import EarlyConfig, EarlyFeed
+from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.exceptions import Unavailable
+from spark_agent.soundness.query_stages import EarlyStage
 from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import Offset
 from spark_agent.times import MAX_MS
@@ -37,8 +38,14 @@ class Percentiles:
 class Early:
     def __init__(self, service: Percentiles, *, stays: bool = False) -> None:
         self.clock = FakeClock()
-        config = EarlyConfig("j", "k", {"a", "b"}, 66, stays, POLL_MS)
-        self._feed = EarlyFeed(config, client=cast("Client", service), clock=self.clock)
+        self._feed = EarlyFeed(
+            "j",
+            EarlyStage("k", 66, frozenset({"a", "b"})),
+            stays=stays,
+            poll_ms=POLL_MS,
+            client=cast("Client", service),
+            clock=self.clock,
+        )
         self.at = Offset(None, 0)
 
     def next(self, after_ms: int = POLL_MS) -> int | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.driver.preconditions import Resumption
-from spark_agent.driver.watermark_feed import WatermarkFeed, WatermarkFeedConfig
+from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm.checkpoint import Beginning
 from spark_agent.jvm.progress import CommittedBatch
+from spark_agent.jvm.writer import Trigger
 from spark_agent.soundness.operators import Promise
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.control import END_MS
@@ -23,13 +24,13 @@ from spark_agent.sources.driver_link import (
     LinkServer,
     Offset,
 )
+from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.times import MAX_MS
 from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.queries import CONTINUOUS, NIGHTLY, TIMING, started
 
-POLL_MS = 100
-PATIENCE_MS = 3_000
-"""A request may really take so long: a busy machine is no fault of the code."""
-FINISH_TIMEOUT_MS = 60_000
+POLL_MS = TIMING.poll_ms
+FINISH_TIMEOUT_MS = TIMING.finish_timeout_ms
 STAGE = "s"
 
 
@@ -52,15 +53,6 @@ class Supervisor:
     committed: list[int] = field(default_factory=list[int])
     finalise_calls: int = 0
     finalises: bool = True
-    failures: list[str] = field(default_factory=list[str])
-    reasons: list[str | None] = field(default_factory=list[str | None])
-    unread: dict[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
-
-    def wait_because(self, reason: str | None) -> None:
-        self.reasons.append(reason)
-
-    def note_shards(self, stage: str, *, unread: Collection[str], waits: Mapping[str, str]) -> None:
-        self.unread[stage] = unread
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         self.committed.append(batch.epoch)
@@ -70,16 +62,9 @@ class Supervisor:
         self.finalise_calls += 1
         return self.finalises
 
-    def fail_query(self, message: str) -> None:
-        self.failures.append(message)
-
     @property
     def last_error(self) -> str:
         return "503: the ledger does not answer"
-
-    @property
-    def failure(self) -> str | None:
-        return self.failures[0] if self.failures else None
 
 
 @dataclass
@@ -88,6 +73,18 @@ class Query:
 
     clock: FakeClock
     latest: CommittedBatch | None = None
+    is_active: bool = True
+    failures: list[str] = field(default_factory=list[str])
+
+    def latest_batch(self) -> CommittedBatch | None:
+        return self.latest
+
+    def fail(self, message: str) -> None:
+        self.failures.append(message)
+
+    @property
+    def failure(self) -> str | None:
+        return self.failures[0] if self.failures else None
 
     def done(self, epoch: int, watermark_ms: int = 0, *, read_nothing: bool = False) -> None:
         self.latest = CommittedBatch(epoch, watermark_ms, read_nothing)
@@ -125,29 +122,29 @@ def feed(
     *,
     promises: Mapping[str, Promise] | None = None,
     caps_ms: Mapping[str, int | None] | None = None,
+    waits: BatchWaits | None = None,
     bounded: bool = False,
-    ends_when_idle: bool = False,
-    patience_ms: int = PATIENCE_MS,
+    trigger: Trigger = CONTINUOUS,
+    patience_ms: int = TIMING.patience_ms,
 ) -> Unthrottled:
-    config = WatermarkFeedConfig(
-        job="j",
+    started_query = started(
         promises={STAGE: Promise()} if promises is None else promises,
-        caps_ms=caps_ms or {},
         inputs={STAGE: {"a", "b"}},
         bounded=bounded,
-        ends_when_idle=ends_when_idle,
-        patience_ms=patience_ms,
-        poll_ms=POLL_MS,
-        finish_timeout_ms=FINISH_TIMEOUT_MS,
+        trigger=trigger,
+        timing=replace(TIMING, patience_ms=patience_ms),
     )
     client = Client(server.url, patience_ms=patience_ms, clock=query.clock, jitter=lambda: 1.0)
     return Unthrottled(
-        config,
+        started_query,
+        query,
         supervisor=supervisor or Supervisor(),
+        waits=waits or BatchWaits(started_query),
+        caps_ms=caps_ms or {},
+        other_generation=Resumption(started_query, NewCheckpoint()).other_generation,
+        throttle=None,
         client=client,
-        progress=lambda: query.latest,
         clock=query.clock,
-        other_generation=Resumption("j", "q", NewCheckpoint()).other_generation,
     )
 
 
@@ -163,11 +160,11 @@ def test_each_start_takes_one_turn_and_then_waits_for_news() -> None:
 
 
 def test_a_query_that_has_failed_runs_no_other_batch() -> None:
-    supervisor, query = Supervisor(), Query(FakeClock())
+    query = Query(FakeClock())
     with Answers(at(None)) as server:
-        following = feed(server, query, supervisor)
+        following = feed(server, query)
         first = following.next("r", STAGE, Offset(None, 0))
-        supervisor.fail_query("its checkpoint is lost")
+        query.fail("its checkpoint is lost")
         query.done(0)
         with pytest.raises(QueryFailedError, match="its checkpoint is lost"):
             following.next("r", STAGE, first)
@@ -228,23 +225,23 @@ def test_a_checkpoint_at_the_end_of_time_is_of_no_use_to_a_job_that_started_over
 
 def test_a_checkpoint_is_compared_once_the_service_answers() -> None:
     """It did not at the start, and the query went on for good, with every row dropped as late."""
-    query, supervisor = Query(FakeClock()), Supervisor()
+    query = Query(FakeClock())
     with Answers(Answer(404, {"type": "/problems/unknown-job"}), at(5)) as server:
-        following = feed(server, query, supervisor)
+        following = feed(server, query)
         here = following.next("r", STAGE, Offset(END_MS, 8))
-        assert supervisor.failures == []
+        assert query.failures == []
         query.clock.now_ms += 60_000
         with pytest.raises(QueryFailedError, match="a new checkpoint and an empty output"):
             following.next("r", STAGE, here)
 
 
 def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = Supervisor()
+    query = Query(FakeClock())
     with Answers(at(5)) as server:
-        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(70, 8))
-        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(5, 8))
-        feed(server, Query(FakeClock()), supervisor).next("r", STAGE, Offset(None, 8))
-    assert supervisor.failures == []
+        feed(server, query).next("r", STAGE, Offset(70, 8))
+        feed(server, query).next("r", STAGE, Offset(5, 8))
+        feed(server, query).next("r", STAGE, Offset(None, 8))
+    assert query.failures == []
     [logged] = [record.message for record in caplog.records if "checkpoint" in record.message]
     assert "checkpoint is at 1970-01-01T00:00:00.070Z, but the job is only at" in logged
 
@@ -288,7 +285,7 @@ class TestDrained:
     def test_an_empty_batch_shows_it(self) -> None:
         query, supervisor = Query(FakeClock()), Supervisor()
         with Answers(at(None)) as server:
-            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, trigger=NIGHTLY)
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0)
             here = following.next("r", STAGE, here)
@@ -325,14 +322,14 @@ class TestDrained:
         query, supervisor = Query(FakeClock()), Supervisor()
         query.done(7, read_nothing=True)
         with Answers(at(None)) as server:
-            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, trigger=NIGHTLY)
             following.next("r", STAGE, Offset(None, 3))
             assert supervisor.finalise_calls == 0
 
     def test_a_source_that_cannot_be_made_final_keeps_the_run_going_but_not_for_ever(self) -> None:
         query, supervisor = Query(FakeClock()), Supervisor(finalises=False)
         with Answers(at(None)) as server:
-            following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=True, trigger=NIGHTLY)
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0)
             here = following.next("r", STAGE, here)
@@ -340,7 +337,7 @@ class TestDrained:
             for _ in range(3):
                 held = WatermarkFeed.next(following, "r", STAGE, here)
                 assert held == Hold(POLL_MS), "else Spark would end the run as if all were well"
-            assert (supervisor.finalise_calls, supervisor.failures) == (3, [])
+            assert (supervisor.finalise_calls, query.failures) == (3, [])
             query.clock.now_ms += FINISH_TIMEOUT_MS
             with pytest.raises(QueryFailedError, match=r"503: the ledger .* did not come out"):
                 following.next("r", STAGE, here)
@@ -353,7 +350,7 @@ class TestDrained:
         query, supervisor = Query(FakeClock()), Supervisor()
         gone = Answer(404, {"type": "/problems/unknown-job"})
         with Answers(at(5), at(9, 2), gone, at(MAX_MS, 3)) as server:
-            following = feed(server, query, supervisor, bounded=bounded, ends_when_idle=True)
+            following = feed(server, query, supervisor, bounded=bounded, trigger=NIGHTLY)
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0, 5)
             supervisor.commits = False
@@ -372,8 +369,8 @@ class TestDrained:
     ) -> None:
         query, supervisor = Query(FakeClock()), Supervisor(commits=False, alive=alive)
         with Answers(at(5)) as server:
-            following = feed(server, query, supervisor, ends_when_idle=True)
-            following._is_active = lambda: active
+            following = feed(server, query, supervisor, trigger=NIGHTLY)
+            query.is_active = active
             here = following.next("r", STAGE, Offset(None, 0))
             query.done(0, 5, read_nothing=True)
             assert following.next("r", STAGE, here) == here
@@ -443,8 +440,9 @@ def test_a_bounded_run_is_not_drained_while_a_shard_that_waits_has_more(
     unread: dict[str, int],
 ) -> None:
     query, supervisor = Query(FakeClock()), Supervisor()
+    waits = BatchWaits(started(by_shard=("s",)))
     with Answers(at(5)) as server:
-        following = feed(server, query, supervisor, bounded=True, ends_when_idle=True)
+        following = feed(server, query, supervisor, waits=waits, bounded=True, trigger=NIGHTLY)
         here = following.next("r", STAGE, Offset(None, 0))
         query.done(0, 5)
         here = following.next("r", STAGE, here)
@@ -452,7 +450,7 @@ def test_a_bounded_run_is_not_drained_while_a_shard_that_waits_has_more(
         query.done(1, 5, read_nothing=True)
         following.next("r", STAGE, here)
     assert supervisor.finalise_calls == (0 if unread else 1)
-    assert list(supervisor.unread["s"]) == list(unread)
+    assert list(waits.unread["s"]) == list(unread)
 
 
 class TestLink:

@@ -75,7 +75,7 @@ def test_the_driver_merges_batches_and_removes_what_is_passed() -> None:
     assert unpacked(found["a"].event_times).get_min_value() == 100
     assert found["b"] == NOTHING_IN_FLIGHT
     assert list(stage.unreported(1)) == ["a"]
-    stage.told(["a", "b"])
+    stage.mark_reported(["a", "b"])
     assert stage.unreported(9) == {}
     stage.forget_all_but(["b"])
     assert stage.unreported(9) == {"a": NOTHING_IN_FLIGHT}

@@ -241,7 +241,13 @@ class TestQueryStages:
     def test_a_source_and_a_keyed_stage(self) -> None:
         data = source(relation(limits=("maxfilespertrigger",)))
         found = checked(reported(windows(watermarked(data))), "window")
-        assert found == QueryStages(("taps",), {"hourly": Promise(buffered=True)}, reads_all=False)
+        assert found == QueryStages(
+            sources=(STAGES["taps"],),
+            keyed=(STAGES["hourly"],),
+            promises={"hourly": Promise(buffered=True)},
+            inputs={"hourly": frozenset({"taps"})},
+            reads_all=False,
+        )
 
     def test_a_limited_source_that_nobody_reports(self) -> None:
         plan = reported(windows(watermarked(relation(limits=("maxfilespertrigger",)))))
@@ -306,7 +312,7 @@ class TestQueryStages:
 
     def test_what_comes_before_a_source_is_left_to_its_strategy(self) -> None:
         groups = Node("Aggregate", (relation(),), output=(Column(1, "at"), KEY), groups=(KEY,))
-        assert checked(reported(watermarked(source(groups)))).sources == ("taps",)
+        assert checked(reported(watermarked(source(groups)))).sources == (STAGES["taps"],)
 
     def test_an_event_time_that_is_made_from_the_source_s(self) -> None:
         earlier = Node("Project", (source(),), output=(Column(7, "at"), KEY))
@@ -325,9 +331,9 @@ class TestQueryStages:
 
     def test_an_event_time_that_is_the_source_s_under_another_name(self) -> None:
         renamed = project(source(), (7, "when", 1, ""), (KEY.id, "key", KEY.id, ""))
-        assert checked(reported(watermarked(renamed))).sources == ("taps",)
+        assert checked(reported(watermarked(renamed))).sources == (STAGES["taps"],)
         made = source(Node("MapInPandas", (relation(),), output=(Column(1, "at"), KEY)))
-        assert checked(reported(watermarked(made))).sources == ("taps",)
+        assert checked(reported(watermarked(made))).sources == (STAGES["taps"],)
 
     def test_a_watermark_of_spark_s_own(self) -> None:
         node = Node("EventTimeWatermark", (watermarked(),), output=(AT, KEY), delay_ms=5)

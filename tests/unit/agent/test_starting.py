@@ -16,6 +16,7 @@ from spark_agent.exceptions import OldCheckpointError
 from spark_agent.executor.task import Reaction
 from spark_agent.jvm.checkpoint import Beginning
 from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.queries import source, started
 
 SPEC = {"s": {"shards": ["a"]}, "t": {"inputs": ["s"], "ranges": 1}}
 DECLARED = Answer(200, {"job": "j", "generation": 1, "layout_version": 1, "stages": SPEC})
@@ -52,8 +53,15 @@ def open_run(found: Resumption, has: Commits) -> None:
     found.opened(replace(has, run=(has.run or 0) + 1))
 
 
-def resumption(next_batch: int, *, on_lost_checkpoint: Reaction = "stop") -> Resumption:
-    return Resumption("j", "q", Notes(Beginning(next_batch)), on_lost_checkpoint=on_lost_checkpoint)
+def resume(
+    notes: Notes, *, on_lost_checkpoint: Reaction = "stop", dynamic: tuple[str, ...] = ()
+) -> Resumption:
+    sources = [source(name, is_dynamic=True) for name in dynamic]
+    return Resumption(started(sources, on_lost_checkpoint=on_lost_checkpoint), notes)
+
+
+def resumption(next_batch: int) -> Resumption:
+    return resume(Notes(Beginning(next_batch)))
 
 
 def commits(epoch: int | None) -> Answer:
@@ -102,7 +110,7 @@ def test_a_checkpoint_that_is_behind_is_refused(next_batch: int, last_epoch: int
 def test_a_checkpoint_that_is_behind_is_told_where_that_is_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    resumption(4, on_lost_checkpoint="continue").check(Commits(1, 4))
+    resume(Notes(Beginning(4)), on_lost_checkpoint="continue").check(Commits(1, 4))
     assert "query q begins with batch 4, but the job already has batches" in caplog.text
 
 
@@ -130,7 +138,7 @@ def test_an_output_that_is_not_ahead_is_taken(
     next_batch: int, planned: int | None, written: int | None
 ) -> None:
     found = Beginning(next_batch, planned, written, "/out")
-    Resumption("j", "q", Notes(found)).check_output()
+    resume(Notes(found)).check_output()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,7 @@ def test_an_output_that_is_ahead_of_its_checkpoint_is_refused(
     found = Beginning(next_batch, planned, written, "/out")
     words = rf"begins with batch {next_batch}, but its output /out already has .* up to {written}"
     with pytest.raises(OldCheckpointError, match=words):
-        Resumption("j", "q", Notes(found)).check_output()
+        resume(Notes(found)).check_output()
 
 
 def test_the_furthest_of_its_stages_counts() -> None:
@@ -201,7 +209,7 @@ def test_a_reset_between_the_comparison_and_the_run_is_noticed() -> None:
 
 def test_a_checkpoint_notes_its_generation_and_its_run() -> None:
     notes = Notes(Beginning(0))
-    found = Resumption("j", "q", notes)
+    found = resume(notes)
     open_run(found, Commits(3, None, 6))
     assert (notes.noted, found.other_generation(3)) == ([(3, None, 7)], None)
 
@@ -214,9 +222,9 @@ def test_a_ledger_that_may_have_forgotten_shards_is_refused(
 ) -> None:
     def found(*dynamic: str, on_lost_checkpoint: Reaction = "stop") -> Resumption:
         notes = Notes(Beginning(next_batch, generation=1, run=7))
-        return Resumption("j", "q", notes, on_lost_checkpoint=on_lost_checkpoint, dynamic=dynamic)
+        return resume(notes, on_lost_checkpoint=on_lost_checkpoint, dynamic=dynamic)
 
-    words = r"has had run 7, but .* is 6: .* which shards have joined s, .* Add them"
+    words = r"has had run 7, but .* is 6: .* the shards that have joined s, .* Add them"
     with pytest.raises(OldCheckpointError, match=words) if is_refused else nullcontext():
         found("s").check(Commits(1, None, now))
     found().check(Commits(1, None, now))
@@ -225,7 +233,7 @@ def test_a_ledger_that_may_have_forgotten_shards_is_refused(
 
 
 def test_a_ledger_that_is_lost_meanwhile_may_have_forgotten_shards() -> None:
-    found = Resumption("j", "q", Notes(Beginning(0)), dynamic=["s"])
+    found = resume(Notes(Beginning(0)), dynamic=("s",))
     open_run(found, Commits(1, None, 0))
     with pytest.raises(OldCheckpointError, match=r"has had run 1, but .* is 0"):
         found.check(Commits(1, None, 0))
@@ -244,7 +252,7 @@ def test_a_checkpoint_of_another_generation_is_refused(
 ) -> None:
     """Whatever batches the job has: those of two generations do not compare."""
     notes = Notes(Beginning(500, 499, generation=3))
-    found = Resumption("j", "q", notes)
+    found = resume(notes)
     with pytest.raises(OldCheckpointError, match=words):
         found.check(Commits(now, last_epoch))
     assert notes.noted == []
@@ -264,7 +272,7 @@ def test_a_generation_that_changes_later_is_noticed() -> None:
 def test_while_the_service_is_away_the_checkpoint_says_the_generation(
     generation: int | None,
 ) -> None:
-    found = Resumption("j", "q", Notes(Beginning(5, 4, generation=generation)))
+    found = resume(Notes(Beginning(5, 4, generation=generation)))
     found.check_output()
     assert (found.other_generation(4) is None) == (generation is None)
     assert (found.other_generation(3) is None) == (generation == 3)
@@ -275,7 +283,7 @@ def test_a_checkpoint_of_another_generation_goes_on_where_that_is_wanted(
 ) -> None:
     """And is of that one from then on."""
     notes = Notes(Beginning(5, 4, generation=1, rereads_to=9))
-    found = Resumption("j", "q", notes, on_lost_checkpoint="continue")
+    found = resume(notes, on_lost_checkpoint="continue")
     open_run(found, Commits(2, 3, 6))
     assert "is of generation 1" in caplog.text
     assert notes.noted == [(2, None, 7)]
@@ -284,17 +292,17 @@ def test_a_checkpoint_of_another_generation_goes_on_where_that_is_wanted(
 
 def test_who_went_on_behind_the_job_may_do_so_until_it_has_passed_that() -> None:
     notes = Notes(Beginning(0))
-    first = Resumption("j", "q", notes, on_lost_checkpoint="continue")
+    first = resume(notes, on_lost_checkpoint="continue")
     open_run(first, Commits(1, 7, 2))
     assert notes.noted == [(1, 7, 3)]
-    second = Resumption("j", "q", Notes(Beginning(2, 1, generation=1, rereads_to=7)))
+    second = resume(Notes(Beginning(2, 1, generation=1, rereads_to=7)))
     second.check(Commits(1, 7))
     assert second.on_lost_checkpoint == "continue"
     # Another query has gone on, from another checkpoint.
-    third = Resumption("j", "q", Notes(Beginning(3, 2, generation=1, rereads_to=7)))
+    third = resume(Notes(Beginning(3, 2, generation=1, rereads_to=7)))
     with pytest.raises(OldCheckpointError, match="up to 8"):
         third.check(Commits(1, 8))
-    last = Resumption("j", "q", Notes(Beginning(8, 7, generation=1, rereads_to=7)))
+    last = resume(Notes(Beginning(8, 7, generation=1, rereads_to=7)))
     last.check(Commits(1, 7))
     assert last.on_lost_checkpoint == "stop"
 

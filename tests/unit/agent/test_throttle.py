@@ -9,10 +9,12 @@ import pytest
 
 from spark_agent.client.client import Client
 from spark_agent.jvm.progress import CommittedBatch
-from spark_agent.throttle.source_throttle import SourceThrottle, ThrottleConfig
+from spark_agent.jvm.writer import Trigger
+from spark_agent.throttle.source_throttle import WAIT_TIMEOUT_MS, SourceThrottle
 from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.queries import CONTINUOUS, NIGHTLY, TIMING, source, started
 
-POLL_MS, KEEP_MS = 100, 10_000
+POLL_MS, KEEP_MS = TIMING.poll_ms, TIMING.ttl_ms
 PAUSE = {"pause": True, "until": 50, "rate": 1.0, "because": "it is ahead"}
 GROUP = {"stages": ["s", "other"], "limit": 50, "held_by": {"stage": "other", "range": "o"}}
 BATCH = CommittedBatch(1, 0, duration_ms=1_000)
@@ -36,16 +38,14 @@ def throttle(
     server: Answers,
     clock: FakeClock,
     *,
-    patience_ms: int | None = None,
     sources: tuple[str, ...] = ("s",),
     looks_ahead: bool = False,
-    shards_look_ahead: bool = False,
+    trigger: Trigger = CONTINUOUS,
 ) -> SourceThrottle:
-    config = ThrottleConfig(
-        "j", "q", sources, POLL_MS, KEEP_MS, patience_ms, looks_ahead, shards_look_ahead
-    )
+    """A query one of whose sources has an idle policy does not look ahead."""
+    specs = [source(name, has_idle_policy=not looks_ahead) for name in sources]
     client = Client(server.url, patience_ms=3_000, clock=clock, jitter=lambda: 1.0)
-    return SourceThrottle(config, client=client, clock=clock)
+    return SourceThrottle(started(specs, trigger=trigger), client=client, clock=clock)
 
 
 def test_a_query_waits_while_all_its_shards_have_to_pause() -> None:
@@ -94,12 +94,13 @@ def test_a_query_with_an_end_waits_as_long_as_the_limit_moves() -> None:
     clock = FakeClock()
     moved = dict(GROUP, limit=60)
     shards = {"s": {"a": PAUSE}}
-    answers = asks(shards, GROUP), statuses(a="active"), asks(shards, moved, version=2)
-    with Answers(*answers, Answer(304)) as server:
-        throttled = throttle(server, clock, patience_ms=500)
-        for now_ms, waits in (0, True), (400, True), (600, True), (900, False):
-            clock.now_ms = 1_000_000 + now_ms
-            assert (throttled.reason_to_wait(None) is not None) is waits, now_ms
+    advice = asks(shards, GROUP), asks(shards, moved, version=2), Answer(304), Answer(304)
+    answers = [answer for each in advice for answer in (each, statuses(a="active"))]
+    with Answers(*answers) as server:
+        throttled = throttle(server, clock, trigger=NIGHTLY)
+        for tenths, waits in (0, True), (8, True), (12, True), (18, False):
+            clock.now_ms = 1_000_000 + tenths * WAIT_TIMEOUT_MS // 10
+            assert (throttled.reason_to_wait(None) is not None) is waits, tenths
 
 
 @pytest.mark.parametrize(("rate", "rest_ms"), [(1.0, 0), (0.5, 1_000), (0.1, 9_000)])

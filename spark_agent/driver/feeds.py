@@ -1,0 +1,59 @@
+"""The feeds of a driver's linked sources: control sources, and logs in folders."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from spark_agent.driver.early_feed import EarlyFeed
+from spark_agent.driver.watermark_feed import WatermarkFeed
+from spark_agent.exceptions import NotStartedError
+from spark_agent.sources.admission import Admission, Wanted
+from spark_agent.sources.driver_link import Hold, Offset
+
+Feed = WatermarkFeed | EarlyFeed
+
+
+class Feeds:
+    """Routes the requests of linked sources to the feeds of their queries. Thread-safe.
+
+    A source gets its id when its data frame is built, and a feed when its query starts. A request
+    outside of that is refused, such as that of a query which was started without the pipeline.
+    """
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self._feeds: dict[str, tuple[str, Feed | None]] = {}
+
+    def new_source(self, stage: str) -> str:
+        """Return the id of a new linked source, which has no feed yet."""
+        source = str(next(self._ids))
+        self._feeds[source] = stage, None
+        return source
+
+    def connect(self, sources: Iterable[str], feed: Feed) -> None:
+        """Set the feed of a query's linked sources."""
+        for source in sources:
+            stage, _ = self._feeds[source]
+            self._feeds[source] = stage, feed
+
+    def disconnect(self, ended: Feed) -> None:
+        """Remove the feed of a query that has ended from its sources."""
+        # A copy: another thread may build a source meanwhile.
+        for source, (stage, feed) in list(self._feeds.items()):
+            if feed is ended:
+                self._feeds[source] = stage, None
+
+    def admit(self, source: str, wanted: Wanted) -> Admission:
+        """Return what a source of ours may read. Raises `NotStartedError`, `QueryFailedError`."""
+        stage, feed = self._feeds.get(source, ("", None))
+        if not isinstance(feed, WatermarkFeed):
+            raise NotStartedError(stage)
+        return feed.admit(stage, wanted)
+
+    def next_offset(self, source: str, reader: str, at: Offset) -> Offset | Hold:
+        """Return a control source's next offset. Raises `NotStartedError`, `QueryFailedError`."""
+        stage, feed = self._feeds.get(source, ("", None))
+        if feed is None:
+            raise NotStartedError(stage)
+        return feed.next(at) if isinstance(feed, EarlyFeed) else feed.next(reader, stage, at)

@@ -1,0 +1,62 @@
+"""A started query as one value, from which its supervisor, its feed and its throttle are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from spark_agent.executor.task import Reaction
+from spark_agent.jvm.writer import Trigger
+from spark_agent.soundness.query_stages import QueryStages
+
+_LONGEST_INTERVAL_MS: Final = 1_000
+"""A query that polls for new data less often than this does not prove that a shard is quiet now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Timeouts and intervals of a query."""
+
+    ttl_ms: int
+    """A task's or the driver's lease."""
+    patience_ms: int
+    """The longest that one call to the service may block a task."""
+    poll_ms: int
+    """The pause between two polls of a watermark."""
+    finish_timeout_ms: int
+    """The longest wait, at the end of a query that ends by itself, for a service that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedQuery:
+    """A query that is started: its stages, what they may promise, and how the query runs."""
+
+    job: str
+    name: str
+    """The name of this start of the query, which its tasks use too."""
+    stages: QueryStages
+    trigger: Trigger
+    timing: Timing
+    bounded: bool = False
+    """True if nothing follows the query: its sources become final at its end."""
+    on_fenced: Reaction = "stop"
+    on_lost_checkpoint: Reaction = "stop"
+    counts_state: bool = True
+    """True if Spark counts the rows that its operators keep. If not, Spark reports zero."""
+
+    @property
+    def ends(self) -> bool:
+        """True if the query ends by itself."""
+        return self.bounded or self.trigger.ends
+
+    @property
+    def polls_often(self) -> bool:
+        """True if the query polls its sources all the time: its last trigger shows their backlog now."""
+        often = self.trigger.interval_ms <= _LONGEST_INTERVAL_MS
+        return often and not self.stages.may_wait_for_more
+
+    @property
+    def may_idle(self) -> Collection[str]:
+        """The keyed stages that may be idle: Spark proves that they keep nothing."""
+        return self.stages.below_idle if self.counts_state else ()
