@@ -80,6 +80,30 @@ def _short_id() -> str:
 class Pipeline:
     """A job's stages, and the Spark queries of this driver that execute them.
 
+    A pipeline takes the place of `withWatermark`. `source` reports what the tasks have read of each
+    shard, `watermarked` brings the stage's input watermark from the service into Spark's plan, and
+    `report` reports what the stage's operators have emitted. So a window closes once everything before
+    its end is in, over all queries and drivers that feed the stage, and not once one query has seen a
+    later row.
+
+    Example (`taps` is a streaming data frame with the columns `tap`, `at` and `litres`)::
+
+        spec = {
+            "taps": {"shards": ["north", "south"]},
+            "hourly": {"inputs": ["taps"], "ranges": 4},  # as spark.sql.shuffle.partitions
+        }
+        with Pipeline(url, job="water", spec=spec) as pipeline:
+            strategy = BoundedOutOfOrderness("10 minutes")
+            rows = pipeline.source(
+                taps, stage="taps", shard="tap", event_time="at", strategy=strategy
+            )
+            rows = pipeline.watermarked(rows, stage="hourly", event_time="at")
+            hourly = rows.groupBy(F.window("at", "1 hour"), "tap").agg(F.sum("litres"))
+            writer = pipeline.report(hourly, stage="hourly").writeStream.format("json")
+            writer = writer.option("path", f"{folder}/hourly").trigger(availableNow=True)
+            writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+            pipeline.start(writer).awaitTermination()
+
     `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`: while the
     service's advice pauses all shards that a query reads, its next batch waits. `replace` allows both to
     replace a different specification of the job. `lease_ttl` must be longer than a few batches.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
-from spark_agent import Client
+from spark_agent import BoundedOutOfOrderness, Client, Pipeline
 from spark_agent.client.reports import RangeReport, Rank
 from tests.support.server import ROOT, Service
 
@@ -36,6 +38,42 @@ def url(shared_service: Service) -> Iterator[str]:
     client = Client(shared_service.url)
     for job in client.jobs()["jobs"]:
         client.delete(job["job"])
+
+
+def example_of(documented: object) -> str:
+    """Return the example in a docstring, which follows a line that ends with two colons."""
+    _, after = inspect.cleandoc(documented.__doc__ or "").split("::\n\n", 1)
+    lines = after.splitlines()
+    end = next(i for i, line in enumerate(lines) if line and not line.startswith(" "))
+    return textwrap.dedent("\n".join(lines[:end]))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("examples")
+def test_the_example_of_a_pipeline(url: str, spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        {"tap": tap, "at": f"2026-01-01T0{hour}:05:00Z", "litres": 1.5}
+        for hour in range(3)
+        for tap in ("north", "south")
+    ]
+    (tmp_path / "taps").mkdir()
+    (tmp_path / "taps/1.json").write_text("\n".join(map(json.dumps, rows)))
+    schema = "tap string, at timestamp, litres double"
+    names = {
+        "Pipeline": Pipeline,
+        "BoundedOutOfOrderness": BoundedOutOfOrderness,
+        "F": functions,
+        "url": url,
+        "folder": tmp_path,
+        "taps": spark.readStream.schema(schema).json(f"{tmp_path}/taps"),
+    }
+    spark.conf.set(PARTITIONS, "4")
+    exec(example_of(Pipeline), names)
+    hours = spark.read.json(f"{tmp_path}/hourly").select("window.start", "tap").collect()
+    assert sorted((row["start"][11:13], row["tap"]) for row in hours) == [
+        ("00", "north"),
+        ("00", "south"),
+    ], "the second hour closes with a row ten minutes after its end"
 
 
 def run(
