@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
 from spark_agent.client.reports import RangeReport, Rank
-from spark_agent.driver import queries as queries_module
 from spark_agent.executor.tally import Count
+from spark_agent.throttle import source_throttle
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,
@@ -327,7 +327,7 @@ def test_a_run_with_an_end_reads_what_was_there_and_does_not_wait_for_ever(
     build: Callable[[Pipeline, DataFrame], DataFrame],
 ) -> None:
     """The left one is past the limit, and the one that it waits for never moves."""
-    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 1_500)
+    monkeypatch.setattr(source_throttle, "WAIT_TIMEOUT_MS", 1_500)
     folders.write_each("left", range(200), file_s=100)
     folders.write_each("right", range(20))
     with pipeline_of(flow, together(SOURCE, OTHER), WITH_OTHER) as pipeline:
@@ -372,7 +372,7 @@ def test_a_bounded_query_is_not_final_while_a_shard_that_waits_has_more(
     build: Callable[[Pipeline, DataFrame], DataFrame],
     trigger: Mapping[str, object] | None,
 ) -> None:
-    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 2_000)
+    monkeypatch.setattr(source_throttle, "WAIT_TIMEOUT_MS", 2_000)
     folders.write_each("left", range(200), file_s=100)
     folders.write_each("right", range(20))
     with pipeline_of(flow, together(SOURCE), SPEC) as pipeline:

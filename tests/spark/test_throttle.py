@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Pipeline
 from spark_agent.client.reports import RangeReport, Rank
-from spark_agent.driver import queries as queries_module
+from spark_agent.throttle import source_throttle
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
@@ -185,7 +185,7 @@ def test_a_query_with_an_end_does_not_wait_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     write_files(flow)
-    monkeypatch.setattr(queries_module, "_THROTTLE_PATIENCE_MS", 300)
+    monkeypatch.setattr(source_throttle, "WAIT_TIMEOUT_MS", 300)
     ended(flow.start(throttled, flow.counts(throttled), trigger=AVAILABLE_NOW))
     assert flow.output_of(COUNTS) > START_MS + 70_000
     assert "made no progress" in caplog.text
