@@ -9,6 +9,7 @@ from typing import Final
 from spark_agent.client.client import StageWatermark
 from spark_agent.client.errors import LimitReached, StaleRun, UnknownStage
 from spark_agent.jvm.checkpoint import Beginning
+from spark_agent.started_query import StartedQuery
 
 _log: Final = logging.getLogger("spark_agent")
 _MOST_SHOWN: Final = 5
@@ -41,10 +42,24 @@ def log_silence(query: str, stages: Collection[str], epoch: int, rows: int) -> N
     )
 
 
-def log_unfinished(
+def log_if_unfinished(query: StartedQuery, watermarks: Mapping[str, StageWatermark]) -> None:
+    """Log why stages of a query that has ended are unfinished, if that is unexpected.
+
+    Without `watermarks`, the service is unavailable.
+    """
+    for stage, inputs in query.stages.inputs.items():
+        here = watermarks.get(stage)
+        if here is not None and here.final:
+            continue
+        if query.bounded:
+            _log_unfinished(stage, inputs, watermarks)
+        elif here is not None and here.input_ms is None:
+            log_missing_inputs(stage, inputs, watermarks)
+
+
+def _log_unfinished(
     stage: str, inputs: Collection[str], watermarks: Mapping[str, StageWatermark]
 ) -> None:
-    """Log why a stage is not final, although its bounded query has ended."""
     waits = [each for each in inputs if each in watermarks and not watermarks[each].final]
     if waits:
         why = f"it waits for {', '.join(sorted(waits))}, not final yet"

@@ -32,8 +32,7 @@ from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.diagnostics import (
     fenced_message,
     limit_message,
-    log_missing_inputs,
-    log_unfinished,
+    log_if_unfinished,
     log_unreported,
     older_ledger_message,
     removed_message,
@@ -287,14 +286,7 @@ class Supervisor:
             watermarks = self._client.watermarks(self.query.job)
         except AggregatorError:
             watermarks = {}
-        for stage, inputs in self.query.stages.inputs.items():
-            here = watermarks.get(stage)
-            if here is not None and here.final:
-                continue
-            if self.query.bounded:
-                log_unfinished(stage, inputs, watermarks)
-            elif here is not None and here.input_ms is None:
-                log_missing_inputs(stage, inputs, watermarks)
+        log_if_unfinished(self.query, watermarks)
 
     def _notify_step(self, *, failing: bool) -> None:
         with self._step_done:
