@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from service.frontier.epochs import MAX_WAITING_EPOCHS
 from service.frontier.facts import Facts, ReportedFacts
@@ -20,7 +21,6 @@ from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, Throt
 from service.frontier.ranges import KeyLayout, Layout, RangeNames, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import REMEMBERED
-from service.live.redis.lookups import Lookups
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
@@ -427,7 +427,7 @@ class JobLayout:
     generation: int
     layout_version: int
     pipeline: Pipeline
-    lookups: Lookups = field(repr=False, compare=False)
+    lookups: LRUCache[tuple[str, ...], Any] = field(repr=False, compare=False)
     """The ranges of the last report under each lease, and the promises that it has left: see `spans`.
     All jobs share them."""
 

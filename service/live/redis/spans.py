@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.frontier.facts import ReportedFacts
+from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.redis import schema
 from service.live.redis.joined import Promises, join, left_by
@@ -46,6 +47,20 @@ class RangeLookup:
     left: Promises | None = None
     """The promises that the last report has left, if they are known. Of few ranges they are not kept."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Approximate size, for the cache.
+
+        >>> RangeLookup(["a", "b"], None, 2, [], (0, 2), []).size_bytes
+        240
+        >>> from service.frontier.ranges import ShardLayout
+        >>> kept = RangeNames(ShardLayout.of(("a", "b")), np.array([0, 1]))
+        >>> RangeLookup(kept, None, 2, [], (0, 2), []).size_bytes
+        64
+        """
+        each = _NUMBERED_BYTES if isinstance(self.names, RangeNames) else _NAMED_BYTES
+        return each * len(self.names)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReport:
@@ -73,7 +88,7 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     last: RangeLookup | None = job_layout.lookups.get(key)
     if last is None or last.names != names:
         last = _look_up(job_layout, stage, names)
-        job_layout.lookups.put(key, last, _NAMED_BYTES * len(names))
+        job_layout.lookups[key] = last
     return _resolved(stage, report, last)
 
 
@@ -97,8 +112,7 @@ def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) ->
     indices = schema.indices_of(runs)
     names = job_layout.names(stage, runs)
     lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
-    key = _key(job_layout, stage, token, "members")
-    job_layout.lookups.put(key, lookup, _NUMBERED_BYTES * len(indices))
+    job_layout.lookups[_key(job_layout, stage, token, "members")] = lookup
     return lookup
 
 
