@@ -25,7 +25,8 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.client import RedisClient, WrongTypeError
+from service.live.redis.client import RedisClient
+from service.live.redis.errors import WrongTypeError
 from service.live.redis.packing import pack
 from service.live.redis.rights import DeniedError
 from service.live.redis.schema import JobLayout
