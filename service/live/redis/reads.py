@@ -20,9 +20,9 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
+from service.live.redis.job_layout import JobLayout, indices_of
 from service.live.redis.leases import expire_job
 from service.live.redis.packing import pack
-from service.live.redis.schema import JobLayout
 from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
 from service.model.jobs import Census, JobView, StageProgress, StageView
 from service.model.observations import Instant, Marks, Settled, StageObservation
@@ -373,7 +373,7 @@ async def _views(
         _, results, packed, raw_kept = answer
         kept = _kept(raw_kept)
         holds = {
-            int(fence): _PackedHolds(schema.indices_of(runs), schema.read_holds(column))
+            int(fence): _PackedHolds(indices_of(runs), schema.read_holds(column))
             for (fence, runs), column in zip(schema.read_list(packed), columns, strict=True)
         }
         for index, result in zip(part, schema.read_list(results), strict=True):

@@ -14,9 +14,9 @@ from service.frontier.facts import ReportedFacts
 from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.redis import schema
+from service.live.redis.job_layout import JobLayout, Runs, indices_of, runs_of, spans_of
 from service.live.redis.joined import Promises, join, left_by
 from service.live.redis.packing import blob
-from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
 from service.model.reports import RangeNote, Report, Reported, column
 
@@ -109,9 +109,9 @@ def _key(job_layout: JobLayout, stage: str, token: str, what: str) -> tuple[str,
 
 def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
     """Keep which ranges a lease was granted, for its next packed report."""
-    indices = schema.indices_of(runs)
+    indices = indices_of(runs)
     names = job_layout.names(stage, runs)
-    lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
+    lookup = RangeLookup(names, None, len(indices), spans_of(indices), runs, ())
     job_layout.lookups[_key(job_layout, stage, token, "members")] = lookup
     return lookup
 
@@ -126,15 +126,15 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     places = [index.get(name, -1) for name in names]
     at = np.array(places, dtype=np.int64)
     if len(at) == 1 and places[0] >= 0:
-        return RangeLookup(names, None, 1, schema.spans_of(at), (places[0], 1), ())
+        return RangeLookup(names, None, 1, spans_of(at), (places[0], 1), ())
     unknown = [name for name, i in zip(names, places, strict=True) if i < 0]
     order: npt.NDArray[np.int64] | None = None
     if unknown or bool((np.diff(at) <= 0).any()):
         order = np.argsort(at, kind="stable")
         order = order[at[order] >= 0]
         at = at[order]
-    spans = schema.spans_of(at) if len(at) else []
-    return RangeLookup(names, order, len(at), spans, schema.runs_of(at), unknown)
+    spans = spans_of(at) if len(at) else []
+    return RangeLookup(names, order, len(at), spans, runs_of(at), unknown)
 
 
 def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:

@@ -27,9 +27,9 @@ from service.live.port import StateLostError
 from service.live.redis import schema
 from service.live.redis.client import RedisClient
 from service.live.redis.errors import WrongTypeError
+from service.live.redis.job_layout import JobLayout, read_pipeline
 from service.live.redis.packing import pack
 from service.live.redis.rights import DeniedError
-from service.live.redis.schema import JobLayout
 from service.live.redis.spans import RangeLookup, ResolvedReport
 from service.model.jobs import Census, JobView
 from service.model.reports import Reported
@@ -270,7 +270,7 @@ class Steps:
             layout_id.decode(),
             int(generation),
             int(version),
-            schema.read_pipeline(packed),
+            read_pipeline(packed),
             self.lookups,
         )
 
