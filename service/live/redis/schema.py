@@ -19,7 +19,7 @@ from service.live.port import REMEMBERED
 from service.live.redis.packing import Key, blob
 from service.model.checkpoints import CHUNK, COLUMNS
 from service.model.jobs import StageView
-from service.model.reports import Column, HoldColumns
+from service.model.reports import Column, CommittedHolds, HoldColumns
 from service.model.runs import RunEnd
 
 Floats = npt.NDArray[np.float64]
@@ -227,6 +227,11 @@ def read_holds(packed: bytes) -> HoldColumns:
         return {}
     table = as_times(np.frombuffer(columns, dtype="<f8")).reshape(len(names), -1)
     return dict(zip(names, table, strict=True))
+
+
+def read_kept(raw: bytes | str | None) -> CommittedHolds | None:
+    """Read the holds of a stage's last commit; None: it brought none."""
+    return msgspec.json.decode(raw, type=CommittedHolds) if raw else None
 
 
 def read_facts(packed: bytes) -> Facts:
