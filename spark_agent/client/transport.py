@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self, cast
 
@@ -189,7 +190,10 @@ def _retry_after_ms(value: str | None, wall_ms: int) -> int:
     with suppress(ValueError, OverflowError):
         if value.isdigit():
             return int(value) * 1_000
-        return max(int(parsedate_to_datetime(value).timestamp() * 1_000) - wall_ms, 0)
+        at = parsedate_to_datetime(value)
+        # A date in the form of asctime names no zone, and is one of UTC.
+        at = at.replace(tzinfo=at.tzinfo or UTC)
+        return max(int(at.timestamp() * 1_000) - wall_ms, 0)
     return 0
 
 

@@ -25,6 +25,8 @@ _CONNECTIONS = 32
 
 _CONNECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 3.0
+"""Timeout of a command."""
+
 _POOL_TIMEOUT_S = 3.0
 
 

@@ -30,7 +30,7 @@ class WrongTypeError(Exception):
 
 
 def broken(error: RuntimeError | AttributeError) -> RedisConnectionError:
-    """Translate the error for a connection that breaks during a write; raise any other.
+    """Translate the error for a connection that breaks during a write; raise any other error.
 
     uvloop's is a `RuntimeError`. And when a node of a cluster fails, redis-py closes all connections to
     it, those in use included, whose streams then are None.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -72,6 +74,28 @@ def test_it_waits_as_long_as_an_answer_requests(
         assert client(server, clock).open_run("j", ["s"], "me") == 7
     assert len(server.asked) == 2
     assert clock.pauses_ms == [pause_ms]
+
+
+@pytest.fixture
+def far_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process 14 hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Pacific/Kiritimati")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_zone")
+def test_a_requested_date_is_one_of_utc_wherever_the_client_runs() -> None:
+    clock = FakeClock(now_ms=1_000_000)
+    answers = [
+        Answer(503, headers={"Retry-After": date})
+        for date in ("Thu Jan  1 00:16:41 1970", "Thu, 01 Jan 1970 00:16:43 GMT")
+    ]
+    with Answers(*answers, Answer(201, {"run": 7})) as server:
+        client(server, clock, patience_ms=9_000).open_run("j", ["s"], "me")
+    assert clock.pauses_ms == [1_051, 2_050]
 
 
 @pytest.mark.parametrize("retry_after", ["2", "Thu, 01 Jan 2070 00:00:00 GMT"])
