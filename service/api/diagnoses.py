@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from service.api.endpoints import Call, Endpoints, query
+from service.api.descriptions import query
+from service.api.endpoints import Call, Endpoints
 from service.api.exchange import integer
 from service.api.responses.problems import (
     JobProblemsBody,

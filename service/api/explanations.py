@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import Response
 
-from service.api.endpoints import Call, Endpoints, header, query
+from service.api.descriptions import header, query
+from service.api.endpoints import Call, Endpoints
 from service.api.exchange import answer, entity_tags, integer, preferred_wait_s
 from service.api.responses.explanations import ExplanationBody, explanation_body
 from service.api.responses.throttle import ThrottleBody, throttle_body

@@ -1,18 +1,20 @@
-"""A shortcut to the hot routes."""
+"""The application: a shortcut to the hot routes, and HEAD as the GET that it stands for."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from service.api.counting import Responses
-from service.api.head import as_get
 from service.api.problems import fail, refuse
 from service.api.routing import DirectRoute
 from service.errors import ProblemError
+
+_GONE: Message = {"type": "http.disconnect"}
 
 
 class Application(FastAPI):
@@ -40,7 +42,7 @@ class Application(FastAPI):
         """Serve."""
         if scope["type"] == "http":
             if scope["method"] == "HEAD":
-                scope, receive, send = as_get(scope, receive, send)
+                scope, receive, send = _as_get(scope, receive, send)
             for method, match, route in self._lanes:
                 if scope["method"] == method and (found := match(scope["path"])) is not None:
                     scope["app"] = self
@@ -62,3 +64,30 @@ class Application(FastAPI):
         except Exception as error:  # noqa: BLE001 - as on the usual way
             response = fail(request, error)
         await self._responses.give(response, scope, receive, send)
+
+
+def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
+    """Return a HEAD request as the GET that it stands for. The server leaves out the body (RFC 9110,
+    section 9.3.2).
+
+    Once the header is sent, the client counts as gone: else a stream of events would never end.
+    """
+    answered = asyncio.Event()
+
+    async def receive_until_answered() -> Message:
+        receiving = asyncio.ensure_future(receive())
+        answering = asyncio.ensure_future(answered.wait())
+        try:
+            await asyncio.wait((receiving, answering), return_when=asyncio.FIRST_COMPLETED)
+            return receiving.result() if receiving.done() else _GONE
+        finally:
+            receiving.cancel()
+            answering.cancel()
+
+    async def send_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body"})
+            answered.set()
+
+    return {**scope, "method": "GET"}, receive_until_answered, send_header

@@ -6,7 +6,8 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from service.api.endpoints import Call, Endpoints, query
+from service.api.descriptions import query
+from service.api.endpoints import Call, Endpoints
 from service.api.exchange import answer, integer
 from service.api.responses.history import EtaBody, HistoryBody, eta_body, past_watermark_body
 from service.errors import InvalidRequestError, UnavailableError, UnknownJobError, UnknownStageError

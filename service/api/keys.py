@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import Response
 
 from service.aggregator import ANYONE
-from service.api.endpoints import Call, Endpoints, json_body, query
+from service.api.descriptions import query
+from service.api.endpoints import Call, Endpoints, json_body
 from service.api.exchange import answer, check_name, integer
 from service.api.requests import CreateKey
 from service.api.responses.keys import (

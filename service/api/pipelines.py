@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import Response
 
 from service.aggregator import Precondition
-from service.api.endpoints import NO_BODY, Call, Endpoints, header, json_body, query
+from service.api.descriptions import header, query
+from service.api.endpoints import NO_BODY, Call, Endpoints, json_body
 from service.api.exchange import MAX_PIPELINE_BODY, entity_tags, integer
 from service.api.responses.jobs import (
     GraphBody,

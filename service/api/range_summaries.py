@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from service.aggregator import SLOWEST, Condition, Window
-from service.api.endpoints import Call, Endpoints, query
+from service.api.descriptions import query
+from service.api.endpoints import Call, Endpoints
 from service.api.exchange import integer
 from service.api.responses.summaries import RangeSummaryBody, range_summary_body
 from service.errors import InvalidRequestError, OverloadedError, UnknownJobError, UnknownStageError

@@ -8,12 +8,12 @@ from typing import Final
 
 from msgspec import UNSET
 
+from service.api.report_checks import check_times
 from service.api.requests import Pending, ShardReport, WorkColumns, WorkReport
 from service.errors import InvalidReportError
 from service.frontier.errors import InvalidSketchError
 from service.frontier.facts import ReportedFacts
 from service.frontier.sketches import check_sketch
-from service.frontier.timestamps import EARLIEST, LATEST, MAX, is_timestamp
 
 _SKETCHES_AT_ONCE: Final = 200
 """Sketches that are checked without a pause, in which others get their turn."""
@@ -109,13 +109,3 @@ def _check_pending(where: str, pending: Pending | None) -> bytes:
             f"{where}.count is {pending.count}, and its sketch is of {count} event times"
         )
     return pending.event_times if count else _NOTHING_IN_FLIGHT
-
-
-def check_times(where: str, times: Mapping[str, int]) -> None:
-    """Raise `InvalidReportError` if a value is not a time."""
-    for member, value in times.items():
-        if not is_timestamp(value):
-            raise InvalidReportError(
-                f"{where}.{member} is {value}: it must be milliseconds since the Unix epoch within the"
-                f" years 0001 to 9999 ({EARLIEST} to {LATEST}), or {MAX}"
-            )

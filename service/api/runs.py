@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from service.api.endpoints import Call, Endpoints, json_body, query
+from service.api.descriptions import query
+from service.api.endpoints import Call, Endpoints, json_body
 from service.api.exchange import integer
 from service.api.requests import EndRun, OpenRun
 from service.api.responses.jobs import CommitsBody

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 from fastapi import Request, Response
 
 from service.aggregator import Changes, StageState
-from service.api.endpoints import Call, Endpoints, header, query
+from service.api.descriptions import header, query
+from service.api.endpoints import Call, Endpoints
 from service.api.event_stream import EventStream
 from service.api.exchange import (
     JsonResponse,

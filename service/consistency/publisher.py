@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from service.clock import Clock
+from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob
 from service.errors import UnavailableError
 from service.frontier.graph import Pipeline
 from service.ledger.port import JobRecord, Ledger, Recorded
@@ -23,71 +23,13 @@ from service.model.jobs import JobView
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import SWITCH
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import SpanContext
-
-
 log = logging.getLogger(__name__)
 
 _GATHER_S = 0.005
 """Wait of a round for the requests that the last round answered."""
 
-_MOST_LINKS = 128
-"""As many as OpenTelemetry's SDK keeps of one span."""
-
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
-
-
-Published = JobView | None
-"""A job after a round; None: its state was lost, and is being restored."""
-
-
-def _new_future() -> asyncio.Future[Published]:
-    return asyncio.get_running_loop().create_future()
-
-
-LiveState = tuple[int, int]
-"""Incarnation and generation."""
-
-
-@dataclass(slots=True)
-class _TouchedJob:
-    """Changes of a job since its last round, and the future of the requests that wait for the next."""
-
-    since_ms: int
-    stages: set[str] = field(default_factory=set[str])
-    epochs: dict[str, int] = field(default_factory=dict[str, int])
-    state: LiveState = (0, 0)
-    """The one that the epochs were committed in: a reset or a loss discards them."""
-    discarded: bool = False
-    """True if epochs were discarded for which a request may wait."""
-    last_error: str | None = None
-    """Why the last round could not publish it."""
-    done: asyncio.Future[Published] = field(default_factory=_new_future)
-    requests: list[SpanContext] = field(default_factory=list["SpanContext"])
-    """Spans of these reports and commits, while requests are traced; at most `_MOST_LINKS`."""
-
-    def add_epochs(self, state: LiveState, epochs: Mapping[str, int]) -> None:
-        if state != self.state:
-            self.discarded |= bool(self.epochs if state > self.state else epochs)
-        if state < self.state:
-            return
-        if state > self.state:
-            self.epochs = {}
-        self.state = state
-        self.epochs.update(epochs)
-
-    def are_lost(self, view: JobView) -> bool:
-        """Return whether epochs cannot be recorded, since the state of their commit is over."""
-        current = (view.incarnation, view.generation)
-        return self.discarded or bool(self.epochs and self.state != current)
-
-    def fail(self, error: UnavailableError) -> None:
-        """Fail those who wait. The job stays touched, with a new future for the next round."""
-        _fail(self.done, error)
-        self.done = _new_future()
-        self.last_error = error.detail
 
 
 class Publisher:
@@ -98,8 +40,8 @@ class Publisher:
         self._ledger = ledger
         self._clock = clock
         self._metrics = metrics
-        self._touched: dict[str, _TouchedJob] = {}
-        self._under_way: dict[str, _TouchedJob] = {}
+        self._touched: dict[str, TouchedJob] = {}
+        self._under_way: dict[str, TouchedJob] = {}
         self._wake = asyncio.Event()
         self._all_arrived = asyncio.Event()
         self._touches = 0
@@ -118,12 +60,12 @@ class Publisher:
         touched.stages.update(epochs)
         touched.add_epochs(state, epochs)
 
-    def _touch(self, job: str) -> _TouchedJob:
+    def _touch(self, job: str) -> TouchedJob:
         touched = self._touched.get(job)
         if touched is None:
-            touched = self._touched[job] = _TouchedJob(self._clock.steady_ms())
+            touched = self._touched[job] = TouchedJob(self._clock.steady_ms())
         tracing = SWITCH.tracing
-        if tracing is not None and len(touched.requests) < _MOST_LINKS:
+        if tracing is not None and len(touched.requests) < MOST_LINKS:
             requester = tracing.requester()
             if requester is not None:
                 touched.requests.append(requester)
@@ -189,23 +131,23 @@ class Publisher:
         requests = [each for touched in self._touched.values() for each in touched.requests]
         if tracing is None or not requests:
             return await self._round()
-        with tracing.publication(requests[:_MOST_LINKS]) as span:
+        with tracing.publication(requests[:MOST_LINKS]) as span:
             is_done = await self._round()
             span.set_attribute("tidegauge.complete", is_done)
             return is_done
 
     async def _round(self) -> bool:
         self._under_way, self._touched = self._touched, {}
-        left: dict[str, _TouchedJob] = dict(self._under_way)
+        left: dict[str, TouchedJob] = dict(self._under_way)
         try:
             for job, published in (await self._publish(self._under_way)).items():
-                _resolve(left.pop(job).done, published)
+                left.pop(job).resolve(published)
         except Exception as error:
             # Unexpected, so it is logged and raised to those who wait; the next round goes on.
             log.exception("publishing failed")
             self._metrics.publish_failures.inc()
             for touched in left.values():
-                _fail(touched.done, error)
+                touched.reject(error)
             left.clear()
         finally:
             self._under_way = {}
@@ -213,25 +155,21 @@ class Publisher:
                 self._requeue(job, touched)
         return not left
 
-    def _fail_waiting(self, touched: Iterable[_TouchedJob], error: UnavailableError) -> None:
+    def _fail_waiting(self, touched: Iterable[TouchedJob], error: UnavailableError) -> None:
         log.warning("cannot publish now, retrying: %s", error.detail)
         self._metrics.publish_failures.inc()
         for each in touched:
             each.fail(error)
 
-    def _requeue(self, job: str, touched: _TouchedJob) -> None:
+    def _requeue(self, job: str, touched: TouchedJob) -> None:
         """Put a job that was not published into the next round, with all who wait for it."""
         newer = self._touched.get(job)
         if newer is not None:
-            touched.stages |= newer.stages
-            touched.add_epochs(newer.state, newer.epochs)
-            touched.discarded |= newer.discarded
-            touched.requests = [*touched.requests, *newer.requests][:_MOST_LINKS]
-            touched.done.add_done_callback(lambda done: _forward(done, newer.done))
+            touched.join(newer)
         self._touched[job] = touched
         self._wake.set()
 
-    async def _publish(self, touched: Mapping[str, _TouchedJob]) -> Mapping[str, Published]:
+    async def _publish(self, touched: Mapping[str, TouchedJob]) -> Mapping[str, Published]:
         """Publish; return the jobs that are done."""
         done, moved = await self._attempt(touched, first=True)
         if moved:
@@ -242,7 +180,7 @@ class Publisher:
         return done
 
     async def _attempt(
-        self, touched: Mapping[str, _TouchedJob], *, first: bool
+        self, touched: Mapping[str, TouchedJob], *, first: bool
     ) -> tuple[dict[str, Published], list[str]]:
         """Read, record and publish; return the jobs that are done, and those that changed meanwhile.
 
@@ -276,7 +214,7 @@ class Publisher:
             except Exception as error:
                 # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
                 log.exception("cannot show what was recorded for job %s", record.job)
-                _fail(touched[record.job].done, error)
+                touched[record.job].reject(error)
                 done[record.job] = None
             else:
                 overtaken = _overtaken(view.pipeline, record, recorded)
@@ -290,7 +228,7 @@ class Publisher:
         return done, moved
 
     async def _prepare_all(
-        self, touched: Mapping[str, _TouchedJob], *, first: bool
+        self, touched: Mapping[str, TouchedJob], *, first: bool
     ) -> tuple[dict[str, Published], list[tuple[JobView, JobRecord]]]:
         """Prepare the records; return the jobs that have nothing to record, and the records of the
         others, each with the view that it is based on.
@@ -302,19 +240,19 @@ class Publisher:
                 view, record = await self._prepare(job, pending, first=first)
             except StateLostError:
                 # The job was deleted, or its state was lost: restoring that touches all its stages.
-                _fail(pending.done, UnavailableError("the job's state was lost: retry"))
+                pending.reject(UnavailableError("the job's state was lost: retry"))
                 done[job] = None
             except UnavailableError as error:
                 self._fail_waiting([pending], error)
             except Exception as error:
                 log.exception("cannot read job %s to publish it", job)
-                _fail(pending.done, error)
+                pending.reject(error)
                 done[job] = None
             else:
                 if pending.are_lost(view):
                     # Whoever commits an epoch is answered only when it is durable. These are gone with
                     # the state that they were committed in: it was restored, or reset, since.
-                    _fail(pending.done, UnavailableError("the job's state was lost: retry"))
+                    pending.reject(UnavailableError("the job's state was lost: retry"))
                 if record is None:
                     done[job] = view
                 else:
@@ -330,7 +268,7 @@ class Publisher:
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
 
     async def _prepare(
-        self, job: str, touched: _TouchedJob, *, first: bool
+        self, job: str, touched: TouchedJob, *, first: bool
     ) -> tuple[JobView, JobRecord | None]:
         """Read a job and prepare its record; None: there is nothing to record."""
         stages = set(touched.stages)
@@ -381,23 +319,3 @@ def _overtaken(pipeline: Pipeline, record: JobRecord, recorded: Recorded) -> set
         if view.watermark != record.advances.get(stage)
         for downstream in pipeline.downstreams.get(stage, ())
     }
-
-
-def _resolve(done: asyncio.Future[Published], published: Published) -> None:
-    if not done.done():
-        done.set_result(published)
-
-
-def _fail(done: asyncio.Future[Published], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
-        # Perhaps nobody waits. Retrieving the error keeps asyncio from warning.
-        done.exception()
-
-
-def _forward(done: asyncio.Future[Published], to: asyncio.Future[Published]) -> None:
-    error = done.exception()
-    if error is None:
-        _resolve(to, done.result())
-    else:
-        _fail(to, error)

@@ -16,8 +16,9 @@ from typing import TypeVar
 from typing_extensions import override
 
 from service.consistency.outage_reads import OutageReads
-from service.consistency.publisher import Published, Publisher
+from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
+from service.consistency.touched import Published
 from service.errors import UnavailableError
 from service.frontier.graph import Pipeline
 from service.live.port import JobState, LiveStore, StateLostError

@@ -1,12 +1,16 @@
-"""Thinning the history of watermarks by age, in slices that hold up nothing else."""
+"""The history of watermarks: reading it, and thinning it by age in slices that hold up nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.ledger import statements as sql
+from service.ledger import history_statements as sql
 from service.ledger.database import Database
 from service.ledger.port import Thinned
+from service.ledger.rows import history_points
+from service.model.history import HistoryPoint
 
 _SLICE = 2_000
 """Rows that one transaction looks at: some ten milliseconds."""
@@ -54,3 +58,64 @@ class History:
         self._slice = 2 * self._slice if next_ms == self._from_ms and 2 * rows < seen else _SLICE
         self._from_ms = next_ms
         return Thinned(rows, more=True)
+
+
+async def find_history(
+    db: AsyncConnection,
+    job: str,
+    stage: str,
+    *,
+    generation: int,
+    newest: int,
+    from_ms: int,
+    until_ms: int,
+    intervals: int,
+) -> Sequence[HistoryPoint]:
+    """See `Ledger.history`."""
+    found = await db.execute(
+        sql.FIND_HISTORY,
+        {
+            "b_job": job,
+            "b_stage": stage,
+            "b_generation": generation,
+            "b_newest": newest,
+            "b_from_ms": from_ms,
+            "b_span_ms": until_ms - from_ms,
+            "b_intervals": intervals,
+        },
+    )
+    return history_points(found, job, stage, generation)
+
+
+async def began_after(
+    db: AsyncConnection, job: str, stage: str, generation: int, at_ms: int
+) -> bool:
+    """See `Ledger.began_after`."""
+    # Several, as those of the same millisecond come in any order.
+    wanted = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms, "b_limit": 10}
+    found = await db.execute(sql.FIND_NEXT_HISTORY, wanted)
+    rows = [row for row in found if (row.job, row.stage) == (job, stage)]
+    return any(
+        # While an earlier generation went on, this one had not begun.
+        row.generation < generation or (row.generation == generation and row.version == 1)
+        for row in rows
+        if row.at_ms == rows[0].at_ms
+    )
+
+
+async def last_advances(
+    db: AsyncConnection, job: str, stage: str, generation: int, newest: int, limit: int
+) -> Sequence[HistoryPoint]:
+    """See `Ledger.last_advances`."""
+    found = await db.execute(
+        sql.FIND_LAST_HISTORY,
+        {
+            "b_job": job,
+            "b_stage": stage,
+            "b_generation": generation,
+            "b_newest": newest,
+            "b_limit": limit,
+        },
+    )
+    points = history_points(found, job, stage, generation)
+    return sorted(points, key=lambda point: (point.at_ms, point.version))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from service.errors import InvalidRequestError
 from service.frontier.graph import StageWatermark
+from service.frontier.timestamps import MAX
 from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.port import NewLayout
 from service.ledger.rows import chunks_of, watermark_row
 from service.ledger.tables import stages
+from service.model.jobs import StoredJob
 
 
 async def change_layouts(
@@ -57,3 +60,14 @@ async def add_stages(
     ]
     if new:
         await db.execute(insert(stages), new)
+
+
+def check_joined(stored: StoredJob, source: str | None) -> None:
+    """Raise `InvalidRequestError` if shards joined a source that is final, so that none does."""
+    if source is None or stored.installed.stages[source].view.watermark.output != MAX:
+        return
+    raise InvalidRequestError(
+        f"no shard can join {source!r}, which is final: all its shards have said that nothing more"
+        " comes, so whatever another one brings would be late. To start over, reset the job; next time,"
+        " keep one shard that is not final"
+    )

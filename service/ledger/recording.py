@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.ledger import statements as sql
+from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
 from service.ledger.port import JobRecord, Recorded
 from service.ledger.rows import advance_row, advance_rows, packed_rows, record_row, view_of
+from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import StageView
 
 
@@ -40,7 +42,22 @@ async def record_in_one_statement(
     return {row.name: Recorded(row.taken, moved[row.name]) for row in rows}
 
 
-async def record_job(db: AsyncConnection, record: JobRecord, at_ms: int) -> Recorded | None:
+async def record_each(
+    db: AsyncConnection, checkpoints: Checkpoints, records: Sequence[JobRecord], at_ms: int
+) -> Mapping[str, Recorded]:
+    """Record job by job, with the checkpoints that the records bring."""
+    taken: dict[str, Recorded] = {}
+    chunks: list[CheckpointChunk] = []
+    for record in sorted(records, key=lambda record: record.job):
+        recorded = await _record_job(db, record, at_ms)
+        if recorded is not None:
+            taken[record.job] = recorded
+            chunks += record.chunks
+    await checkpoints.save(db, chunks)
+    return taken
+
+
+async def _record_job(db: AsyncConnection, record: JobRecord, at_ms: int) -> Recorded | None:
     """Record what one job's record says; None: it no longer is what the record was made from."""
     at = {
         "b_job": record.job,

@@ -18,19 +18,16 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import override
 
-from service.errors import InvalidRequestError
-from service.frontier.timestamps import MAX
-from service.ledger import audit, keys, runs, tables
+from service.ledger import audit, history, keys, runs, tables
 from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
-from service.ledger.history import History
-from service.ledger.layouts import add_stages, change_layouts
+from service.ledger.layouts import add_stages, change_layouts, check_joined
 from service.ledger.loading import load_job, load_jobs, unknown_job
 from service.ledger.port import JobHead, JobRecord, Ledger, NewLayout, Recorded, Thinned
-from service.ledger.recording import record_in_one_statement, record_job
-from service.ledger.rows import history_points, new_job_row
-from service.ledger.tables import history, jobs, promise_chunks, stages
+from service.ledger.recording import record_each, record_in_one_statement
+from service.ledger.rows import new_job_row
+from service.ledger.tables import jobs, promise_chunks, stages
 from service.model.audit import AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
@@ -82,7 +79,7 @@ class SqlLedger(Ledger):
         upsert: Any = sqlite_insert if self.database.is_sqlite else postgres_insert
         self._add_job = upsert(jobs).on_conflict_do_nothing().returning(jobs.c.name)
         self._checkpoints = Checkpoints(upsert)
-        self._history = History(self.database)
+        self._history = history.History(self.database)
 
     @override
     @run_to_completion
@@ -210,7 +207,7 @@ class SqlLedger(Ledger):
         detail = f"layout {layout_version + 1}"
         await audit.write_audit(db, deed, job=layout.job, detail=detail)
         stored = await load_job(db, layout.job)
-        _check_joined(stored, layout.joined)
+        check_joined(stored, layout.joined)
         return stored
 
     @override
@@ -236,7 +233,7 @@ class SqlLedger(Ledger):
         row = (await db.execute(sql.DELETE_JOB, {"b_job": job, "b_at_ms": at_ms})).one_or_none()
         if row is None:
             raise unknown_job(job)
-        for table in (stages, promise_chunks, history, tables.runs):
+        for table in (stages, promise_chunks, tables.history, tables.runs):
             await db.execute(delete(table).where(table.c.job == job))
         await audit.write_audit(db, deed, job=job)
         return int(row.generation)
@@ -285,15 +282,7 @@ class SqlLedger(Ledger):
     async def _record_each(
         self, db: AsyncConnection, records: Sequence[JobRecord], at_ms: int
     ) -> Mapping[str, Recorded]:
-        taken: dict[str, Recorded] = {}
-        chunks: list[CheckpointChunk] = []
-        for record in sorted(records, key=lambda record: record.job):
-            recorded = await record_job(db, record, at_ms)
-            if recorded is not None:
-                taken[record.job] = recorded
-                chunks += record.chunks
-        await self._checkpoints.save(db, chunks)
-        return taken
+        return await record_each(db, self._checkpoints, records, at_ms)
 
     @override
     @run_to_completion
@@ -322,35 +311,23 @@ class SqlLedger(Ledger):
         until_ms: int,
         intervals: int,
     ) -> Sequence[HistoryPoint]:
-        found = await db.execute(
-            sql.FIND_HISTORY,
-            {
-                "b_job": job,
-                "b_stage": stage,
-                "b_generation": generation,
-                "b_newest": newest,
-                "b_from_ms": from_ms,
-                "b_span_ms": until_ms - from_ms,
-                "b_intervals": intervals,
-            },
+        return await history.find_history(
+            db,
+            job,
+            stage,
+            generation=generation,
+            newest=newest,
+            from_ms=from_ms,
+            until_ms=until_ms,
+            intervals=intervals,
         )
-        return history_points(found, job, stage, generation)
 
     @override
     @_reading
     async def began_after(
         self, db: AsyncConnection, job: str, stage: str, *, generation: int, at_ms: int
     ) -> bool:
-        # Several, as those of the same millisecond come in any order.
-        of = {"b_job": job, "b_stage": stage, "b_at_ms": at_ms, "b_limit": 10}
-        found = await db.execute(sql.FIND_NEXT_HISTORY, of)
-        rows = [row for row in found if (row.job, row.stage) == (job, stage)]
-        return any(
-            # While an earlier generation went on, this one had not begun.
-            row.generation < generation or (row.generation == generation and row.version == 1)
-            for row in rows
-            if row.at_ms == rows[0].at_ms
-        )
+        return await history.began_after(db, job, stage, generation, at_ms)
 
     @override
     @_reading
@@ -364,18 +341,7 @@ class SqlLedger(Ledger):
         newest: int,
         limit: int,
     ) -> Sequence[HistoryPoint]:
-        found = await db.execute(
-            sql.FIND_LAST_HISTORY,
-            {
-                "b_job": job,
-                "b_stage": stage,
-                "b_generation": generation,
-                "b_newest": newest,
-                "b_limit": limit,
-            },
-        )
-        points = history_points(found, job, stage, generation)
-        return sorted(points, key=lambda point: (point.at_ms, point.version))
+        return await history.last_advances(db, job, stage, generation, newest, limit)
 
     @override
     @_writing
@@ -426,14 +392,3 @@ class SqlLedger(Ledger):
 async def _draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:
     row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
     return int(row.number)
-
-
-def _check_joined(stored: StoredJob, source: str | None) -> None:
-    """Raise `InvalidRequestError` if shards joined a source that is final, so that none does."""
-    if source is None or stored.installed.stages[source].view.watermark.output != MAX:
-        return
-    raise InvalidRequestError(
-        f"no shard can join {source!r}, which is final: all its shards have said that nothing more"
-        " comes, so whatever another one brings would be late. To start over, reset the job; next time,"
-        " keep one shard that is not final"
-    )

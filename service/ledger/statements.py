@@ -1,4 +1,4 @@
-"""The ledger's SQL statements, each named after its purpose."""
+"""The ledger's SQL statements, each named after its purpose. Those of the history are apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sqlalchemy import (
     ColumnClause,
     ColumnElement,
     Executable,
-    Select,
     String,
     TableValuedAlias,
     Text,
@@ -26,15 +25,12 @@ from sqlalchemy import (
     exists,
     func,
     insert,
-    literal,
     or_,
     select,
-    tuple_,
     update,
 )
 
 from service.frontier.graph import StageWatermark
-from service.frontier.timestamps import LATEST, MIN
 from service.ledger.tables import (
     WATERMARK,
     history,
@@ -44,8 +40,6 @@ from service.ledger.tables import (
     runs,
     stages,
 )
-
-_THINNING_LOCK = 0x7469_6465_7468_696E
 
 LOCK_JOB = select(jobs).where(jobs.c.name == bindparam("b_job")).with_for_update()
 FIND_JOBS = (
@@ -398,127 +392,3 @@ PROBE = insert(history).values(
     job="", stage="", generation=0, version=0, at_ms=0, **asdict(StageWatermark())
 )
 REMOVE_PROBE = delete(history).where(history.c.job == "", history.c.at_ms == 0)
-
-
-_GENERATION = bindparam("b_generation", type_=BigInteger)
-
-
-def _until(
-    rows: Select[*tuple[Any, ...]], until_ms: ColumnElement[int]
-) -> Select[*tuple[Any, ...]]:
-    """Read the history backwards, from the last advance of a stage that is no later than this.
-
-    What is read may be of an earlier generation or, beyond the stage's first advance, of another stage:
-    `history_points` sees to that. With conditions on these, all that do not meet them would be passed
-    over, and there may be millions. Advances of one generation are dated before those of the next, but
-    for what replicas' clocks differ by.
-    """
-    job, stage = bindparam("b_job", type_=String), bindparam("b_stage", type_=String)
-    # As one row, so that only the index by stage has this order. For `job = … AND stage = …`, Postgres
-    # may choose the index by age, and pass over the advances of all other stages; or sort a whole
-    # history, if it expects little in it.
-    # Nor is it in the order of the ids: Postgres would read all rows to sort them, where it expects few.
-    # Of advances in the same millisecond, the index has the newest last, as a rule.
-    return rows.where(
-        tuple_(history.c.job, history.c.stage, history.c.at_ms) <= tuple_(job, stage, until_ms),
-        # Not what readers have yet to see. There is little of that.
-        or_(
-            history.c.job != job,
-            history.c.stage != stage,
-            history.c.generation < _GENERATION,
-            and_(
-                history.c.generation == _GENERATION,
-                history.c.version <= bindparam("b_newest", type_=BigInteger),
-            ),
-        ),
-    ).order_by(history.c.job.desc(), history.c.stage.desc(), history.c.at_ms.desc())
-
-
-def _find_history() -> Executable:
-    """Find the last advance of each interval, with one descent of the index for each."""
-    from_ms = bindparam("b_from_ms", type_=BigInteger)
-    span_ms = bindparam("b_span_ms", type_=BigInteger)
-    intervals = bindparam("b_intervals", type_=BigInteger)
-    interval = select(literal(0, BigInteger).label("n")).cte("interval", recursive=True)
-    interval = interval.union_all(select(interval.c.n + 1).where(interval.c.n < intervals))
-
-    def edge_ms(n: ColumnElement[int]) -> ColumnElement[int]:
-        # Without intervals there is only the first edge.
-        return from_ms + span_ms * n // func.coalesce(func.nullif(intervals, 0), 1)
-
-    edges = select(
-        interval.c.n,
-        case((interval.c.n == 0, MIN), else_=edge_ms(interval.c.n - 1)).label("after_ms"),
-        edge_ms(interval.c.n).label("until_ms"),
-    ).cte("edges")
-    last = _until(select(history.c.id), edges.c.until_ms).limit(1).correlate(edges)
-    found = select(edges.c.n, edges.c.after_ms, last.scalar_subquery().label("id")).cte("found")
-    # Without conditions, which Postgres might take for a better way to the rows than their ids.
-    return (
-        select(found.c.after_ms, history)
-        .join_from(found, history, history.c.id == found.c.id)
-        .order_by(found.c.n)
-    )
-
-
-FIND_HISTORY = _find_history()
-FIND_NEXT_HISTORY = (
-    select(history)
-    .where(
-        tuple_(history.c.job, history.c.stage, history.c.at_ms)
-        > tuple_(
-            bindparam("b_job", type_=String),
-            bindparam("b_stage", type_=String),
-            bindparam("b_at_ms", type_=BigInteger),
-        )
-    )
-    .order_by(history.c.job, history.c.stage, history.c.at_ms)
-    .limit(bindparam("b_limit"))
-)
-# The thinned rows were of the same minute.
-_MINUTE = (history.c.at_ms - history.c.at_ms % 60_000 - 1).label("after_ms")
-FIND_LAST_HISTORY = _until(select(_MINUTE, history), literal(LATEST, BigInteger)).limit(
-    bindparam("b_limit")
-)
-BEGIN_THINNING = select(func.pg_try_advisory_xact_lock(_THINNING_LOCK))
-_SLICE_OF_HISTORY = (
-    select(
-        history.c.id,
-        history.c.at_ms,
-        history.c.job,
-        history.c.stage,
-        history.c.generation,
-    )
-    .where(history.c.at_ms >= bindparam("b_from_ms"), history.c.at_ms < bindparam("b_until_ms"))
-    .order_by(history.c.at_ms, history.c.id)
-    .limit(bindparam("b_slice"))
-    .subquery("slice")
-)
-FIND_SLICE = select(func.count(), func.max(_SLICE_OF_HISTORY.c.at_ms)).select_from(
-    _SLICE_OF_HISTORY
-)
-_IN_MINUTE = select(
-    _SLICE_OF_HISTORY.c.id,
-    func.max(_SLICE_OF_HISTORY.c.id)
-    .over(
-        partition_by=(
-            _SLICE_OF_HISTORY.c.job,
-            _SLICE_OF_HISTORY.c.stage,
-            _SLICE_OF_HISTORY.c.generation,
-            _SLICE_OF_HISTORY.c.at_ms - _SLICE_OF_HISTORY.c.at_ms % 60_000,
-        )
-    )
-    .label("last"),
-).subquery("in_minute")
-THIN_SLICE = delete(history).where(
-    history.c.id.in_(select(_IN_MINUTE.c.id).where(_IN_MINUTE.c.id < _IN_MINUTE.c.last))
-)
-DELETE_OLD_HISTORY = delete(history).where(
-    history.c.id.in_(
-        select(history.c.id)
-        .where(history.c.at_ms < bindparam("b_until_ms"))
-        .order_by(history.c.at_ms)
-        .limit(bindparam("b_slice"))
-        .scalar_subquery()
-    )
-)

@@ -36,7 +36,7 @@ from service.api import (
 )
 from service.api.bodies import BodyBudget
 from service.api.counting import Responses
-from service.api.endpoints import BEARER
+from service.api.descriptions import BEARER
 from service.api.exchange import ServiceState
 from service.api.fast_lane import Application
 from service.api.problems import install_handlers

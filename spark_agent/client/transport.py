@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Self, cast
 
 import urllib3
@@ -112,11 +114,14 @@ class Transport:
             try:
                 return self._try_once(method, path, body, headers or {}, left_ms)
             except (HTTPError, _RetryableError) as error:
-                if not self._retries or self._clock.steady_ms() + pause_ms >= deadline_ms:
+                least_ms = error.retry_after_ms if isinstance(error, _RetryableError) else 0
+                if not self._retries or (
+                    self._clock.steady_ms() + least_ms + pause_ms >= deadline_ms
+                ):
                     kind = NotServing if isinstance(error, _NotServingError) else Unavailable
                     raise kind(f"{method} {self._url}{path}: {error}") from error
             # Full jitter: tasks that lost the service together must not retry together.
-            self._clock.pause(int(pause_ms * self._jitter()) + 1)
+            self._clock.pause(least_ms + int(pause_ms * self._jitter()) + 1)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _try_once(
@@ -138,7 +143,8 @@ class Transport:
         if answer.status == 304:
             return {}, etag
         if answer.status in _RETRYABLE_STATUSES:
-            raise _retryable(answer.status, answer.data)
+            least_ms = _retry_after_ms(answer.headers.get("Retry-After"), self._clock.wall_ms())
+            raise _retryable(answer.status, answer.data, least_ms)
         if answer.status >= 300 and answer.status < 400:
             location = answer.headers.get("Location", "another address")
             raise WrongAddress(
@@ -158,20 +164,46 @@ class Transport:
 
 
 class _RetryableError(Exception):
-    """An answer that is worth a retry."""
+    """An answer that is worth a retry, `retry_after_ms` from now at the earliest."""
+
+    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class _NotServingError(_RetryableError):
     """A problem (RFC 9457) that is worth a retry: it is the service that answers, and it says why."""
 
 
-def _retryable(status: int, data: bytes) -> _RetryableError:
+def _retry_after_ms(value: str | None, wall_ms: int) -> int:
+    """Return the pause that a `Retry-After` requests, in seconds or until a date (RFC 9110, 10.2.3).
+
+    0: there is none, or an invalid one.
+
+    >>> _retry_after_ms("2", 0), _retry_after_ms("Thu, 01 Jan 1970 00:00:09 GMT", 4_000)
+    (2000, 5000)
+    >>> _retry_after_ms("soon", 0), _retry_after_ms(None, 0)
+    (0, 0)
+    """
+    if value is None:
+        return 0
+    with suppress(ValueError, OverflowError):
+        if value.isdigit():
+            return int(value) * 1_000
+        at = parsedate_to_datetime(value)
+        # A date in the form of asctime names no zone, and is one of UTC.
+        at = at.replace(tzinfo=at.tzinfo or UTC)
+        return max(int(at.timestamp() * 1_000) - wall_ms, 0)
+    return 0
+
+
+def _retryable(status: int, data: bytes, retry_after_ms: int) -> _RetryableError:
     """Return the error for a status. Proxies answer with such ones, too, but not with a problem."""
     with suppress(_RetryableError):
         problem = _json_object(data)
         if str(problem.get("type", "")).startswith(_PROBLEMS) and "detail" in problem:
-            return _NotServingError(f"status {status}: {problem['detail']}")
-    return _RetryableError(f"status {status}")
+            return _NotServingError(f"status {status}: {problem['detail']}", retry_after_ms)
+    return _RetryableError(f"status {status}", retry_after_ms)
 
 
 class _AnswerObject(dict[str, Any]):

@@ -2,7 +2,8 @@
 """The one row by which a control source brings a watermark into Spark.
 
 It is apart from `spark_agent.arrow`, and made without `pa.array`, since those import Arrow's functions
-and pandas: a quarter of a second, for which every start of a query would wait.
+and pandas: a quarter of a second, for which every start of a query would wait. It is apart from
+`spark_agent.sources.control`, too, since pyarrow has no types and those of the source stay strict.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from spark_agent.sources.admission import Admission, Wanted
 
 _LONGEST_LINE: Final = 4 << 20
 """In bytes: a source may ask for ten thousand shards."""
-_PART: Final = 65_536
 
 T = TypeVar("T")
 
@@ -158,13 +157,12 @@ def _read_offset(answer: dict[str, Any]) -> Offset | Hold:
 
 def _line(link: socket.socket) -> bytes:
     """Read an answer, one line. Raises `ValueError` if the connection closes before its end."""
-    found = bytearray()
-    while not found.endswith(b"\n"):
-        part = link.recv(_PART)
-        if not part:
-            raise ValueError("the driver closed the connection")
-        found += part
-    return bytes(found)
+    with link.makefile("rb") as answers:
+        # The driver sends one line per request, so the file buffers nothing beyond the line.
+        line = answers.readline()
+    if not line.endswith(b"\n"):
+        raise ValueError("the driver closed the connection")
+    return line
 
 
 class LinkServer:

@@ -20,7 +20,7 @@ from service.errors import UnavailableError
 from service.frontier.graph import StageWatermark
 from service.frontier.timestamps import MAX, MIN
 from service.ledger import database
-from service.ledger import statements as sql
+from service.ledger import history_statements as sql
 from service.ledger.port import JobHead, JobRecord, NewLayout
 from service.ledger.sql import SqlLedger
 from service.model.checkpoints import CheckpointChunk, joined_columns

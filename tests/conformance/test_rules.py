@@ -38,8 +38,8 @@ from service.frontier.leases import Rank
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore
+from service.live.redis.client import LUA
 from service.live.redis.schema import as_time, epoch_text, lua_header, number_text
-from service.live.redis.scripts import LUA
 from service.model.observations import Settled
 from tests.conformance.test_live import LEFT, Worker, installed, pipeline
 from tests.support.redis_server import RedisServer

@@ -15,7 +15,7 @@ from sqlalchemy import Select
 from sqlalchemy.dialects import sqlite
 
 from service.errors import StoreRefusedError, UnavailableError
-from service.ledger import statements
+from service.ledger import history_statements as sql
 from service.ledger.port import NewLayout
 from service.ledger.sql import SqlLedger
 from tests.support.api import Api, eventually, ok, problem
@@ -152,7 +152,7 @@ async def test_a_full_disk(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "statement",
-    [statements.FIND_HISTORY, statements.FIND_LAST_HISTORY, statements.FIND_NEXT_HISTORY],
+    [sql.FIND_HISTORY, sql.FIND_LAST_HISTORY, sql.FIND_NEXT_HISTORY],
 )
 async def test_history_is_found_by_all_columns_of_its_index(statement: Select, tmp_path: Path):
     """By the first ones alone, a whole job or stage would be passed over."""

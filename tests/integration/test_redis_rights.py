@@ -15,9 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.live.redis.client import RedisClient
+from service.live.redis.client import LUA, RedisClient
 from service.live.redis.rights import DeniedError
-from service.live.redis.scripts import LUA
 from tests.support.api import ok, problem
 from tests.support.binaries import wait_until
 from tests.support.redis_rights import documented, documented_rights, grant

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from service.api import byte_columns
 from service.api.byte_columns import FLAG_BYTES, TIME_BYTES, entries, flags
 from service.api.report_bodies import read_report
 from service.api.requests import SourceColumns
@@ -128,6 +129,34 @@ def test_null_of_bytes_is_not_a_number_of_an_array() -> None:
     with pytest.raises(InvalidReportError, match=r"columns\.watermark\.0 is -9223372036854775808"):
         read(STAGES[0], {"watermark": [MIN]})
     assert list(read(STAGES[0], {"watermark": as_bytes([None])}).promises) == [MIN]  # type: ignore[arg-type]
+
+
+def test_holds_are_decoded_once_also_where_ranges_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[str] = []
+    times = byte_columns.times
+
+    def counted(where: str, text: str, missing: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        found.append(where)
+        return times(where, text, missing)
+
+    monkeypatch.setattr(byte_columns, "times", counted)
+    holds = {"state": as_bytes([5, None, MAX]), "out": as_bytes([6, None, 4])}
+    report = read(STAGES[1], {"holds": holds, "idle": "AAEA"}, input_watermark=7)
+    assert found == ["columns.holds.state", "columns.holds.out"]
+    assert np.asarray(report.promises).tolist() == [5, 7, 4]
+    assert report.hold_columns is not None
+    assert report.hold_columns["state"].tolist() == [5, MAX, MAX]
+
+
+@pytest.mark.parametrize("time", [5, MAX])
+def test_an_idle_range_that_keeps_a_hold_is_named(time: int) -> None:
+    holds = {"out": as_bytes([None, None]), "state": as_bytes([None, time])}
+    with pytest.raises(
+        InvalidReportError, match=rf"columns, entry 1 is idle, and keeps a hold 'state' at {time}:"
+    ):
+        read(STAGES[1], {"holds": holds, "idle": "AAE="}, epoch=1)
 
 
 def decoded(text: str) -> bytes | None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
-from service.live.memory.range_table import RangeTable, Rows, neighbours
+from service.live.memory.range_table import RangeTable, Rows
+from service.live.memory.rows import neighbours
 
 SIZE = 300
 promises = st.one_of(st.integers(0, 9), st.sampled_from([MIN, MAX]))
@@ -18,7 +19,7 @@ promises = st.one_of(st.integers(0, 9), st.sampled_from([MIN, MAX]))
 
 def state(table: RangeTable) -> object:
     views = [table.view(index, None, None) for index in range(len(table))]
-    saved = sorted(number for number, _ in table.unsaved())
+    saved = sorted(number for number, _ in table.changed.unsaved())
     return views, saved, table.agreement, table.idle, table.final, table.promised
 
 
@@ -57,13 +58,13 @@ def _apply(
     table: RangeTable, rows: Rows, reported: np.ndarray, words: list[bool] | None, wall_ms: int
 ) -> list[int]:
     if isinstance(rows, slice):
-        table.note_columns(rows, {"state": reported})
+        table.notes.put_columns(rows, {"state": reported})
         table.keep_facts(rows, None, now_ms=wall_ms, wall_ms=wall_ms)
         return table.apply(rows, reported, words, wall_ms=wall_ms)
     found: list[int] = []
     for k, index in enumerate(np.asarray(rows).tolist()):
         only = np.array([index])
-        table.note_columns(only, {"state": reported[k : k + 1]})
+        table.notes.put_columns(only, {"state": reported[k : k + 1]})
         table.keep_facts(only, None, now_ms=wall_ms, wall_ms=wall_ms)
         word = None if words is None else [words[k]]
         found += table.apply(only, reported[k : k + 1], word, wall_ms=wall_ms)

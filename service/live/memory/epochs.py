@@ -16,12 +16,14 @@ from service.frontier.epochs import (
     promise_at_commit,
 )
 from service.frontier.facts import note_activity
+from service.frontier.idleness import next_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
 from service.live.memory.leases import check_run
-from service.live.memory.range_table import RangeTable, Rows, as_list
+from service.live.memory.range_table import RangeTable
+from service.live.memory.rows import Rows, as_list
 from service.live.memory.state import LiveJob, LiveStage
-from service.model.reports import Commit, Report, StageCommit, column
+from service.model.reports import Commit, Committed, Report, StageCommit, column
 
 
 def check_arrival(stage: str, state: LiveStage, epoch: int | None) -> None:
@@ -71,7 +73,34 @@ def wait(
     return behind
 
 
-def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: StageCommit) -> bool:
+def commit(job: LiveJob, commit: Commit, now_ms: int, wall_ms: int) -> Committed:
+    """See `LiveStore.commit`."""
+    states = {name: job.stage(name) for name in commit.stages}
+    fresh = {
+        name
+        for name, stage_commit in commit.stages.items()
+        if _check_commit(name, states[name], commit, stage_commit)
+    }
+    # Everything is checked: from here on nothing can fail, so no epoch is half committed.
+    applied = dict.fromkeys(commit.stages, 0)
+    for name in fresh:
+        state, stage_commit = states[name], commit.stages[name]
+        applied[name] = _apply_epoch(
+            job, state, commit.epoch, stage_commit, now_ms=now_ms, wall_ms=wall_ms
+        )
+        state.epoch = commit.epoch
+        policy = job.pipeline.stages[name].policy.idle
+        if policy is not None:
+            state.commits = next_commit(state.commits, now_ms, after_ms=policy.after_ms)
+    return Committed(
+        applied=applied,
+        unrecorded=[name for name, state in states.items() if state.recorded != state.epoch],
+        incarnation=job.incarnation,
+        generation=job.generation,
+    )
+
+
+def _check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: StageCommit) -> bool:
     """Raise if the epoch may not be committed for this stage; False if it already was."""
     check_run(name, state, commit.run)
     match admission(commit.epoch, state.epoch):
@@ -91,7 +120,7 @@ def check_commit(name: str, state: LiveStage, commit: Commit, stage_commit: Stag
     return True
 
 
-def apply_epoch(
+def _apply_epoch(
     job: LiveJob,
     state: LiveStage,
     epoch: int,

@@ -6,10 +6,9 @@ look at the others, so their minimum is kept in a tree of minima.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import cast
 
 import numpy as np
 
@@ -27,77 +26,27 @@ from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
 from service.frontier.timestamps import MAX, MIN
+from service.live.memory.changed_chunks import ChangedChunks
 from service.live.memory.minimum_tree import Int64s, MinimumTree
+from service.live.memory.range_notes import RangeNotes
+from service.live.memory.rows import Rows, among, as_list
 from service.model.checkpoints import (
     CHUNK,
     COLUMNS,
     Columns,
-    chunk_numbers,
     packed_column,
     packed_flags,
 )
 from service.model.reports import (
-    NOTHING_NOTED,
     Column,
-    HoldColumns,
-    RangeNote,
     RangeView,
-    holds_at,
-    noted,
 )
 
 BULK = 64
 """From this many ranges on, array operations are cheaper than a loop."""
 
-MAX_HOLD_COLUMNS = 16
-"""Components of a stage whose holds are kept as columns."""
-
 NOBODY = 0
 """In `owner`: no lease is on the range."""
-
-
-Rows = Column | slice
-"""Indices of ranges, or all from one index to another: arrays take a slice in a third of the time."""
-
-
-def neighbours(indices: Int64s) -> Int64s | slice:
-    """Return rising indices as a slice, if none is missing between the first and the last of them.
-
-    >>> neighbours(np.array([4, 5, 6])), neighbours(np.array([4, 6])).tolist()
-    (slice(4, 7, None), [4, 6])
-    """
-    first, last = int(indices[0]), int(indices[-1])
-    return slice(first, last + 1) if last - first == len(indices) - 1 else indices
-
-
-def as_list(rows: Rows) -> Sequence[int]:
-    """Return indices, or another column, as Python's own integers."""
-    if isinstance(rows, slice):
-        return range(rows.start, rows.stop)
-    return rows.tolist() if isinstance(rows, np.ndarray) else rows
-
-
-def _among(at: Int64s | slice, chosen: Bools) -> Int64s:
-    """Return the indices of the chosen rows."""
-    if isinstance(at, slice):
-        return np.flatnonzero(chosen) + at.start
-    return at[chosen]
-
-
-_FEW_CHUNKS = 4
-
-
-def _chunks(at: Int64s | slice) -> Iterable[int]:
-    """Return the chunks of a checkpoint that have any of these ranges.
-
-    >>> sorted(_chunks(np.array([0, 5 * CHUNK]))), list(_chunks(slice(CHUNK - 1, CHUNK + 1)))
-    ([0, 5], [0, 1])
-    """
-    if isinstance(at, slice):
-        return range(at.start // CHUNK, (at.stop - 1) // CHUNK + 1)
-    first, last = int(at.min()) // CHUNK, int(at.max()) // CHUNK
-    # To save a chunk between them for nothing is cheaper than to look at each range.
-    return range(first, last + 1) if last - first < _FEW_CHUNKS else set((at // CHUNK).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +62,18 @@ class RangeTable:
     """Promises, idleness, owners and holds of a stage's ranges, by index in the layout."""
 
     __slots__ = (
-        "_changed",
         "_idle",
         "_idle_view",
         "_is_keyed",
         "_owner_view",
         "_promise",
         "_promise_view",
-        "_stamp",
         "_tree",
+        "changed",
         "counts",
         "facts",
         "final",
         "held_since_ms",
-        "hold_columns",
         "idle",
         "idle_by_policy",
         "layout",
@@ -166,16 +113,8 @@ class RangeTable:
         self.facts: dict[int, Facts] = dict.fromkeys(unfinished, UNFINISHED)
         """Facts about the ranges that have reported any."""
         self.counts = Counts()
-        self.notes: dict[int, RangeNote] = {}
-        """The latest notes of the ranges that have any. Only for display: promises already include
-        their holds."""
-        self.hold_columns: dict[str, Int64s] = {}
-        """Likewise, for the ranges whose last report was packed: columns over all ranges, by
-        component.
-        """
-        self._changed: dict[int, int] = {}
-        """Chunks with a promise that changed since the last checkpoint, with the stamp of the change."""
-        self._stamp = 0
+        self.notes = RangeNotes(size)
+        self.changed = ChangedChunks()
         self.leased = 0
         self._promise_view = self._promise.data
         self._owner_view = self.owner.data
@@ -300,7 +239,7 @@ class RangeTable:
         if now != earlier:
             self._promise_view[index] = now
             self.raised_at_ms[index] = wall_ms
-            self._note_changed(index)
+            self.changed.note(index)
             self.final += now == MAX
             self.promised += earlier == MIN
         elif is_idle == was_idle:
@@ -311,11 +250,6 @@ class RangeTable:
         self.idle += (is_idle and now != MAX) - (was_idle and earlier != MAX)
         self._tree.put(index, self._weight(now, idle=is_idle))
         return is_behind(earlier, promise)
-
-    def _note_changed(self, index: int) -> None:
-        """Note that what a checkpoint keeps of a range has changed."""
-        self._stamp += 1
-        self._changed[index // CHUNK] = self._stamp
 
     def _raise_many(self, at: Int64s | slice, reported: Int64s, wall_ms: int) -> list[int]:
         """Join promises where no range is idle, before or after: nothing else can change."""
@@ -336,9 +270,7 @@ class RangeTable:
             np.putmask(self.raised_at_ms[at], raised, wall_ms)
         else:
             self.raised_at_ms[at[raised]] = wall_ms
-        self._stamp += 1
-        for chunk in _chunks(at):
-            self._changed[chunk] = self._stamp
+        self.changed.note_many(at)
         if now.max() == MAX:
             self.final += int(np.count_nonzero(now == MAX) - np.count_nonzero(earlier == MAX))
         if self.promised < len(self):
@@ -346,7 +278,7 @@ class RangeTable:
 
     def _behind(self, at: Int64s | slice, reported: Int64s, earlier: Int64s) -> list[int]:
         behind = are_behind(earlier, reported)
-        return _among(at, behind).tolist() if np.count_nonzero(behind) else []
+        return among(at, behind).tolist() if np.count_nonzero(behind) else []
 
     def _apply_many(
         self, at: Int64s | slice, reported: Int64s, idle: Bools, wall_ms: int
@@ -360,13 +292,13 @@ class RangeTable:
             self._note_raised(at, raised, earlier, now, wall_ms)
         self._idle[at] = idle
         if self.idle_by_policy:
-            self.idle_by_policy.difference_update(_among(at, ~idle).tolist())
+            self.idle_by_policy.difference_update(among(at, ~idle).tolist())
         self.idle += int(
             np.count_nonzero(idle & (now != MAX)) - np.count_nonzero(was_idle & (earlier != MAX))
         )
         moved = raised | (idle != was_idle)
         if np.count_nonzero(moved):
-            self._tree.put_many(_among(at, moved), self._weights(now, idle)[moved])
+            self._tree.put_many(among(at, moved), self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
     def own(self, indices: Int64s, fence: int) -> None:
@@ -422,55 +354,12 @@ class RangeTable:
             merged = merge_facts(earlier, newer, now_ms=now_ms, wall_ms=wall_ms)
             self.facts[index] = merged
             if merged.is_unfinished != (earlier is not None and earlier.is_unfinished):
-                self._note_changed(index)
-
-    def note(self, indices: Rows, notes: Sequence[RangeNote | None] | None) -> None:
-        """Keep the notes of these ranges."""
-        for kept in self.hold_columns.values():
-            kept[indices] = MAX
-        if notes is None and not self.notes:
-            return
-        numbers = as_list(indices)
-        if notes is not None and all(notes):
-            self.notes.update(zip(numbers, cast("Sequence[RangeNote]", notes), strict=True))
-            return
-        for index, note in zip(numbers, notes or repeat(None), strict=False):
-            if note:
-                self.notes[index] = note
-            else:
-                self.notes.pop(index, None)
-
-    def note_columns(self, indices: Rows, columns: HoldColumns) -> None:
-        """Keep the holds of ranges whose report was packed."""
-        if len(self.hold_columns.keys() | columns.keys()) > MAX_HOLD_COLUMNS:
-            # Each costs eight bytes for each range of the stage: so many names are kept one by one.
-            rows = range(len(as_list(indices)))
-            self.note(indices, noted([RangeNote(holds_at(columns, row)) for row in rows]))
-            return
-        if self.notes:
-            for index in as_list(indices):
-                self.notes.pop(index, None)
-        for name in self.hold_columns.keys() - columns.keys():
-            self.hold_columns[name][indices] = MAX
-        for name, column in columns.items():
-            kept = self.hold_columns.get(name)
-            if kept is None:
-                kept = self.hold_columns[name] = np.full(len(self), MAX, dtype=np.int64)
-            kept[indices] = column
-
-    def _note_of(self, index: int) -> RangeNote:
-        note = self.notes.get(index, NOTHING_NOTED)
-        if note.holds or not self.hold_columns:
-            return note
-        return RangeNote(holds_at(self.hold_columns, index))
+                self.changed.note(index)
 
     def carried_over(self, layout: Layout) -> RangeTable:
         """Return the table of the stage's next layout. Ranges that stay keep their state."""
         table = RangeTable(layout, {"promises": inherit(self.layout, self._promise, layout)})
-        # Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the
-        # stamp.
-        table._stamp = self._stamp + 1
-        table._changed = dict.fromkeys(chunk_numbers(len(layout)), table._stamp)
+        table.changed = self.changed.after_layout_change(len(layout))
         old, new = staying(self.layout, layout)
         table.counts = self.counts
         if len(old):
@@ -479,12 +368,9 @@ class RangeTable:
             table.reported_at_ms[new] = self.reported_at_ms[old]
             table.raised_at_ms[new] = self.raised_at_ms[old]
             table.held_since_ms[new] = self.held_since_ms[old]
-            for name, kept in self.hold_columns.items():
-                table.hold_columns[name] = np.full(len(layout), MAX, dtype=np.int64)
-                table.hold_columns[name][new] = kept[old]
             noted = bool(self.notes or self.facts or self.idle_by_policy)
             moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if noted else {}
-            table.notes = {moved[o]: note for o, note in self.notes.items() if o in moved}
+            table.notes = self.notes.carried_over(len(layout), old, new, moved)
             table.facts = {moved[o]: each for o, each in self.facts.items() if o in moved}
             table.idle_by_policy = {moved[o] for o in self.idle_by_policy if o in moved}
             table.leased = int(np.count_nonzero(table.owner))
@@ -520,15 +406,6 @@ class RangeTable:
             if facts is not None and facts.is_unfinished and start <= index < stop:
                 yield index
 
-    def unsaved(self) -> Sequence[tuple[int, int]]:
-        """Return the unsaved chunks, each with the stamp of its last change."""
-        return list(self._changed.items())
-
-    def saved(self, number: int, stamp: int) -> None:
-        """Note that a chunk is saved as of that stamp; it may have changed since."""
-        if self._changed.get(number) == stamp:
-            del self._changed[number]
-
     def lowest_first(self, limit: int) -> Iterator[int]:
         """Return the indices, those that hold the stage back most first."""
         return iter(self._tree.lowest(limit))
@@ -540,7 +417,7 @@ class RangeTable:
             name=self.name(index),
             promise=self._promise_view[index],
             idle=bool(self._idle_view[index]),
-            note=self._note_of(index),
+            note=self.notes.of(index),
             holder=holder,
             fence=owner if owner != NOBODY else None,
             expires_in_ms=expires_in_ms,

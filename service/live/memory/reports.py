@@ -12,7 +12,8 @@ from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.memory.epochs import check_arrival, check_observed, wait
 from service.live.memory.leases import current_lease
-from service.live.memory.range_table import RangeTable, Rows, as_list, neighbours
+from service.live.memory.range_table import RangeTable
+from service.live.memory.rows import Rows, as_list, neighbours
 from service.live.memory.state import Lease, LiveJob
 from service.model.leases import LostReason
 from service.model.reports import Report, Reported, column
@@ -27,9 +28,9 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
     report, rows, rejected = _covered(report, lease, table)
     lease.deadline_ms = now_ms + lease.ttl_ms
     if report.hold_columns is None:
-        table.note(rows, report.notes)
+        table.notes.put(rows, report.notes)
     else:
-        table.note_columns(rows, report.hold_columns)
+        table.notes.put_columns(rows, report.hold_columns)
     promises = column(report)
     if report.epoch is None:
         table.keep_facts(rows, report.facts, now_ms=now_ms, wall_ms=wall_ms)

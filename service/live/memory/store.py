@@ -17,7 +17,6 @@ from typing_extensions import override
 from service.clock import Clock
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline, is_ahead
-from service.frontier.idleness import next_commit
 from service.live.memory import epochs, layouts, leases, reports, views
 from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
@@ -213,37 +212,8 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def commit(self, job: str, commit: Commit) -> Committed:
-        found = self._job(job)
-        now_ms = self._clock.steady_ms()
-        states = {name: found.stage(name) for name in commit.stages}
-        fresh = {
-            name
-            for name, stage_commit in commit.stages.items()
-            if epochs.check_commit(name, states[name], commit, stage_commit)
-        }
-        # Everything is checked: from here on nothing can fail, so no epoch is half committed.
-        applied = dict.fromkeys(commit.stages, 0)
-        for name in fresh:
-            state = states[name]
-            applied[name] = epochs.apply_epoch(
-                found,
-                state,
-                commit.epoch,
-                commit.stages[name],
-                now_ms=now_ms,
-                wall_ms=self._clock.wall_ms(),
-            )
-            state.epoch = commit.epoch
-            policy = found.pipeline.stages[name].policy.idle
-            if policy is not None:
-                state.commits = next_commit(state.commits, now_ms, after_ms=policy.after_ms)
-        unrecorded = [name for name, state in states.items() if state.recorded != state.epoch]
-        return Committed(
-            applied=applied,
-            unrecorded=unrecorded,
-            incarnation=found.incarnation,
-            generation=found.generation,
-        )
+        clock = self._clock
+        return epochs.commit(self._job(job), commit, clock.steady_ms(), clock.wall_ms())
 
     # ---- publishing and reading
 
@@ -406,7 +376,7 @@ class MemoryLiveStore(LiveStore):
             state = job.stages.get(chunk.stage)
             if state is None or state.table is None or state.layout_since != chunk.layout_since:
                 continue
-            state.table.saved(chunk.chunk, chunk.stamp)
+            state.table.changed.saved(chunk.chunk, chunk.stamp)
 
     @override
     def watch(self, job: str, stage: str | None = None) -> AbstractContextManager[Watch]:

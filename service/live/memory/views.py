@@ -45,7 +45,7 @@ def unsaved(job: LiveJob) -> list[CheckpointChunk]:
         )
         for name, state in job.stages.items()
         if state.table is not None
-        for number, stamp in sorted(state.table.unsaved())
+        for number, stamp in sorted(state.table.changed.unsaved())
     ]
 
 

@@ -12,7 +12,7 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.schema import JobLayout
+from service.live.redis.job_layout import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import (
     CheckpointChunk,

@@ -16,8 +16,9 @@ import numpy as np
 
 from service.frontier.columns import Bools
 from service.frontier.timestamps import MAX
+from service.live.redis.job_layout import Runs
 from service.live.redis.packing import blob
-from service.live.redis.schema import BLOCK, NOTHING, Floats, Runs
+from service.live.redis.schema import BLOCK, NOTHING, Floats
 from service.model.reports import Report, Reported
 
 _MAX_RUNS: Final = 16

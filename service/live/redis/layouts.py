@@ -10,8 +10,8 @@ import numpy as np
 
 from service.live.port import FENCE_BITS, StateLostError
 from service.live.redis import schema
+from service.live.redis.job_layout import JobLayout, layout_id, pack_pipeline, read_pipeline
 from service.live.redis.packing import pack
-from service.live.redis.schema import JobLayout
 from service.live.redis.states import (
     META_FIELDS,
     Dumped,
@@ -75,10 +75,10 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
         "incarnation": job.incarnation,
         "generation": job.generation,
         "layout_version": job.layout_version,
-        "at": schema.layout_id(job.generation, job.layout_version),
+        "at": layout_id(job.generation, job.layout_version),
         "revision": job.revision,
         "last_run": job.last_run,
-        "pipeline": schema.pack_pipeline(job.pipeline),
+        "pipeline": pack_pipeline(job.pipeline),
         "stages": msgspec.json.encode(stages).decode(),
     }
     if not supersede:
@@ -102,7 +102,7 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
         job.name,
         "begin",
         keys,
-        schema.layout_id(job.generation, job.layout_version),
+        layout_id(job.generation, job.layout_version),
         pack([schema.channel(job.name), meta.identity, supersede, flat(head), entries]),
         *columns,
         # Each incarnation begins only once: if it began again after a loss, it would grant the same
@@ -130,7 +130,7 @@ async def _catch_up(steps: Steps, job: InstalledJob) -> bool:
         "catch_up",
         stages,
         [schema.channel(job.name), str(job.revision), str(job.last_run), entries],
-        layout_id=schema.layout_id(job.generation, job.layout_version),
+        layout_id=layout_id(job.generation, job.layout_version),
     )
     return True
 
@@ -142,8 +142,8 @@ async def _relayout(steps: Steps, job: InstalledJob, meta: Meta) -> bool:
     it is written back with the ranges in their new order. If this replica dies in between, the next one
     that installs the layout takes over.
     """
-    frozen = f"!{schema.layout_id(*meta.version)}"
-    pipeline = schema.read_pipeline(await _packed(steps, job.name))
+    frozen = f"!{layout_id(*meta.version)}"
+    pipeline = read_pipeline(await _packed(steps, job.name))
     job_layout = JobLayout(job.name, frozen, *meta.version, pipeline, steps.lookups)
     if meta.layout_id != frozen:
         with contextlib.suppress(FrozenError):

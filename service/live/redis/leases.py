@@ -13,7 +13,7 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.schema import JobLayout
+from service.live.redis.job_layout import JobLayout, runs_of
 from service.live.redis.steps import Steps, reply, stage_layout
 from service.model.leases import MAX_DENIED, Claim, Denied, Grant, LostLease, Renewal
 from service.model.runs import RunEnd
@@ -42,7 +42,7 @@ async def _claim(
         distinct = list(dict.fromkeys(claim.ranges))
         found = layout.find(distinct)
         unknown = [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
-        runs = schema.runs_of(np.sort(found[found >= 0]))
+        runs = runs_of(np.sort(found[found >= 0]))
     rank = "".join(
         schema.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
     )

@@ -12,7 +12,7 @@ from service.errors import InvalidReportError
 from service.live import refusals
 from service.live.batching import Batcher
 from service.live.redis import schema
-from service.live.redis.schema import JobLayout
+from service.live.redis.job_layout import JobLayout
 from service.live.redis.spans import (
     RangeLookup,
     ResolvedReport,

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from service.frontier.facts import ReportedFacts
+from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.redis import schema
+from service.live.redis.job_layout import JobLayout, Runs, indices_of, runs_of, spans_of
 from service.live.redis.joined import Promises, join, left_by
 from service.live.redis.packing import blob
-from service.live.redis.schema import JobLayout, Runs
 from service.model.leases import LostReason
 from service.model.reports import RangeNote, Report, Reported, column
 
@@ -46,6 +47,20 @@ class RangeLookup:
     left: Promises | None = None
     """The promises that the last report has left, if they are known. Of few ranges they are not kept."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Approximate size, for the cache.
+
+        >>> RangeLookup(["a", "b"], None, 2, [], (0, 2), []).size_bytes
+        240
+        >>> from service.frontier.ranges import ShardLayout
+        >>> kept = RangeNames(ShardLayout.of(("a", "b")), np.array([0, 1]))
+        >>> RangeLookup(kept, None, 2, [], (0, 2), []).size_bytes
+        64
+        """
+        each = _NUMBERED_BYTES if isinstance(self.names, RangeNames) else _NAMED_BYTES
+        return each * len(self.names)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReport:
@@ -73,7 +88,7 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     last: RangeLookup | None = job_layout.lookups.get(key)
     if last is None or last.names != names:
         last = _look_up(job_layout, stage, names)
-        job_layout.lookups.put(key, last, _NAMED_BYTES * len(names))
+        job_layout.lookups[key] = last
     return _resolved(stage, report, last)
 
 
@@ -94,11 +109,10 @@ def _key(job_layout: JobLayout, stage: str, token: str, what: str) -> tuple[str,
 
 def members_lookup(job_layout: JobLayout, stage: str, token: str, runs: Runs) -> RangeLookup:
     """Keep which ranges a lease was granted, for its next packed report."""
-    indices = schema.indices_of(runs)
+    indices = indices_of(runs)
     names = job_layout.names(stage, runs)
-    lookup = RangeLookup(names, None, len(indices), schema.spans_of(indices), runs, ())
-    key = _key(job_layout, stage, token, "members")
-    job_layout.lookups.put(key, lookup, _NUMBERED_BYTES * len(indices))
+    lookup = RangeLookup(names, None, len(indices), spans_of(indices), runs, ())
+    job_layout.lookups[_key(job_layout, stage, token, "members")] = lookup
     return lookup
 
 
@@ -112,15 +126,15 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     places = [index.get(name, -1) for name in names]
     at = np.array(places, dtype=np.int64)
     if len(at) == 1 and places[0] >= 0:
-        return RangeLookup(names, None, 1, schema.spans_of(at), (places[0], 1), ())
+        return RangeLookup(names, None, 1, spans_of(at), (places[0], 1), ())
     unknown = [name for name, i in zip(names, places, strict=True) if i < 0]
     order: npt.NDArray[np.int64] | None = None
     if unknown or bool((np.diff(at) <= 0).any()):
         order = np.argsort(at, kind="stable")
         order = order[at[order] >= 0]
         at = at[order]
-    spans = schema.spans_of(at) if len(at) else []
-    return RangeLookup(names, order, len(at), spans, schema.runs_of(at), unknown)
+    spans = spans_of(at) if len(at) else []
+    return RangeLookup(names, order, len(at), spans, runs_of(at), unknown)
 
 
 def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:

@@ -14,8 +14,15 @@ from service.frontier.ranges import inherit, staying
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import StateLostError
 from service.live.redis import schema
+from service.live.redis.job_layout import (
+    JobLayout,
+    Runs,
+    indices_of,
+    layout_id,
+    pack_pipeline,
+    runs_of,
+)
 from service.live.redis.packing import blob, pack
-from service.live.redis.schema import JobLayout
 from service.model.checkpoints import chunk_numbers, joined_columns
 from service.model.jobs import InstalledJob, InstalledStage
 from service.model.reports import RangeNote, holds_at
@@ -179,7 +186,7 @@ class LayoutChange:
             columns += own_columns
             for fence in (f for f, stage in leases.items() if stage == name):
                 members = np.flatnonzero(owners == fence)
-                held.append([fence, schema.runs_of(members), len(members)])
+                held.append([fence, runs_of(members), len(members)])
         for name in self._fresh:
             fields, weights, tree, moments = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
@@ -194,8 +201,8 @@ class LayoutChange:
             keys += schema.stage_keys(job.name, name)
         meta = {
             "layout_version": job.layout_version,
-            "at": schema.layout_id(job.generation, job.layout_version),
-            "pipeline": schema.pack_pipeline(job.pipeline),
+            "at": layout_id(job.generation, job.layout_version),
+            "pipeline": pack_pipeline(job.pipeline),
             "stages": msgspec.json.encode(list(job.stages)).decode(),
         }
         args: list[Any] = [schema.channel(job.name), flat(meta), self._gone, entries, held, dirty]
@@ -252,9 +259,9 @@ def _last_said(old: Dumped) -> Mapping[int, bytes]:
     notes = {int(i): note for i, note in old.notes.items()}
     fences = sorted((int(name[1:]) for name in old.packed if name.startswith(b"h")), reverse=True)
     for fence in fences:
-        runs: schema.Runs = _reply.decode(old.packed[b"m%d" % fence]) or ()
+        runs: Runs = _reply.decode(old.packed[b"m%d" % fence]) or ()
         columns = schema.read_holds(old.packed[b"h%d" % fence])
-        for row, index in enumerate(schema.indices_of(runs).tolist()):
+        for row, index in enumerate(indices_of(runs).tolist()):
             if index not in notes:
                 notes[index] = msgspec.json.encode(RangeNote(holds_at(columns, row)))
     return notes

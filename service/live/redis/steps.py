@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from cachetools import LRUCache
 from redis.exceptions import ResponseError
 
 from service.clock import Clock
@@ -24,12 +25,12 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
-from service.live.redis.client import RedisClient, WrongTypeError
-from service.live.redis.lookups import Lookups
+from service.live.redis.client import RedisClient
+from service.live.redis.errors import WrongTypeError
+from service.live.redis.job_layout import JobLayout, read_pipeline
 from service.live.redis.packing import pack
 from service.live.redis.rights import DeniedError
-from service.live.redis.schema import JobLayout
-from service.live.redis.spans import ResolvedReport
+from service.live.redis.spans import RangeLookup, ResolvedReport
 from service.model.jobs import Census, JobView
 from service.model.reports import Reported
 
@@ -43,6 +44,9 @@ _FROZEN_TIMEOUT_S = 3.0
 _FROZEN_POLL_S = 0.01
 
 _FAILED_SCRIPT = re.compile(r"user_script|running script")
+
+_LOOKUP_BYTES = 128 * 2**20
+"""For all jobs together: a million ranges that are reported by their names take 100 MB."""
 
 reply = msgspec.msgpack.Decoder()
 """Reads a script's reply."""
@@ -97,7 +101,9 @@ class Steps:
         self.client = client
         self.clock = clock
         self.caches: dict[str, JobCache] = {}
-        self.lookups = Lookups()
+        self.lookups = LRUCache[tuple[str, ...], RangeLookup](
+            _LOOKUP_BYTES, lambda lookup: lookup.size_bytes
+        )
         self._torn: set[str] = set()
         """Jobs of which a script was refused a command in its middle. They are kept while the right is
         missing. Once it is back they are dropped, and restored from the ledger: a part of that step may
@@ -264,7 +270,7 @@ class Steps:
             layout_id.decode(),
             int(generation),
             int(version),
-            schema.read_pipeline(packed),
+            read_pipeline(packed),
             self.lookups,
         )
 

@@ -25,6 +25,7 @@ from service.live.redis import (
     layouts,
     leases,
     publishing,
+    range_views,
     reads,
     reports,
     schema,
@@ -208,13 +209,13 @@ class RedisLiveStore(LiveStore):
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        return await reads.ranges(self._steps, job, stage, limit=limit, order=order)
+        return await range_views.ranges(self._steps, job, stage, limit=limit, order=order)
 
     @override
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        return await reads.range_views(self._steps, job, stage, indices)
+        return await range_views.range_views(self._steps, job, stage, indices)
 
     @override
     async def columns(self, job: str, stage: str) -> Columns:

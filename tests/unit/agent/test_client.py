@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -43,6 +45,78 @@ def test_it_asks_again_what_could_not_be_answered(status: int) -> None:
         assert client(server, clock).open_run("j", ["s"], "me") == 7
     assert len(server.asked) == 3
     assert clock.pauses_ms == [51, 101], "longer each time"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("retry_after", "pause_ms"),
+    [
+        ("1", 1_051),
+        ("0", 51),
+        ("Thu, 01 Jan 1970 00:16:41 GMT", 1_051),
+        ("Thursday, 01-Jan-70 00:16:41 GMT", 1_051),
+        ("Thu Jan  1 00:16:41 1970", 1_051),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 51),
+        ("soon", 51),
+        ("-1", 51),
+        ("1.5", 51),
+        ("\u00b2", 51),
+        ("9" * 5_000, 51),
+        ("Thu, 01 Jan 99999 00:00:00 GMT", 51),
+    ],
+)
+def test_it_waits_as_long_as_an_answer_requests(
+    status: int, retry_after: str, pause_ms: int
+) -> None:
+    clock = FakeClock(now_ms=1_000_000)
+    refused = Answer(status, headers={"Retry-After": retry_after})
+    with Answers(refused, Answer(201, {"run": 7})) as server:
+        assert client(server, clock).open_run("j", ["s"], "me") == 7
+    assert len(server.asked) == 2
+    assert clock.pauses_ms == [pause_ms]
+
+
+@pytest.fixture
+def far_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process 14 hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Pacific/Kiritimati")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_zone")
+def test_a_requested_date_is_one_of_utc_wherever_the_client_runs() -> None:
+    clock = FakeClock(now_ms=1_000_000)
+    answers = [
+        Answer(503, headers={"Retry-After": date})
+        for date in ("Thu Jan  1 00:16:41 1970", "Thu, 01 Jan 1970 00:16:43 GMT")
+    ]
+    with Answers(*answers, Answer(201, {"run": 7})) as server:
+        client(server, clock, patience_ms=9_000).open_run("j", ["s"], "me")
+    assert clock.pauses_ms == [1_051, 2_050]
+
+
+@pytest.mark.parametrize("retry_after", ["2", "Thu, 01 Jan 2070 00:00:00 GMT"])
+def test_a_retry_that_is_requested_after_the_deadline_is_not_waited_for(retry_after: str) -> None:
+    clock = FakeClock()
+    with (
+        Answers(Answer(503, headers={"Retry-After": retry_after})) as server,
+        pytest.raises(Unavailable, match="status 503"),
+    ):
+        client(server, clock, patience_ms=2_000).open_run("j", ["s"], "me")
+    assert (len(server.asked), clock.pauses_ms) == (1, [])
+
+
+def test_requested_pauses_count_against_the_patience() -> None:
+    clock = FakeClock()
+    with (
+        Answers(Answer(503, headers={"Retry-After": "1"})) as server,
+        pytest.raises(Unavailable, match="status 503"),
+    ):
+        client(server, clock, patience_ms=4_000).open_run("j", ["s"], "me")
+    assert clock.pauses_ms == [1_051, 1_101, 1_201], "longer each time, and never sooner"
 
 
 def test_it_takes_a_page_of_a_proxy_for_no_answer() -> None:

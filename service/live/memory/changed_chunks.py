@@ -1,0 +1,70 @@
+"""Chunks of a stage's promises that a checkpoint has yet to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from service.live.memory.minimum_tree import Int64s
+from service.model.checkpoints import CHUNK, chunk_numbers
+
+_FEW_CHUNKS = 4
+
+
+def _chunks(at: Int64s | slice) -> Iterable[int]:
+    """Return the chunks of a checkpoint that have any of these ranges.
+
+    >>> import numpy as np
+    >>> sorted(_chunks(np.array([0, 5 * CHUNK]))), list(_chunks(slice(CHUNK - 1, CHUNK + 1)))
+    ([0, 5], [0, 1])
+    """
+    if isinstance(at, slice):
+        return range(at.start // CHUNK, (at.stop - 1) // CHUNK + 1)
+    first, last = int(at.min()) // CHUNK, int(at.max()) // CHUNK
+    # To save a chunk between them for nothing is cheaper than to look at each range.
+    return range(first, last + 1) if last - first < _FEW_CHUNKS else set((at // CHUNK).tolist())
+
+
+class ChangedChunks:
+    """Chunks with a promise that changed since the last checkpoint, each with the stamp of its change.
+
+    >>> changed = ChangedChunks()
+    >>> changed.note(0); changed.note(CHUNK); changed.note(1); changed.unsaved()
+    [(0, 3), (1, 2)]
+    >>> changed.saved(0, 1); changed.saved(1, 2); changed.unsaved()
+    [(0, 3)]
+    """
+
+    __slots__ = ("_stamp", "_stamps")
+
+    def __init__(self, stamp: int = 0) -> None:
+        self._stamp = stamp
+        self._stamps: dict[int, int] = {}
+
+    def note(self, index: int) -> None:
+        """Note that what a checkpoint keeps of a range has changed."""
+        self._stamp += 1
+        self._stamps[index // CHUNK] = self._stamp
+
+    def note_many(self, at: Int64s | slice) -> None:
+        """Note the same of several ranges."""
+        self._stamp += 1
+        for chunk in _chunks(at):
+            self._stamps[chunk] = self._stamp
+
+    def unsaved(self) -> Sequence[tuple[int, int]]:
+        """Return the unsaved chunks, each with the stamp of its last change."""
+        return list(self._stamps.items())
+
+    def saved(self, number: int, stamp: int) -> None:
+        """Note that a chunk is saved as of that stamp; it may have changed since."""
+        if self._stamps.get(number) == stamp:
+            del self._stamps[number]
+
+    def after_layout_change(self, size: int) -> ChangedChunks:
+        """Return the chunks of the next layout, all unsaved.
+
+        Stamps go on rising: chunks of the old layout are distinguished by the layout, not by the stamp.
+        """
+        changed = ChangedChunks(self._stamp + 1)
+        changed._stamps = dict.fromkeys(chunk_numbers(size), changed._stamp)
+        return changed
