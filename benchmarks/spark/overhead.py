@@ -24,6 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
 from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent.client.spec import read_spec
 from spark_agent.soundness.operators import Promise
 from spark_agent.soundness.query_stages import QueryStages
 
@@ -154,17 +155,12 @@ class Bench:
             return _sessions(
                 clicks.withWatermark("at", f"{late_s} seconds")
             ), DataStreamWriter.start
-        pipeline = stack.enter_context(
-            Pipeline(
-                self._url,
-                f"bench-{next(self._numbers)}",
-                {
-                    _SOURCE: {"shards": [str(shard) for shard in range(SHARDS)]},
-                    _STAGE: {"inputs": [_SOURCE], "ranges": RANGES},
-                },
-                spark=self._spark,
-            )
-        )
+        spec = {
+            _SOURCE: {"shards": [str(shard) for shard in range(SHARDS)]},
+            _STAGE: {"inputs": [_SOURCE], "ranges": RANGES},
+        }
+        job = f"bench-{next(self._numbers)}"
+        pipeline = stack.enter_context(Pipeline(self._url, job, spec, spark=self._spark))
         source = pipeline.source(
             clicks,
             stage=_SOURCE,
@@ -179,8 +175,13 @@ class Bench:
         if variant is Variant.WHOLE:
             return pipeline.report(sessions, stage=_STAGE), pipeline.start
         # A stage without report() is refused; here it is what is to be measured.
+        stages = read_spec(spec)
         query_stages = QueryStages(
-            sources=(_SOURCE,), promises={_STAGE: Promise()}, reads_all=False
+            sources=(stages[_SOURCE],),
+            keyed=(stages[_STAGE],),
+            promises={_STAGE: Promise()},
+            inputs={_STAGE: frozenset({_SOURCE})},
+            reads_all=False,
         )
         stack.enter_context(patch("spark_agent.pipeline.check", Mock(return_value=query_stages)))
         return sessions, pipeline.start

@@ -114,14 +114,17 @@ class Transport:
             try:
                 return self._try_once(method, path, body, headers or {}, left_ms)
             except (HTTPError, _RetryableError) as error:
-                least_ms = error.retry_after_ms if isinstance(error, _RetryableError) else 0
-                if not self._retries or (
-                    self._clock.steady_ms() + least_ms + pause_ms >= deadline_ms
-                ):
+                now_ms = self._clock.steady_ms()
+                requested_ms = error.retry_after_ms if isinstance(error, _RetryableError) else 0
+                if now_ms + requested_ms + pause_ms >= deadline_ms:
+                    # The caller waits no longer than its patience. Ending the call at once instead
+                    # would lose the report of a task to an outage of a few milliseconds.
+                    requested_ms = 0
+                if not self._retries or now_ms + pause_ms >= deadline_ms:
                     kind = NotServing if isinstance(error, _NotServingError) else Unavailable
                     raise kind(f"{method} {self._url}{path}: {error}") from error
             # Full jitter: tasks that lost the service together must not retry together.
-            self._clock.pause(least_ms + int(pause_ms * self._jitter()) + 1)
+            self._clock.pause(requested_ms + int(pause_ms * self._jitter()) + 1)
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
     def _try_once(
