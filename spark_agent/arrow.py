@@ -34,7 +34,7 @@ class ShardRows:
     late_rows: int = 0
 
     def __add__(self, other: ShardRows) -> ShardRows:
-        """Return what two batches had of it."""
+        """Return the rows of two batches as one."""
         return ShardRows(
             max(self.newest_ms, other.newest_ms),
             self.rows + other.rows,
@@ -44,7 +44,7 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Rows of a batch by known shard, and counts of odd rows."""
+    """Rows of a batch by declared shard, and counts of irregular rows."""
 
     by_shard: dict[str, ShardRows]
     late_rows: int = 0
@@ -64,9 +64,8 @@ def rows_by_shard(
 ) -> SourceRows:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
-    `names` are the rows' shards, `times` their event times; `is_known` says of a shard whether the
-    source has it. Rows without an event time are only
-    counted. Those before `late_before_ms` are late.
+    `names` are the rows' shards, `times` their event times; `is_known` returns whether the source has a
+    shard. Rows without an event time are only counted. Rows before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
     table = pa.table({"shard": names, "time": times_us})

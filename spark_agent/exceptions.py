@@ -1,4 +1,4 @@
-"""Errors of the agent and its client, by what a caller can do: retry, or correct something."""
+"""Errors of the agent and its client, by the action that is left to a caller: retry, or correct."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ class AggregatorError(Exception):
 
 
 class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service cannot be asked: it gave no usable answer within the caller's patience. Retry."""
+    """The service did not give a usable answer within the caller's patience. A retry may succeed."""
 
 
 class WrongAddress(Unavailable):
-    """The address answers for another one. The only `Unavailable` that a retry does not mend."""
+    """The address is not that of a service. The only `Unavailable` that a retry does not mend."""
 
 
 class NotServing(Unavailable):
-    """The service answers that it cannot serve now, and why: a store does not answer, say. Retry."""
+    """The service answers that it cannot serve now, and why: a store does not answer, for example.
+
+    Retry.
+    """
 
 
 class NotInTime(AggregatorError):  # noqa: N818
-    """The watermark was not there in time."""
+    """The watermark did not reach the instant within the timeout. Raised by `WaitResult.require`."""
 
 
 class Wrong(AggregatorError):  # noqa: N818
-    """The request is wrong: a retry does not help. The base of every such error."""
+    """The request is wrong, and a retry does not help. The base of every such error."""
 
 
 class WrongInstant(Wrong, ValueError):  # noqa: N818
@@ -38,19 +41,22 @@ class WrongName(Wrong, ValueError):  # noqa: N818
 
 
 class EarlyRowsError(Exception):
-    """Rows left a stage older than it had already promised."""
+    """Rows left a stage that are older than its promise."""
 
 
 class OldCheckpointError(ValueError):
-    """A query begins with a batch that the job or its output has, or runs one: it writes nothing."""
+    """A query starts with a batch that the job or its output already has. The query writes nothing."""
 
 
 class FinalSourceError(ValueError):
-    """A source is final: it has promised that it emits nothing more."""
+    """A source is final: it has promised that no more rows come."""
 
 
 class UnsoundPlanError(ValueError):
-    """A query's plan could break what its stage promises; the message says what to write instead."""
+    """A query's plan could break the promise of its stage.
+
+    The message names a plan that keeps the promise.
+    """
 
 
 class StageTakenError(ValueError):
@@ -70,17 +76,17 @@ class NotStartedError(Exception):
 
 
 class QueryFailedError(Exception):
-    """A query must not run another batch; the message says why."""
+    """A query must not run another batch. The message has the reason."""
 
 
 class LogsError(Exception):
-    """The folders of a source are not as they must be; the message says what to do."""
+    """The folders of a source violate its rules. The message has the remedy."""
 
 
 def old_checkpoint_message(query: str, does: str, latest: object) -> str:
-    """Return what is wrong with a query that runs a batch which the job has already.
+    """Return the message for a query that runs a batch which the job already has.
 
-    `does` is what the query does with which batch; `latest` is the last one that the job has.
+    `does` is the query's action, with its batch; `latest` is the last batch that the job has.
     """
     return (
         f"tidegauge: query {query} {does}, but the job already has batches of its stages up to "

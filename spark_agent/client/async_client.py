@@ -1,6 +1,6 @@
-"""The same client for asyncio: each call runs in a thread, so that no other package is needed.
+"""The client for asyncio. Each call runs in a thread, so that no other package is necessary.
 
-A call that is cancelled is given up by its caller at once; its request ends in the background.
+A cancelled call returns to its caller at once; its request ends in the background.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AsyncClient:
         self.close()
 
     def close(self) -> None:
-        """Take no more calls. Those under way end in the background."""
+        """Reject further calls. Calls under way end in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -170,7 +170,7 @@ class AsyncClient:
         *,
         timeout: Duration = "1h",  # noqa: ASYNC109
     ) -> WaitResult:
-        """See `Client`. If it is cancelled, its thread ends within a quarter of a minute."""
+        """See `Client`. After a cancellation, the thread ends within a quarter of a minute."""
         over = threading.Event()
         try:
             return await self._run(

@@ -1,4 +1,4 @@
-"""Arrival of everything before a moment: a sensor for schedulers that poll."""
+"""Arrival of everything before an instant: a sensor for schedulers that poll."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Arrival:
         self._stage = stage
         self.until_ms = read_instant_ms(until, name="until")
         self.because = ""
-        """Why it had not, when it was asked last."""
+        """The reason why the watermark was not there at the last check."""
         self.outcome: WaitOutcome | None = None
-        """The outcome of the last question, in the words of `tidegauge wait`; None before the first."""
+        """The outcome of the last check, in the words of `tidegauge wait`; None before the first."""
 
     def is_complete(self) -> bool:
-        """Ask now. A service that does not answer is no error: it may be on its way up again.
+        """Check now.
+
+        An unavailable service is not an error: the result is False, and a retry may succeed.
 
         Raises `Wrong` where a retry does not help: `UnknownJob`, `UnknownStage`, `NotAllowed`,
         `NoUsableKey`.
@@ -49,5 +51,5 @@ class Arrival:
             self.because = str(error)
             # Once the watermark was read, only its explanation is missing.
             if self.outcome is WaitOutcome.WRONG:
-                self.outcome = WaitOutcome.CANNOT_BE_ASKED
+                self.outcome = WaitOutcome.UNAVAILABLE
         return False

@@ -1,4 +1,4 @@
-"""Parses a pipeline's specification, as far as the agent needs it."""
+"""Parsing of a pipeline's specification, as far as the agent needs it."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class StageSpec:
     has_idle_policy: bool = False
     """True if a quiet shard of the source counts as idle while a worker watches it."""
     percentiles: tuple[int, ...] = ()
-    """The percentile watermarks that the service keeps of it."""
+    """The percentile watermarks that the service keeps of the stage."""
     is_dynamic: bool = False
     """True if shards that are not in the specification join when they are claimed."""
 
     @property
     def role(self) -> str:
-        """Kind of the stage, as error messages call it."""
+        """Kind of the stage, for error messages."""
         if self.shards:
             return "source"
         return "keyed stage" if self.ranges else "passthrough stage"
