@@ -1,4 +1,4 @@
-"""Explaining a watermark: which ranges hold it back, and why, in one sentence."""
+"""Explanation of a watermark: the ranges that hold it back, with the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from service.model.reports import RangeView
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a stage's watermark is where it is."""
+    """Explanation of a stage's watermark."""
 
     stage: str
     view: StageView
@@ -37,7 +37,7 @@ class Explanation:
     because: str
     path: Sequence[tuple[str, Step]]
     holders: Sequence[HoldingRange]
-    """The ranges that hold the last stage of the path back, the longest-holding first."""
+    """The ranges that hold back the last stage of the path, the longest-holding first."""
     holders_total: int
 
 
@@ -105,7 +105,7 @@ class Explainer:
         now: Instant,
         holders: Sequence[HoldingRange],
     ) -> str | None:
-        """Return the root cause in the words of the job's problems; None: it is no problem."""
+        """Return the root cause in the words of the job's problems; None: it is not a problem."""
         if not holders or holders[0].reason not in _HEALTH:
             return None
         if holders[0].reason is Reason.ENDED and seen.end is not None:
@@ -121,7 +121,7 @@ _HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
     Reason.LEASE_EXPIRED: (Health.NO_WORKER, Health.FAILED),
     Reason.STALLED: (Health.STALLED,),
 }
-"""The reasons that are problems: all ranges that share one are counted, not only the first."""
+"""The reasons that are problems: all ranges with the same reason are counted, not only the first."""
 
 
 def _stands(stage: str, root: str, output: int) -> str:
@@ -138,8 +138,8 @@ def _paused(
     watermarks: Mapping[str, StageWatermark],
     asked: Mapping[str, Mapping[str, Advice]],
 ) -> Mapping[str, int]:
-    """Return the stages whose next epoch waits since all shards that they read are to pause, with their
-    input: they will observe it with that epoch.
+    """Return the stages whose next epoch waits because all shards that they read should pause, with the
+    input that they will observe with this epoch.
     """
     found: dict[str, int] = {}
     for name, seen in observed.items():
@@ -151,7 +151,7 @@ def _paused(
 
 
 def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> bool:
-    """Return whether all shards of a source that are not final are to pause."""
+    """Return whether all shards of a source that are not final should pause."""
     if source is None or not asked:
         return False
     paused = sum(each.pause for each in asked.values())
@@ -164,11 +164,11 @@ class _Held:
     """Some of the ranges, by their index, the longest-holding first."""
     total: int
     without: int | None
-    """Promise of the others, if one of these is left out; None: nothing, or there is none."""
+    """Promise of the other ranges, if one of these is left out; None: none, or without others."""
 
 
 def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
-    """Find the ranges at a stage's minimum: those that are waited for, or if there are none, all."""
+    """Find the ranges at a stage's minimum: of the ranges that it waits for, or else of all."""
     counted = weights(seen.promises, seen.idle) if is_source else seen.promises
     if is_source and int(counted.min()) == MAX and bool(seen.idle.any()):
         counted = seen.promises
@@ -196,7 +196,7 @@ def _because(
     now_ms: int,
 ) -> str:
     if not holders:
-        return f"{stage} waits for {root}, whose ranges are changing: ask again"
+        return f"{stage} waits for {root}, whose ranges are changing: retry"
     first = holders[0]
     who = f" (holder {first.view.holder})" if first.view.holder else ""
     where = f"range {first.view.name}{who}"
@@ -208,10 +208,10 @@ def _because(
 
 
 def _may_run(stage: str, shard: RangeView, groups: Sequence[GroupLimit]) -> str:
-    """Say how far a shard may run that waits for its group, as far as that is known.
+    """Write the limit of a shard that waits for its group, if known.
 
-    A query that looks ahead waits before the batch that would take it past its group's limit. It is not
-    asked to pause then, and nothing else tells of it.
+    A query that reads ahead waits before the batch that would exceed its group's limit. Such a shard
+    gets no advice to pause, so the reason is only visible here.
     """
     for group in groups:
         slow = group.held_by
@@ -258,7 +258,7 @@ def _phrase(
 
 
 def time_text(at_ms: int) -> str:
-    """Write an event time for people.
+    """Write an event time as text.
 
     >>> time_text(0), time_text(MAX)
     ('1970-01-01T00:00:00Z', 'the end of time')
