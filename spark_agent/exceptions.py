@@ -6,11 +6,36 @@ from typing import Final
 
 
 class AggregatorError(Exception):
-    """A request to the service failed."""
+    """A request to the service failed. The base of `Unavailable`, `NotInTime` and `Wrong`.
+
+    The subclasses differ in the action that is left to the caller:
+
+    ```python
+    try:
+        seen = client.wait_until("parcels", "north", "2026-01-01T00:00Z", timeout="1 s").require()
+    except Unavailable:
+        print("retry later")
+    except NotInTime as error:
+        print(error)    # after 1,000 ms the output watermark is at …
+    except Wrong as error:
+        print("correct the request:", error)
+    ```
+    """
 
 
 class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service did not give a usable answer within the caller's patience. A retry may succeed."""
+    """The service did not give a usable answer within the caller's patience. A retry may succeed.
+
+    Raised after `patience_ms` without an answer, for an answer of a proxy, or by a service whose store
+    does not answer (`NotServing`). Watermarks stand still meanwhile, and nothing is lost.
+
+    ```python
+    try:
+        Client("http://127.0.0.1:1", patience_ms=100).jobs()
+    except Unavailable as error:
+        print(f"retry: {error}")
+    ```
+    """
 
 
 class WrongAddress(Unavailable):
@@ -25,11 +50,33 @@ class NotServing(Unavailable):
 
 
 class NotInTime(AggregatorError):  # noqa: N818
-    """The watermark did not reach the instant within the timeout. Raised by `WaitResult.require`."""
+    """The watermark did not reach the instant within the timeout.
+
+    Raised by `WaitResult.require`, for programs that cannot continue without the watermark.
+
+    ```python
+    waited = client.wait_until("parcels", "south", "2026-01-01T00:00Z", timeout="1 s")
+    try:
+        waited.require()
+    except NotInTime:
+        print(client.explain("parcels", "south")["because"])
+    ```
+    """
 
 
 class Wrong(AggregatorError):  # noqa: N818
-    """The request is wrong, and a retry does not help. The base of every such error."""
+    """The request is wrong, and a retry does not help. The base of every such error.
+
+    A wrong instant or name raises before a request is sent. A rejected request raises a subclass of
+    `Refused` in `spark_agent.client.errors`, with the service's problem in `problem`.
+
+    ```python
+    try:
+        client.watermark("parcels", "nowhere")
+    except UnknownStage as error:
+        print(error.problem["detail"])    # job 'parcels' has no stage 'nowhere'
+    ```
+    """
 
 
 class WrongInstant(Wrong, ValueError):  # noqa: N818
@@ -45,22 +92,67 @@ class EarlyRowsError(Exception):
 
 
 class OldCheckpointError(ValueError):
-    """A query starts with a batch that the job or its output already has. The query writes nothing."""
+    """A query starts with a batch that the job or its output already has. The query writes nothing.
+
+    The query's checkpoint is new, was lost, or is an older copy, so rows would be read again after the
+    watermark has passed them. Restore the checkpoint, or start over:
+
+    ```python
+    try:
+        query = pipeline.start(writer)
+    except OldCheckpointError:
+        pipeline.reset()
+        raise    # start again with a new checkpoint and an empty output
+    ```
+    """
 
 
 class FinalSourceError(ValueError):
-    """A source is final: it has promised that no more rows come."""
+    """A source is final: it has promised that no more rows come.
+
+    A bounded query ends with a final source. A job whose data begins anew needs a new generation:
+
+    ```python
+    try:
+        query = pipeline.start(writer)
+    except FinalSourceError:
+        pipeline.reset()    # then start with a new checkpoint and an empty output
+    ```
+    """
 
 
 class UnsoundPlanError(ValueError):
     """A query's plan could break the promise of its stage.
 
     The message names a plan that keeps the promise.
+
+    Raised by `Pipeline.start` before the query runs: for an unsupported operator, an aggregation without
+    an event time, a join without bounds, or rows that skip `watermarked` or `report`.
+
+    ```python
+    try:
+        counts = pipeline.report(windowed.groupBy("key").count(), stage="counts")
+        pipeline.start(counts.writeStream.format("noop"))
+    except UnsoundPlanError as error:
+        print(error)    # … group by window(…) over the event time…
+    ```
     """
 
 
 class StageTakenError(ValueError):
-    """Another query of this pipeline executes the stage."""
+    """Another query of this pipeline executes the stage.
+
+    A stage belongs to one query at a time, because two queries would report different progress for the
+    same ranges. Stop the other query first, or give the second query a stage of its own.
+
+    ```python
+    first = pipeline.start(writer("first"))
+    try:
+        pipeline.start(writer("second"))
+    except StageTakenError:
+        print("the stage is already executed")
+    ```
+    """
 
 
 class NotStartedError(Exception):

@@ -36,10 +36,19 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A connection pool to one service, for asyncio; use it with `async with`.
+    """A client of one service for asyncio, with the methods of `Client`; use it with `async with`.
 
-    The methods are those of `Client`. `concurrency` is how many of them may run at the same time: a
-    `wait_until` takes one for as long as it waits.
+    `concurrency` is the number of calls that run at the same time, each in a thread. A `wait_until`
+    occupies one for as long as it waits. A cancelled call returns at once.
+
+    ```python
+    async with AsyncClient("http://127.0.0.1:8000") as client:
+        north, south = await asyncio.gather(
+            client.wait_until("parcels", "north", "2026-01-01T00:00Z", timeout="1 min"),
+            client.wait_until("parcels", "south", "2026-01-01T00:00Z", timeout="1 min"),
+        )
+    print(north.reached, south.reached)    # True False
+    ```
     """
 
     def __init__(

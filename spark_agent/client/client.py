@@ -67,7 +67,15 @@ _POLL_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class StageWatermark:
-    """A stage's watermarks in ms. None: not yet; `MAX_MS`: the end of time."""
+    """A stage's watermarks in ms. None: not yet; `MAX_MS`: the end of time.
+
+    The result of `Client.watermark` and `Client.watermarks`.
+
+    >>> StageWatermark(input_ms=90, output_ms=60, status="active").final
+    False
+    >>> StageWatermark(input_ms=MAX_MS, output_ms=MAX_MS, status="final").final
+    True
+    """
 
     input_ms: int | None
     output_ms: int | None
@@ -102,11 +110,23 @@ class Throttle:
 
 
 class Client:
-    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
+    """A client of one service, with a pool of connections. Safe for use by several threads.
 
-    The key is `key`, or in the file `key_file`, or where the environment says
-    (`spark_agent.client.credentials`).
-    Raises `ValueError` if the URL is not one of HTTP.
+    Every call is retried for `patience_ms` while the service is unavailable, and then raises
+    `Unavailable`. `timeout_ms` limits a single attempt. A rejected request raises `Refused`, which is
+    `Wrong`: a retry does not help. Times are ms since 1970, UTC; `None` is *no watermark yet*.
+
+    The key is `key`, or in the file `key_file`, or from the environment
+    (`spark_agent.client.credentials`). Raises `ValueError` if the URL is not one of HTTP.
+
+    ```python
+    client = Client("http://127.0.0.1:8000", patience_ms=10_000)
+    client.declare("parcels", {"scans": {"shards": ["north"]}})
+    rank = Rank(client.open_run("parcels", ["scans"], "reader-1"), epoch=0, attempt=0)
+    lease = client.claim("parcels", "scans", None, holder="reader-1", ttl_ms=10_000, rank=rank)
+    client.report("parcels", "scans", lease, {"north": RangeReport(1767225600000)})
+    print(client.watermark("parcels", "scans").output_ms)    # 1767225600000
+    ```
     """
 
     def __init__(

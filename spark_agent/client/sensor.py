@@ -9,10 +9,19 @@ from spark_agent.times import Instant, instant_text, read_instant_ms
 
 
 class Arrival:
-    """Answers whether a stage's output watermark has reached a moment, and why not.
+    """Check that a stage's output watermark has reached an instant, for schedulers that poll.
 
     `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T00:00Z`, or ms. A
-    bare number of nine to eleven digits may be seconds: it raises `WrongInstant`.
+    bare number of nine to eleven digits may be seconds: it raises `WrongInstant`. Between checks the
+    scheduler may end the process: an `Arrival` keeps no connection and no state that matters.
+
+    ```python
+    arrival = Arrival(Client("http://127.0.0.1:8000"), "parcels", "north", "2026-01-01T00:00Z")
+    if arrival.is_complete():
+        print("everything before has arrived")
+    else:
+        print(arrival.outcome, arrival.because)    # not in time north is at …
+    ```
     """
 
     def __init__(self, client: Client, job: str, stage: str, until: Instant) -> None:

@@ -68,7 +68,7 @@ class WaitResult:
                 raise Unavailable(f"the service does not answer; when it last did, {at}")
 
 
-class WatermarkReader(Protocol):
+class WatermarkClient(Protocol):
     """The part of `Client` that a wait needs."""
 
     def show(
@@ -82,7 +82,7 @@ class WatermarkReader(Protocol):
         ...
 
     def without_retries(self, timeout_ms: int) -> Self:
-        """Return a reader whose requests take at most this long, and are sent once."""
+        """Return a client whose requests take at most this long, and are sent once."""
         ...
 
 
@@ -91,7 +91,7 @@ class WatermarkWait:
 
     def __init__(
         self,
-        client: WatermarkReader,
+        client: WatermarkClient,
         clock: Clock,
         job: str,
         stage: str,
@@ -157,7 +157,7 @@ class WatermarkWait:
             if seen is not None and answers and estimates:
                 show(self._progress(seen))
 
-    def _patient(self, wait_s: int, left_ms: int) -> WatermarkReader:
+    def _patient(self, wait_s: int, left_ms: int) -> WatermarkClient:
         """Return a client whose patience is little longer than the service's wait, or the time left.
 
         It does not retry: a retry would have less time left than the wait that the service was sent.
@@ -181,8 +181,8 @@ def eta_text(found: EtaAnswer) -> str:
         return f"has reached {there}"
     if found["expected_at"] is None or found["between"] is None:
         return f"will reach {there}, no estimate"
-    early, late = found["between"]
+    low, high = found["between"]
     return (
         f"will reach {there} at about {found['expected_at']},"
-        f" between {early} and {late} in {found['confidence']:.0%} of all cases"
+        f" between {low} and {high} in {found['confidence']:.0%} of all cases"
     )
