@@ -110,7 +110,7 @@ def _keyed_holds(columns: WorkColumns, idle: Sequence[bool] | None, rows: int) -
     """Read the holds of key ranges. Raises `InvalidReportError` if an idle range keeps one."""
     if idle is None or not any(idle):
         return _hold_columns(columns, rows, MAX)
-    # A hold at MAX is a hold, too: null is told apart from it until the idle ranges are checked.
+    # A hold at MAX is a hold, too: null stays distinct from MAX until the idle ranges are checked.
     holds = _hold_columns(columns, rows, MIN)
     is_idle = np.array(idle, dtype=np.bool_)
     for component, times in holds.items():

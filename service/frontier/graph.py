@@ -96,8 +96,8 @@ class Pipeline:
     Traceback (most recent call last):
     service.frontier.errors.InvalidPipelineError: stage 'a': inputs form a cycle: a → b → a
     >>> Pipeline({"k": Stage(("s",))})
-    Traceback (most recent call last): service.frontier.errors.InvalidPipelineError: stage 'k': its
-    input 's' is not a stage of this pipeline
+    Traceback (most recent call last):
+    service.frontier.errors.InvalidPipelineError: stage 'k': its input 's' is not in the pipeline
     """
 
     stages: Mapping[str, Stage] = field(hash=False)

@@ -63,11 +63,10 @@ async def add_stages(
 
 
 def check_joined(stored: StoredJob, source: str | None) -> None:
-    """Raise `InvalidRequestError` if shards joined a source that is final, so that none does."""
+    """Raise `InvalidRequestError` if shards joined a final source: a final source stays final."""
     if source is None or stored.installed.stages[source].view.watermark.output != MAX:
         return
     raise InvalidRequestError(
-        f"no shard can join {source!r}, which is final: all its shards have said that nothing more"
-        " comes, so whatever another one brings would be late. To start over, reset the job; next time,"
-        " keep one shard that is not final"
+        f"no shard can join {source!r}, which is final: all rows of another shard would be late. To"
+        " start over, reset the job; next time, keep one shard that is not final"
     )
