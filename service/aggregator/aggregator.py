@@ -105,7 +105,7 @@ class Aggregator:
         )
         self.history = History(self.reader, ledger, clock)
         self.problems = Problems(self.reader, self.examiner, clock)
-        self.overviews = Overviews(self.reader, self.problems.jobs_if_known, clock)
+        self.overviews = Overviews(self.reader, self.problems.jobs_if_available, clock)
         self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,

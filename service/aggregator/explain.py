@@ -62,9 +62,9 @@ class Explainer:
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
         throttle = await self._throttling.read(job)
-        asked = throttle.shards
+        advice = throttle.shards
         least |= following(pipeline, observed, observed, watermarks, least)
-        least |= _paused(pipeline, observed, watermarks, asked)
+        least |= _paused(pipeline, observed, watermarks, advice)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         above = pipeline.ancestors((stage,))
@@ -75,7 +75,7 @@ class Explainer:
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
-        advice = asked.get(root, {})
+        root_advice = advice.get(root, {})
         output = watermarks[root].output
         end = observed[root].end
         holders = [
@@ -83,13 +83,15 @@ class Explainer:
                 each,
                 None if held.without is None else max(held.without, output),
                 None if is_source else watermarks[root].input,
-                advice,
+                root_advice,
                 now_ms,
                 has_ended=end is not None and end.outcome is Outcome.FINISHED,
             )
             for each in views
         ]
-        because = _because(stage, root, holders, held.total, watermarks[root].input, advice, now_ms)
+        because = _because(
+            stage, root, holders, held.total, watermarks[root].input, root_advice, now_ms
+        )
         cause = await self._cause(view, root, observed[root], now, holders)
         if cause is not None:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
@@ -136,7 +138,7 @@ def _paused(
     pipeline: Pipeline,
     observed: Mapping[str, StageObservation],
     watermarks: Mapping[str, StageWatermark],
-    asked: Mapping[str, Mapping[str, Advice]],
+    advice: Mapping[str, Mapping[str, Advice]],
 ) -> Mapping[str, int]:
     """Return the stages whose next epoch waits because all shards that they read should pause, with the
     input that they will observe with this epoch.
@@ -145,16 +147,16 @@ def _paused(
     for name, seen in observed.items():
         at, inputs = watermarks[name].input, pipeline.stages[name].inputs
         waits = seen.kept is not None and seen.kept.observed_input < at and bool(seen.owners.all())
-        if waits and all(_is_paused(observed.get(each), asked.get(each, {})) for each in inputs):
+        if waits and all(_is_paused(observed.get(each), advice.get(each, {})) for each in inputs):
             found[name] = at
     return found
 
 
-def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> bool:
+def _is_paused(source: StageObservation | None, advice: Mapping[str, Advice]) -> bool:
     """Return whether all shards of a source that are not final should pause."""
-    if source is None or not asked:
+    if source is None or not advice:
         return False
-    paused = sum(each.pause for each in asked.values())
+    paused = sum(each.pause for each in advice.values())
     return paused >= int((source.promises != MAX).sum())
 
 
@@ -236,7 +238,7 @@ def _phrase(
     )
     oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
     hold_ms = view.note.holds.get(holding.component or "", MIN)
-    asked = advice.get(view.name)
+    found = advice.get(view.name)
     phrases = {
         Reason.NEVER_REPORTED: "has never reported"
         + ("" if view.holder else ", and nobody holds a lease on it"),
@@ -244,7 +246,7 @@ def _phrase(
         Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
         f" {at}{still}",
         Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet",
-        Reason.THROTTLED: f"is paused at {at}: {'' if asked is None else asked.because}",
+        Reason.THROTTLED: f"is paused at {at}: {'' if found is None else found.because}",
         Reason.STALLED: "keeps reporting, while its oldest work has been waiting since"
         f" {'' if oldest_ms is None else iso(oldest_ms)}{still}",
         Reason.BUFFERING: f"keeps a hold {holding.component!r} at"

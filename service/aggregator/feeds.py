@@ -191,14 +191,15 @@ class Feed:
         fresh = [
             state
             for name, state in states.items()
-            if (known := self._states.get(name)) is None or known.view.version < state.view.version
+            if (previous := self._states.get(name)) is None
+            or previous.view.version < state.view.version
         ]
         unwell = [
             state
             for name, state in states.items()
-            if (known := self._states.get(name)) is not None
-            and known.view.version == state.view.version
-            and _health(known) is not _health(state)
+            if (previous := self._states.get(name)) is not None
+            and previous.view.version == state.view.version
+            and _health(previous) is not _health(state)
         ]
         if fresh or unwell or removed:
             self._move()
@@ -210,10 +211,10 @@ class Feed:
         for state in fresh:
             self._moved_at[state.name] = self.position
 
-    def _take_throttle(self, asked: ThrottleView) -> None:
-        if asked != self.throttle:
+    def _take_throttle(self, throttle: ThrottleView) -> None:
+        if throttle != self.throttle:
             self._move()
-            self.throttle = asked
+            self.throttle = throttle
             self._throttle_at = self.position
 
     def _move(self) -> None:

@@ -236,8 +236,8 @@ def ended_text(end: RunEnd, now_ms: int) -> str:
     >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
     'failed at 00:01: out of memory'
     """
-    said = f": {end.because}" if end.because else ""
-    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{said}"
+    cause = f": {end.because}" if end.because else ""
+    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{cause}"
 
 
 def _of_run(of: _Ranges, end: RunEnd) -> Trouble:
@@ -245,10 +245,10 @@ def _of_run(of: _Ranges, end: RunEnd) -> Trouble:
     if end.outcome is Outcome.FAILED:
         because = f"the last run of {of.stage} {ended_text(end, of.now.wall_ms)}"
         return of.trouble(Health.FAILED, left, end.at_ms, because)
-    said = f": {end.because}" if end.because else ""
+    cause = f": {end.because}" if end.because else ""
     because = (
         f"{of.some(left)} {_have(left)} no worker since {of.moment(end.at_ms)}"
-        f" ({_their(left)} last run was stopped{said})"
+        f" ({_their(left)} last run was stopped{cause})"
     )
     return of.trouble(Health.NO_WORKER, left, end.at_ms, because)
 
@@ -270,8 +270,8 @@ def _no_worker(of: _Ranges) -> Trouble:
 
 def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
     silent = of.silent()
-    nobody = not bool(of.seen.owners[silent].any())
-    who = f", and nobody holds a lease on {_them(silent)}" if nobody else ""
+    without_owner = not bool(of.seen.owners[silent].any())
+    who = f", and nobody holds a lease on {_them(silent)}" if without_owner else ""
     because = f"{of.some(silent)} {_have(silent)} never reported{who}"
     return of.trouble(Health.SILENT, silent, since_ms, because)
 

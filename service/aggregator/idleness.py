@@ -63,13 +63,13 @@ class IdlePolicies:
     async def _apply(
         self, job: str, pipeline: Pipeline, policies: Mapping[str, IdlePolicy]
     ) -> None:
-        asked = await self._throttling.read(job)
+        throttle = await self._throttling.read(job)
         for name, policy in policies.items():
             now, observed = await self._live.observe(job, (name,))
             seen = observed.get(name)
             if seen is None:
                 continue
-            advice = asked.shards.get(name, {})
+            advice = throttle.shards.get(name, {})
             paused = [shard for shard, one in advice.items() if one.pause]
             samples = NEVER_PAUSED
             if paused or (job, name) in self._samples or _is_throttled(pipeline, name):

@@ -59,7 +59,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     jobs: Sequence[JobSummary]
     at_ms: int
     took_ms: int
@@ -72,7 +72,7 @@ class Overviews:
         self._reader = reader
         self._read_healths = read_healths
         self._clock = clock
-        self._known: _Known | None = None
+        self._cached: _Cached | None = None
         self._looking = asyncio.Lock()
 
     async def read(self, may_read: Callable[[str], bool], search: str, limit: int) -> Overview:
@@ -90,9 +90,11 @@ class Overviews:
 
     async def _in_order(self) -> Sequence[JobSummary]:
         async with self._looking:
-            known, now_ms = self._known, self._clock.steady_ms()
-            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
-                return known.jobs
+            cached, now_ms = self._cached, self._clock.steady_ms()
+            if cached is not None and now_ms - cached.at_ms < min(
+                _REST * cached.took_ms, _LONGEST_MS
+            ):
+                return cached.jobs
             healths = await self._read_healths()
             found: list[JobSummary] = []
             for number, view in enumerate(await self._reader.jobs()):
@@ -101,7 +103,7 @@ class Overviews:
                 found.append(summary(view, healths.get(view.name)))
             found.sort(key=_worst_first)
             at_ms = self._clock.steady_ms()
-            self._known = _Known(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
+            self._cached = _Cached(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
             return found
 
 

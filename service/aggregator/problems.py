@@ -22,7 +22,7 @@ _LONGEST_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     jobs: Mapping[str, JobHealth]
     at_ms: int
     took_ms: int
@@ -35,7 +35,7 @@ class Problems:
         self._reader = reader
         self._examiner = examiner
         self._clock = clock
-        self._known: _Known | None = None
+        self._cached: _Cached | None = None
         self._examining = asyncio.Lock()
 
     async def of_all(
@@ -55,9 +55,11 @@ class Problems:
     async def jobs(self) -> Mapping[str, JobHealth]:
         """Return every job with its problems. Raises `UnavailableError`."""
         async with self._examining:
-            known, now_ms = self._known, self._clock.steady_ms()
-            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
-                return known.jobs
+            cached, now_ms = self._cached, self._clock.steady_ms()
+            if cached is not None and now_ms - cached.at_ms < min(
+                _REST * cached.took_ms, _LONGEST_MS
+            ):
+                return cached.jobs
             names = sorted(job.name for job in await self._reader.jobs())
             found: dict[str, JobHealth] = {}
             for start in range(0, len(names), _AT_ONCE):
@@ -68,7 +70,7 @@ class Problems:
                     if job is not None:
                         found[job.view.name] = job
             at_ms = self._clock.steady_ms()
-            self._known = _Known(found, at_ms, at_ms - now_ms)
+            self._cached = _Cached(found, at_ms, at_ms - now_ms)
             return found
 
     async def _examine(self, job: str) -> JobHealth | None:
@@ -77,7 +79,7 @@ class Problems:
         except UnknownJobError:
             return None
 
-    async def jobs_if_known(self) -> Mapping[str, JobHealth]:
+    async def jobs_if_available(self) -> Mapping[str, JobHealth]:
         """Return every job with its problems; none, while the live store does not answer."""
         try:
             return await self.jobs()

@@ -142,20 +142,20 @@ class Reader:
         `poll_s`: the poll interval if `until` depends on soft values, which change without a
         publication. None: it does not, and the stage is returned without soft values.
         """
-        look = partial(self.stage, job, stage, soft=poll_s is not None)
+        read = partial(self.stage, job, stage, soft=poll_s is not None)
         if not timeout_s:
-            return await look()
+            return await read()
         with self._store.watch(job, stage) as watch:
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
                         watch.rearm()
-                        state = await look()
+                        state = await read()
                         if self._released or until(state):
                             return state
                         await watch_for(watch, poll_s)
             except TimeoutError:
-                return await look()
+                return await read()
 
     def changes(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
         """Follow the changes of a job; see `Feeds.follow`."""

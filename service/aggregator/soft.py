@@ -64,7 +64,7 @@ _Key = tuple[str, tuple[int, int, int], frozenset[str]]
 
 
 @dataclass(slots=True)
-class _Known:
+class _Cached:
     changes: int
     """Number of changes of the job by this process before the computation."""
     at_ms: int
@@ -88,10 +88,10 @@ class SoftStates:
         self._examiner = examiner
         self._clock = clock
         self._shared = shared
-        self._known: dict[_Key, _Known] = {}
-        self._next: dict[_Key, asyncio.Task[_Known]] = {}
+        self._cached: dict[_Key, _Cached] = {}
+        self._next: dict[_Key, asyncio.Task[_Cached]] = {}
         """The rounds that have not begun, which requests may still join."""
-        self._running: dict[_Key, asyncio.Task[_Known]] = {}
+        self._running: dict[_Key, asyncio.Task[_Cached]] = {}
 
     async def read(self, job: JobView, stages: Iterable[str]) -> Mapping[str, SoftState]:
         """Return the values of these stages; empty while the live store is unavailable."""
@@ -111,7 +111,7 @@ class SoftStates:
             found = await asyncio.shield(joined)
         return found.states
 
-    async def _round(self, key: _Key, view: JobView) -> _Known:
+    async def _round(self, key: _Key, view: JobView) -> _Cached:
         before = self._running.get(key)
         if before is not None:
             await asyncio.wait((before,))
@@ -151,17 +151,17 @@ class SoftStates:
             states[name] = _joined(state, shown)
         return is_whole
 
-    def _still_good(self, key: _Key) -> _Known | None:
-        known = self._known.get(key)
-        if known is None:
+    def _still_good(self, key: _Key) -> _Cached | None:
+        cached = self._cached.get(key)
+        if cached is None:
             return None
-        age_ms = self._clock.steady_ms() - known.at_ms
-        if known.ranges > _MANY:
-            return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
-        unchanged = known.changes == self._live.changes_of(key[0])
-        return known if unchanged and age_ms < _FRESH_MS else None
+        age_ms = self._clock.steady_ms() - cached.at_ms
+        if cached.ranges > _MANY:
+            return cached if age_ms < min(_REST * cached.took_ms, _LONGEST_MS) else None
+        unchanged = cached.changes == self._live.changes_of(key[0])
+        return cached if unchanged and age_ms < _FRESH_MS else None
 
-    async def _compute(self, key: _Key, view: JobView) -> _Known:
+    async def _compute(self, key: _Key, view: JobView) -> _Cached:
         job, _, wanted = key
         pipeline = view.pipeline
         changes, began_ms = self._live.changes_of(job), self._clock.steady_ms()
@@ -180,17 +180,17 @@ class SoftStates:
         ended_ms = self._clock.steady_ms()
         layouts = [pipeline.stages[name].layout for name in above]
         ranges = sum(len(layout) for layout in layouts if layout is not None)
-        known = _Known(changes, ended_ms, ended_ms - began_ms, ranges, states)
-        self._known[key] = known
+        cached = _Cached(changes, ended_ms, ended_ms - began_ms, ranges, states)
+        self._cached[key] = cached
         self._drop_old(ended_ms)
-        return known
+        return cached
 
     def _drop_old(self, now_ms: int) -> None:
-        if len(self._known) > 1_000:
-            self._known = {
-                key: known
-                for key, known in self._known.items()
-                if now_ms - known.at_ms < _LONGEST_MS
+        if len(self._cached) > 1_000:
+            self._cached = {
+                key: cached
+                for key, cached in self._cached.items()
+                if now_ms - cached.at_ms < _LONGEST_MS
             }
 
 

@@ -57,16 +57,16 @@ async def _stages_of(
 ) -> list[SurveyedStage]:
     try:
         states = await reader.snapshot(job.name, stages, soft=reads_soft)
-        asked = (await throttling.read(job.name)).shards if job.pipeline.throttle else None
+        advice = (await throttling.read(job.name)).shards if job.pipeline.throttle else None
     except UnknownJobError:
         return []
     except UnavailableError:
         return [SurveyedStage(job.name, name, job.stages[name], None, None) for name in stages]
-    return [_surveyed(job.name, state, asked) for state in states.values()]
+    return [_surveyed(job.name, state, advice) for state in states.values()]
 
 
 def _surveyed(
-    job: str, state: StageState, asked: Mapping[str, Mapping[str, Advice]] | None
+    job: str, state: StageState, advice: Mapping[str, Mapping[str, Advice]] | None
 ) -> SurveyedStage:
     soft = state.soft
     is_source = state.job.pipeline.stages[state.name].is_source
@@ -77,12 +77,12 @@ def _surveyed(
         state.census,
         None if soft is None else Work(soft.processing_ms, soft.counts),
         None if soft is None else soft.health,
-        None if asked is None or not is_source else _throttled(asked.get(state.name, {})),
+        None if advice is None or not is_source else _throttled(advice.get(state.name, {})),
     )
 
 
-def _throttled(asked: Mapping[str, Advice]) -> int:
-    return sum(each.pause or each.rate < 1 for each in asked.values())
+def _throttled(advice: Mapping[str, Advice]) -> int:
+    return sum(each.pause or each.rate < 1 for each in advice.values())
 
 
 def _ranges(job: JobView) -> int:

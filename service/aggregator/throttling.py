@@ -124,12 +124,12 @@ def decide(
     for name, slow in rates.items():
         layout = pipeline.stages[name].layout
         for shard in layout.names if layout is not None else ():
-            asked = shards.setdefault(name, {}).get(shard)
+            by_group = shards.setdefault(name, {}).get(shard)
             shards[name][shard] = Advice(
-                pause=asked is not None and asked.pause,
+                pause=by_group is not None and by_group.pause,
                 until=limits.get(name),
                 rate=slow.rate,
-                because=slow.because if asked is None else f"{asked.because}; {slow.because}",
+                because=slow.because if by_group is None else f"{by_group.because}; {slow.because}",
             )
     return ThrottleView(groups, shards)
 

@@ -60,15 +60,15 @@ async def get_throttle(call: Call[None]) -> Response:
     The advice follows from the job's `throttle` and from the present watermarks. The answer to a report
     has the advice for the reported shards.
     """
-    known = entity_tags(call.request.headers.get("if-none-match"))
+    tags = entity_tags(call.request.headers.get("if-none-match"))
     wait_s = preferred_wait_s(call.request)
     headers: dict[str, str] = {}
 
     def is_new(view: ThrottleView) -> bool:
-        return known is None or not ("*" in known or str(throttle_body(view).version) in known)
+        return tags is None or not ("*" in tags or str(throttle_body(view).version) in tags)
 
     throttling = call.aggregator.throttling
-    if wait_s is None or known is None:
+    if wait_s is None or tags is None:
         view = await throttling.read(call.job)
     else:
         view = await call.wait_for(throttling.wait(call.job, is_new, wait_s))

@@ -1,4 +1,4 @@
-"""The application: a shortcut to the hot routes, and HEAD as the GET that it stands for."""
+"""The application: a shortcut to the hot routes, and HEAD as the corresponding GET."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Application(FastAPI):
 
 
 def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
-    """Return a HEAD request as the GET that it stands for. The server leaves out the body (RFC 9110,
+    """Return a HEAD request as the corresponding GET. The server leaves out the body (RFC 9110,
     section 9.3.2).
 
     Once the header is sent, the client counts as disconnected: else an event stream would never end.

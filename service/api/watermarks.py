@@ -83,9 +83,9 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
         return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
     percentile = await _percentile(call)
-    known = entity_tags(request.headers.get("if-none-match"))
+    tags = entity_tags(request.headers.get("if-none-match"))
     at_least = _at_least(request)
-    until = _until(at_least, known, percentile)
+    until = _until(at_least, tags, percentile)
     wait_s = preferred_wait_s(request)
     headers = {} if at_least is None else {AT_LEAST: understood(at_least)}
     # Most polls find the ETag unchanged. A plain ETag follows from published values alone, but the ETag
@@ -100,7 +100,7 @@ async def get_watermark(call: Call[None]) -> Response:
         headers["Preference-Applied"] = f"wait={wait_s}"
     etag = _etag(state, percentile)
     headers["ETag"] = f'"{etag}"'
-    if known is not None and _is_known(state, percentile, known):
+    if tags is not None and _matches(state, percentile, tags):
         return Response(status_code=304, headers=headers)
     if percentile is None:
         state = (await aggregator.reader.complete({stage: state}))[stage]
@@ -127,10 +127,10 @@ def _etag(state: StageState, percentile: int | None) -> str:
     return f"{state.etag}-{percentile}-{state.percentile(percentile)}"
 
 
-def _is_known(state: StageState, percentile: int | None, known: frozenset[str]) -> bool:
+def _matches(state: StageState, percentile: int | None, tags: frozenset[str]) -> bool:
     """Return whether the client already has the answer."""
     named = {"*", _etag(state, percentile)}
-    return not known.isdisjoint(named if percentile is not None else named | {state.version_tag})
+    return not tags.isdisjoint(named if percentile is not None else named | {state.version_tag})
 
 
 def _at_least(request: Request) -> int | None:
@@ -143,7 +143,7 @@ def _at_least(request: Request) -> int | None:
 
 
 def _until(
-    at_least: int | None, known: frozenset[str] | None, percentile: int | None
+    at_least: int | None, tags: frozenset[str] | None, percentile: int | None
 ) -> Callable[[StageState], bool] | None:
     """Return the condition to wait for; None: without a condition."""
 
@@ -152,8 +152,8 @@ def _until(
 
     if at_least is not None:
         return lambda state: output(state) >= at_least
-    if known is not None:
-        return lambda state: not _is_known(state, percentile, known)
+    if tags is not None:
+        return lambda state: not _matches(state, percentile, tags)
     return None
 
 

@@ -73,9 +73,9 @@ class KeyRange:
 
         >>> KeyRange.parse("80000000-100000000") == KeyRange(2**31, 2**32)
         True
-        >>> KeyRange.parse("a-b")
+        >>> KeyRange.parse("x")
         Traceback (most recent call last):
-        service.frontier.errors.InvalidRangeError: invalid key range 'a-b': write it like 00000000-40000000
+        service.frontier.errors.InvalidRangeError: invalid key range 'x': write it like 00000000-40000000
         """
         match = _ID.fullmatch(name)
         if match is None:

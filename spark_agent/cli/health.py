@@ -37,8 +37,8 @@ def worst(healths: Iterable[Health | None]) -> Health | None:
     >>> worst(["ok", "no_worker", None]), worst([None]) is None
     ('no_worker', True)
     """
-    known = {each for each in healths if each}
-    return next((each for each in _WORST_FIRST if each in known), None)
+    reported = {each for each in healths if each}
+    return next((each for each in _WORST_FIRST if each in reported), None)
 
 
 def badness(health: Health | None) -> int:

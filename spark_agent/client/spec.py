@@ -140,10 +140,10 @@ def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str
     """
     found: set[str] = set()
     for each in stages[stage].inputs:
-        known = stages.get(each)
-        if known is None:
+        above = stages.get(each)
+        if above is None:
             continue
-        if each in within or known.role == "passthrough stage":
+        if each in within or above.role == "passthrough stage":
             found |= upstream(stages, each, within)
         else:
             found.add(each)

@@ -86,7 +86,7 @@ class SourceReporter:
         found = rows_by_shard(
             names,
             times,
-            is_known=self._is_known,
+            is_declared=self._is_declared,
             late_before_ms=late_before_ms,
             horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
         )
@@ -97,7 +97,7 @@ class SourceReporter:
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard
 
-    def _is_known(self, shard: str) -> bool:
+    def _is_declared(self, shard: str) -> bool:
         return shard in self._shards or (self._is_dynamic and is_name(shard))
 
 

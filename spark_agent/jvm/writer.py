@@ -29,13 +29,13 @@ class Trigger:
     """The trigger of a query's batches."""
 
     kind: str
-    """Spark's class of it, such as `AvailableNowTrigger`."""
+    """Spark's class of the trigger, such as `AvailableNowTrigger`."""
     interval_ms: int = 0
     """The shortest time from batch to batch."""
 
     @property
     def is_available_now(self) -> bool:
-        """True if the query reads what is there at its start, and ends."""
+        """True if the query reads the data available at its start, and ends."""
         return self.kind == AVAILABLE_NOW
 
     @property
