@@ -1,1 +1,1 @@
-"""tidegauge's service: the one place that knows how far a pipeline has come in event time."""
+"""tidegauge's service: the central record of a pipeline's progress in event time."""

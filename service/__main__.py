@@ -1,4 +1,4 @@
-"""`python -m service` is `tidegauge`."""
+"""The command `python -m service`, the same as `tidegauge`."""
 
 from service.cli import main
 

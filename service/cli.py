@@ -25,7 +25,7 @@ errors = Console(stderr=True, soft_wrap=True)
 
 
 def fail(message: str) -> typer.Exit:
-    """Print in a line what is wrong and what to do; the exit code is 2."""
+    """Print an error with its remedy in a line; return the exit, with code 2."""
     errors.print(f"tidegauge: {redact(message)}", style="red", markup=False, highlight=False)
     return typer.Exit(2)
 
@@ -37,7 +37,7 @@ def _in_a_line() -> Generator[None]:
         yield
     except ModuleNotFoundError as error:
         raise fail(
-            f"{error.name} is not installed, which the service needs: pip install 'tidegauge[service]'"
+            f"the service needs {error.name}, which is not installed: pip install 'tidegauge[service]'"
         ) from None
     except ProblemError as error:
         raise fail(error.detail) from None
@@ -58,35 +58,37 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
     checkpoint_interval_ms: Annotated[
-        int | None, typer.Option(help="How often promises are saved.")
+        int | None, typer.Option(help="Interval at which promises are saved.")
     ] = None,
     admin_key_file: Annotated[
         Path | None,
-        typer.Option(help="A file with a key for everything, of at least 32 characters."),
+        typer.Option(help="A file with a key with every right, of at least 32 characters."),
     ] = None,
     scrape_key_file: Annotated[
         Path | None, typer.Option(help="A file with a key for the metrics alone.")
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="Serve everyone on any address, if there is no key."),
+        typer.Option(
+            "--insecure", help="Serve everyone on any address, while the service has no key."
+        ),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes; more than one needs redis://.")
     ] = 1,
     allowed_hosts: Annotated[
         str | None,
-        typer.Option(help="Names that the service goes by, separated by commas; *: any."),
+        typer.Option(help="Names of the service, separated by commas; *: any."),
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate chain, in PEM format.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
     tls_client_ca: Annotated[
-        str | None, typer.Option(help="Who signs the certificates that clients must show.")
+        str | None, typer.Option(help="Authority of the certificates that clients must present.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
 ) -> None:
-    """Serve. Each option is also an environment variable, `TIDEGAUGE_PORT` and so on."""
+    """Run the service. Each option is also an environment variable, `TIDEGAUGE_PORT` and so on."""
     with _in_a_line():
         from service.server import serve as serving  # noqa: PLC0415
 
@@ -115,7 +117,7 @@ def serve(
 def migrate(
     ledger_url: LedgerUrl = None,
 ) -> None:
-    """Bring the ledger's schema up to date. `serve` does so by itself when it starts."""
+    """Bring the ledger's schema up to date. `serve` does so at its start."""
     with _in_a_line():
         from service.server import serve as serving  # noqa: PLC0415
 
@@ -132,9 +134,9 @@ def doctor(
     live_url: Annotated[str | None, typer.Option(help="The store of the live state.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check settings, stores, versions, clocks and disk, and say what to do.
+    """Check settings, stores, versions, clocks and disk, and print remedies.
 
-    It changes nothing. The exit code is 1 if something is at fault.
+    The command changes nothing. The exit code is 1 for a fault.
     """
     with _in_a_line():
         from service.server import doctor as examination  # noqa: PLC0415
@@ -156,11 +158,11 @@ def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:
 
 
 def main() -> None:
-    """Run the command, with those that other packages add."""
+    """Run the command, including the commands of other packages."""
     ours = {command.name for command in app.registered_commands}
     if not ours.intersection(sys.argv[1:2]):
         for found in entry_points(group="tidegauge.commands"):
-            # An installation that only serves has no PySpark, and needs none.
+            # An installation of the service alone works without PySpark.
             with contextlib.suppress(ImportError):
                 _add(found.name, found.load())
     app()

@@ -1,4 +1,4 @@
-"""Time as a parameter: only this module reads the machine's clocks."""
+"""Time as a parameter. Only this module reads the machine's clocks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks in milliseconds; what reads one takes it as a parameter."""
+    """Two clocks in milliseconds, passed as a parameter."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch, UTC: for people, for `updated_at` and for lag."""
+        """Milliseconds since the Unix epoch, UTC: for display, for `updated_at` and for lag."""
         ...
 
     def steady_ms(self) -> int:
-        """Milliseconds since any fixed instant, never going back: for deadlines."""
+        """Milliseconds since a fixed instant, monotonic: for deadlines."""
         ...
 
 

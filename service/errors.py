@@ -1,7 +1,7 @@
 """All errors of the service, in one hierarchy: the docstring of each is its title.
 
 The API turns every one of them into an RFC 9457 problem with one handler (`service.api.problems`), and
-the same classes make the error part of the OpenAPI. A refused request changes nothing.
+the same classes make the error part of the OpenAPI. A rejected request changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class ProblemError(Exception):
-    """Something went wrong."""
+    """An error of the service."""
 
     slug: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
@@ -36,7 +36,7 @@ class MalformedJsonError(ProblemError):
 
 
 class InvalidRequestError(ProblemError):
-    """The request does not fit its type or its bounds."""
+    """The request violates its type or its bounds."""
 
     slug = "invalid-request"
     status = 422
@@ -50,7 +50,7 @@ class InvalidPipelineSpecError(ProblemError):
 
 
 class LimitReachedError(ProblemError):
-    """The job, or all jobs together, would be larger than this service is set to keep."""
+    """The job, or all jobs together, would exceed a limit of this service."""
 
     slug = "limit-reached"
     status = 422
@@ -60,14 +60,14 @@ class LimitReachedError(ProblemError):
 
 
 class InvalidReportError(ProblemError):
-    """The report does not fit its type, its bounds or its stage."""
+    """The report violates its type, its bounds or its stage."""
 
     slug = "invalid-report"
     status = 422
 
 
 class ClientGoneError(ProblemError):
-    """The client went away before it was answered."""
+    """The client disconnected before it was answered."""
 
     slug = "client-gone"
     status = 400
@@ -81,59 +81,59 @@ class PayloadTooLargeError(ProblemError):
 
 
 class UnauthenticatedError(ProblemError):
-    """The request needs a key that is known and has not expired."""
+    """The request needs a valid key, which has not expired."""
 
     slug = "unauthenticated"
     status = 401
 
 
 class ForbiddenError(ProblemError):
-    """The key may not do this."""
+    """The key does not permit this request."""
 
     slug = "forbidden"
     status = 403
 
 
 class NotFoundError(ProblemError):
-    """There is nothing at this address."""
+    """The address does not exist."""
 
     slug = "not-found"
     status = 404
 
 
 class MethodNotAllowedError(ProblemError):
-    """The address does not take this method."""
+    """The address does not allow this method."""
 
     slug = "method-not-allowed"
     status = 405
 
 
 class UnknownJobError(NotFoundError):
-    """There is no job of this name."""
+    """The job does not exist."""
 
     slug = "unknown-job"
 
 
 class UnknownStageError(NotFoundError):
-    """The job has no stage of this name."""
+    """The job does not have this stage."""
 
     slug = "unknown-stage"
 
 
 class UnknownRunError(NotFoundError):
-    """The job has no run of this number."""
+    """The job does not have this run."""
 
     slug = "unknown-run"
 
 
 class UnknownKeyError(NotFoundError):
-    """There is no key of this name."""
+    """The key does not exist."""
 
     slug = "unknown-key"
 
 
 class KeyExistsError(ProblemError):
-    """There is a key of this name already."""
+    """The key already exists."""
 
     slug = "key-exists"
     status = 409
@@ -147,14 +147,14 @@ class FirstKeyError(ProblemError):
 
 
 class PreconditionRequiredError(ProblemError):
-    """The stored pipeline differs: say with If-Match which one you mean to replace."""
+    """The stored pipeline differs: name the one to replace with If-Match."""
 
     slug = "precondition-required"
     status = 428
 
 
 class PreconditionFailedError(ProblemError):
-    """The stored pipeline is no longer the one that you mean to replace."""
+    """The stored pipeline is no longer the one to replace."""
 
     slug = "precondition-failed"
     status = 412
@@ -172,7 +172,7 @@ class StaleRunError(ProblemError):
         """The owning run, if any."""
 
     def opened_by(self, holder: str) -> StaleRunError:
-        """Return the same error, which also names who opened the stage's run."""
+        """Return the error with the holder of the stage's run."""
         return StaleRunError(
             f"{self.detail}; {holder} opened run {self.run}", self.run, holder=holder
         )
@@ -200,7 +200,7 @@ class LeaseLostError(ProblemError):
 
 
 class InputAheadError(ProblemError):
-    """Nobody can have observed an input watermark that was never published."""
+    """The observed input watermark was never published."""
 
     slug = "input-ahead"
     status = 409
@@ -221,14 +221,14 @@ class EpochsWaitingError(ProblemError):
 
 
 class UnavailableError(ProblemError):
-    """A store does not answer; try again."""
+    """A store does not answer; retry."""
 
     slug = "unavailable"
     status = 503
 
 
 class GuardError(ProblemError):
-    """The service does not take such a request."""
+    """The service rejects the request before it is read."""
 
     slug = "refused"
     status = 400
@@ -249,7 +249,7 @@ class CrossSiteError(GuardError):
 
 
 class RequestTimeoutError(GuardError):
-    """The request did not come in time."""
+    """The request was not complete in time."""
 
     slug = "request-timeout"
     status = 408
@@ -263,14 +263,14 @@ class UriTooLongError(GuardError):
 
 
 class UnsupportedMediaTypeError(GuardError):
-    """Bodies must be JSON, and say so."""
+    """Bodies must be JSON, with its Content-Type."""
 
     slug = "unsupported-media-type"
     status = 415
 
 
 class UnknownHostError(GuardError):
-    """The service does not go by this name."""
+    """The Host is not a name of the service."""
 
     slug = "unknown-host"
     status = 421
@@ -284,14 +284,14 @@ class HeaderTooLargeError(GuardError):
 
 
 class OverloadedError(GuardError):
-    """The service has as much to do as it may take on; try again."""
+    """The service is at a limit of its load; retry."""
 
     slug = "overloaded"
     status = 503
 
 
 class StoreRefusedError(ProblemError):
-    """The store cannot be used like this."""
+    """The store cannot be used with these settings."""
 
     slug = "store-refused"
     status = 500

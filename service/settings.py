@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 
 
 class Settings(BaseSettings):
-    """Everything that can be set, with its default."""
+    """All settings, with their defaults."""
 
     model_config = SettingsConfigDict(
         env_prefix="TIDEGAUGE_", env_file=".env", env_file_encoding="utf-8-sig", extra="ignore"
@@ -23,31 +23,31 @@ class Settings(BaseSettings):
     live_url: str = "memory://"
     ledger_url_file: Path | None = None
     live_url_file: Path | None = None
-    """Files with the URLs, so that their passwords are in no environment and no list of processes."""
+    """Files with the URLs, so that passwords are not in the environment or the list of processes."""
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65_535)
     allowed_hosts: str = ""
-    """Names that requests may address the service by, separated by commas; `*`: any.
+    """Names of the service in requests, separated by commas; `*`: any.
 
     By default those of the loopback interface if it listens there, else any.
     """
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    """With it, clients must show a certificate that it has signed."""
+    """Authority of client certificates. If set, clients must present a certificate of it."""
     max_connections: int = Field(default=0, ge=0)
-    """0: as the limit of file descriptors allows, at most 16,000."""
+    """0: by the limit of file descriptors, at most 16,000."""
     max_connections_per_client: int = Field(default=0, ge=0)
-    """Connections of one address; 0: not limited. A load balancer's clients all have its address."""
+    """Connections of one address; 0: unlimited. Clients of a load balancer share its address."""
     max_readers_per_client: int = Field(default=0, ge=0)
-    """Long polls and streams of one address; 0: half as many as there may be connections."""
+    """Long polls and streams of one address; 0: half the limit of connections."""
     max_header_bytes: int = Field(default=32 * 2**10, ge=1_024, le=2**20)
     max_headers: int = Field(default=100, ge=10, le=10_000)
     max_url_bytes: int = Field(default=8 * 2**10, ge=256, le=65_535)
     max_pipelined: int = Field(default=64, ge=1, le=10_000)
-    """Requests that one connection may send before it has read their answers."""
+    """Unanswered requests of one connection."""
     max_bodies_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    """Bodies of all requests that are being read or answered, small ones left out."""
+    """Bodies of all unanswered requests together, without small ones."""
     header_timeout_ms: int = Field(default=10_000, ge=100)
     body_stall_timeout_ms: int = Field(default=10_000, ge=100)
     """Longest time without progress of a body."""
@@ -58,29 +58,29 @@ class Settings(BaseSettings):
     idle_timeout_ms: int = Field(default=75_000, ge=100)
     """Longest time for which a connection may be idle."""
     checkpoint_interval_ms: int = Field(default=1_000, ge=10, le=60_000)
-    """Age of a saved promise after a crash, at most. Age costs time, never correctness."""
+    """Largest age of a saved promise after a crash. Age costs time, never correctness."""
     history_fine_ms: int = Field(default=DAY_MS, ge=0)
     """History younger than this keeps every advance; older is thinned to one row per minute."""
     history_retention_ms: int = Field(default=30 * DAY_MS, ge=0)
     """History older than this is deleted."""
     max_jobs: int = Field(default=10_000, ge=1)
-    """Jobs that the service keeps."""
+    """Number of jobs."""
     max_ranges_per_job: int = Field(default=2_000_000, ge=1)
     """Ranges of one job, in all its stages. Each takes about a hundred bytes in every replica."""
     max_ranges: int = Field(default=4_000_000, ge=1)
     """Ranges of all jobs together."""
     metrics_stages: int = Field(default=2_000, ge=0)
-    """Stages that have metrics. Each is about twenty series to Prometheus."""
+    """Number of stages with metrics. Each is about twenty series in Prometheus."""
     audit_retention_ms: int = Field(default=90 * DAY_MS, ge=0)
     """Records of the audit older than this are deleted."""
     admin_key: SecretStr | None = None
-    """A key of the operator's own, for everything: also to create the first key with."""
+    """A key of the operator's own, with every right, including the creation of the first key."""
     admin_key_file: Path | None = None
     scrape_key: SecretStr | None = None
     """Likewise, for the metrics alone."""
     scrape_key_file: Path | None = None
     insecure: bool = False
-    """Serve everyone, on any address, as long as there is no key."""
+    """Serve everyone, on any address, as long as the service has no key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -107,7 +107,7 @@ def _first_line(file: Path) -> str:
 def read_text(path: Path) -> str:
     """Return a file's text without a byte order mark and without space around it.
 
-    UTF-8, or UTF-16 with its mark, as Windows' PowerShell writes what a command prints into a file.
+    The text is UTF-8, or UTF-16 with its mark, as written by a redirection in Windows' PowerShell.
     Raises `OSError`, or `UnicodeDecodeError`.
     """
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Work that must not be interrupted halfway."""
+"""Tasks: work that must not be interrupted, work in threads, wake-ups, and the shutdown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ASK_AGAIN_S = 0.1
 def run_to_completion(
     work: Callable[P, CoroutineType[Any, Any, R]],
 ) -> Callable[P, CoroutineType[Any, Any, R]]:
-    """Let a coroutine that has started run to completion, even if its caller is cancelled.
+    """Let a started coroutine run to completion, even if its caller is cancelled.
 
-    A client that disconnects, or a server that shuts down, cancels the task of a request at whatever
-    `await` it has reached. Between two writes that belong together, that would leave only the first: an
-    open transaction, or a layout that is in the ledger and not in the live store. So the cancellation
-    takes effect once the work is done.
+    A client that disconnects, or a server that shuts down, cancels the task of a request at any
+    `await`. Between two writes that belong together, this would leave only the first: an open
+    transaction, or a layout that is in the ledger and not in the live store. So the cancellation takes
+    effect once the work is done.
     """
 
     @wraps(work)
@@ -35,7 +35,7 @@ def run_to_completion(
         except asyncio.CancelledError:
             await asyncio.wait([task])
             if not task.cancelled():
-                # Nobody is left to handle an error. Retrieving it keeps asyncio from warning.
+                # The error has no receiver any more. Retrieving it keeps asyncio from warning.
                 task.exception()
             raise
 
@@ -49,10 +49,10 @@ _MANY: Final = 20_000
 
 
 async def aside(work: Callable[[], R], ranges: int) -> R:
-    """Do work on the columns of so many ranges: if they are many in a thread, so that others go on.
+    """Do work on the columns of so many ranges, in a thread if they are many.
 
-    Numpy's loops release the interpreter's lock. What the work reads must not change meanwhile. One
-    such work is done after the other: several at once would take the lock from the event loop in turn.
+    Numpy's loops release the interpreter's lock. The columns must not change meanwhile. Such works run
+    one after the other: several at once would take the lock from the event loop in turn.
     """
     if ranges <= _MANY:
         return work()
@@ -60,10 +60,10 @@ async def aside(work: Callable[[], R], ranges: int) -> R:
 
 
 async def end_task(task: asyncio.Task[object]) -> None:
-    """Cancel this task, and return once it has ended. Whatever it raises is dropped.
+    """Cancel this task, and return once it has ended. Its exceptions are dropped.
 
-    A library may catch a cancellation and go on as if nothing had been asked of it: redis-py does while
-    it connects to a cluster. Then it is asked again.
+    A library may catch a cancellation and continue: redis-py does while it connects to a cluster. Then
+    the task is cancelled again.
     """
     while not task.done():
         task.cancel()
@@ -73,10 +73,10 @@ async def end_task(task: asyncio.Task[object]) -> None:
 
 
 class Wakeups:
-    """Wakes waiting tasks a few at a time, so that other work gets its turn between.
+    """Wakes waiting tasks a few at a time, so that other work runs in between.
 
-    Thousands of readers may wait for one advance. If all of them ran in one iteration of the event loop,
-    every other request would wait until the last of them has written its response.
+    Thousands of requests may wait for one advance. If all of them ran in one iteration of the event
+    loop, every other request would wait until the last of them has written its response.
     """
 
     AT_ONCE = 16
@@ -86,7 +86,7 @@ class Wakeups:
         self._scheduled = False
 
     def wake(self, events: Iterable[asyncio.Event]) -> None:
-        """Set these events soon. One that waits for its turn already keeps it."""
+        """Set these events soon. An event that is already in the queue keeps its place."""
         self._waiting.update(dict.fromkeys(events))
         if self._waiting and not self._scheduled:
             self._wake_some()
@@ -101,17 +101,17 @@ class Wakeups:
 
 
 class Shutdown:
-    """Tells background work and waiting readers that the service ends."""
+    """Signal of the end of the service to background work and waiting requests."""
 
     def __init__(self) -> None:
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """End every `sleep` now, and all later ones at once."""
+        """End every present `sleep` now, and every later one at once."""
         self._begun.set()
 
     async def sleep(self, seconds: float) -> bool:
-        """Sleep; return False, and at once, if the service ends."""
+        """Sleep and return True; return False at once when the service ends."""
         try:
             async with asyncio.timeout(seconds):
                 await self._begun.wait()

@@ -1,4 +1,4 @@
-"""Checks of what the user passes to a pipeline."""
+"""Checks of a pipeline's arguments."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trig
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
 _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
-    "ContinuousTrigger": "continuous processing has no micro-batches, and those are tidegauge's epochs",
+    "ContinuousTrigger": "continuous processing has no micro-batches, and tidegauge's epochs are "
+    "micro-batches",
     "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
 }
 
 
 def check_is_writer(writer: object) -> None:
-    """Refuse what is not a writer. Raises `ValueError`."""
+    """Check that the argument is a writer. Raises `ValueError`."""
     if not isinstance(writer, DataStreamWriter):
-        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that start() refuses)
+        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that start() rejects)
             f"start() takes the writer that frame.writeStream… returns, not {writer!r}"
         )
 
@@ -46,7 +47,7 @@ def check_writer(writer: DataStreamWriter, *, bounded: bool) -> Trigger:
     if output_mode_of(writer) == "complete":
         raise ValueError(
             "complete mode rewrites every window in each batch, however old, so no watermark can "
-            "hold for the query's output: use append, or update, and let the reader keep the newest "
+            "hold for the query's output: use append, or update, and let the consumer keep the newest "
             "row of each window"
         )
     if is_async(writer):
@@ -74,7 +75,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def check_lease_ttl(ttl_ms: int, given: object) -> None:
-    """Refuse what the service does not take. Raises `ValueError`."""
+    """Check that the service grants leases of this length. Raises `ValueError`."""
     if not MIN_TTL_MS <= ttl_ms <= MAX_TTL_MS:
         raise ValueError(
             f"lease_ttl {given!r} is not between {MIN_TTL_MS // 1_000} s and {MAX_TTL_MS // 1_000} s"
@@ -82,13 +83,13 @@ def check_lease_ttl(ttl_ms: int, given: object) -> None:
 
 
 def check_url(url: object) -> None:
-    """Refuse what is not a service's URL. Raises `ValueError`."""
+    """Check that the argument is a URL of a service. Raises `ValueError`."""
     if not isinstance(url, str) or not _is_url(url):
-        raise ValueError(f"url {url!r} is not a service's URL: write it like http://host:8000")
+        raise ValueError(f"invalid url {url!r}: write it like http://host:8000")
 
 
 def _is_url(url: str) -> bool:
-    """Return whether it has a scheme of ours, a host, and a port that can be one, if any.
+    """Return whether a URL has the scheme http or https, a host, and a valid port or none.
 
     >>> [_is_url(f"http://{each}") for each in ("host:8000/below", "[::1]:80", "", "host:99999", "h:x")]
     [True, True, False, False, False]
@@ -101,9 +102,9 @@ def _is_url(url: str) -> bool:
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what is not a strategy. Raises `ValueError`."""
+    """Check that the argument is a strategy. Raises `ValueError`."""
     if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
         raise ValueError(  # noqa: TRY004  (as above)
-            f"strategy {strategy!r} is not a strategy: write BoundedOutOfOrderness('10 minutes') or "
+            f"invalid strategy {strategy!r}: write BoundedOutOfOrderness('10 minutes') or "
             f"Ascending()"
         )

@@ -34,7 +34,7 @@ class ShardRows:
     late_rows: int = 0
 
     def __add__(self, other: ShardRows) -> ShardRows:
-        """Return what two batches had of it."""
+        """Return the rows of two batches as one."""
         return ShardRows(
             max(self.newest_ms, other.newest_ms),
             self.rows + other.rows,
@@ -44,7 +44,7 @@ class ShardRows:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Rows of a batch by known shard, and counts of odd rows."""
+    """Rows of a batch by declared shard, and counts of irregular rows."""
 
     by_shard: dict[str, ShardRows]
     late_rows: int = 0
@@ -58,15 +58,14 @@ def rows_by_shard(
     names: Array,
     times: Array,
     *,
-    is_known: Callable[[str], bool],
+    is_declared: Callable[[str], bool],
     late_before_ms: int | None,
     horizon_ms: int,
 ) -> SourceRows:
     """Find the newest event time of each shard among rows that are not after `horizon_ms`.
 
-    `names` are the rows' shards, `times` their event times; `is_known` says of a shard whether the
-    source has it. Rows without an event time are only
-    counted. Those before `late_before_ms` are late.
+    `names` are the rows' shards, `times` their event times; `is_declared` returns whether the source
+    has a shard. Rows without an event time are only counted. Rows before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
     table = pa.table({"shard": names, "time": times_us})
@@ -77,16 +76,16 @@ def rows_by_shard(
     late = 0 if late_before_ms is None else count_older_than(times_us, late_before_ms)[0]
     late_of = _late_by_shard(table, late_before_ms) if late else {}
     dated = [each for each in groups if each["time_count"]]
-    known = {
+    by_shard = {
         each["shard"]: ShardRows(
             each["time_max"] // 1_000, each["time_count"], late_of.get(each["shard"], 0)
         )
         for each in dated
-        if is_known(each["shard"])
+        if is_declared(each["shard"])
     }
-    unknown = sum(each["time_count"] for each in dated if each["shard"] not in known)
+    unknown = sum(each["time_count"] for each in dated if each["shard"] not in by_shard)
     return SourceRows(
-        known, late, count_older_than(times_us, 0)[0], times.null_count, beyond, unknown
+        by_shard, late, count_older_than(times_us, 0)[0], times.null_count, beyond, unknown
     )
 
 

@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. It has no state, so it can be pickled for the executors."""
+    """The machine's clocks. Without state, and so pickled for the executors."""
 
     def wall_ms(self) -> int:
         """See `Clock`."""

@@ -1,4 +1,4 @@
-"""Columns of data frames: how they are referred to, checked and brought into tasks."""
+"""Columns of data frames: references to them, checks, and their distribution over tasks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def by_shard(frame: DataFrame, shard: str, shards: Sequence[str] | None, tasks: 
     """Bring all rows of a shard into one task, with the shards spread evenly over the tasks.
 
     Hashing spreads a few names unevenly: two tasks might get three and five of eight shards, and each
-    batch would wait for the slower one. It spreads many names well enough, and looking up each row's
-    name in a long list would cost more than it saves. `shards` is None if they are not known.
+    batch would wait for the slower task. Hashing spreads many names well enough, and searching a long
+    list for each row's name would cost more than even tasks save. `shards` is None if unknown.
     """
     if shards is None or len(shards) > _MAX_ASSIGNED_SHARDS:
         return frame.repartition(tasks, column(shard))
@@ -45,7 +45,7 @@ def by_shard(frame: DataFrame, shard: str, shards: Sequence[str] | None, tasks: 
 
 
 def time_of(frame: DataFrame, name: str) -> Column:
-    """Return the event time that a column carries: its value, or the end of its window."""
+    """Return the event time of a column: its value, or the end of its window."""
     found = column(name)
     return found if isinstance(frame.schema[name].dataType, TimestampType) else found["end"]
 
@@ -74,7 +74,10 @@ def _is_window(field: StructField) -> bool:
 
 
 def event_time_of(frame: DataFrame, stage: str, name: str | None) -> str | None:
-    """Find the column that dates a stage's rows; None if none does. Raises `ValueError`."""
+    """Find the column with the event times of a stage's rows; None: there is none.
+
+    Raises `ValueError`.
+    """
     candidates = [
         field.name
         for field in frame.schema
@@ -98,17 +101,17 @@ def event_time_of(frame: DataFrame, stage: str, name: str | None) -> str | None:
 
 
 def check_column(frame: DataFrame, name: object) -> None:
-    """Refuse a column that the data frame does not have. Raises `ValueError`."""
+    """Check that the data frame has the column. Raises `ValueError`."""
     if not isinstance(name, str):
-        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that a pipeline refuses)
+        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that a pipeline rejects)
             f"give a column's name, a string, not {name!r}"
         )
     if name not in frame.columns:
-        raise ValueError(f"there is no column {name!r}; there are {', '.join(frame.columns)}")
+        raise ValueError(f"unknown column {name!r}; the data frame has {', '.join(frame.columns)}")
 
 
 def check_time(frame: DataFrame, name: str) -> None:
-    """Refuse a column that is no timestamp. Raises `ValueError`."""
+    """Check that the column is a timestamp. Raises `ValueError`."""
     check_column(frame, name)
     data_type = frame.schema[name].dataType
     if not isinstance(data_type, TimestampType):

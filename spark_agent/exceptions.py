@@ -1,4 +1,4 @@
-"""Errors of the agent and its client, by what a caller can do: retry, or correct something."""
+"""Errors of the agent and its client, by the action that is left to a caller: retry, or correct."""
 
 from __future__ import annotations
 
@@ -6,27 +6,77 @@ from typing import Final
 
 
 class AggregatorError(Exception):
-    """A request to the service failed."""
+    """A request to the service failed. The base of `Unavailable`, `NotInTime` and `Wrong`.
+
+    The subclasses differ in the action that is left to the caller:
+
+    ```python
+    try:
+        seen = client.wait_until("parcels", "north", "2026-01-01T00:00Z", timeout="1 s").require()
+    except Unavailable:
+        print("retry later")
+    except NotInTime as error:
+        print(error)    # after 1,000 ms the output watermark is at …
+    except Wrong as error:
+        print("correct the request:", error)
+    ```
+    """
 
 
 class Unavailable(AggregatorError):  # noqa: N818  (it names a state, not a fault of the caller)
-    """The service cannot be asked: it gave no usable answer within the caller's patience. Retry."""
+    """The service did not give a usable answer within the caller's patience. A retry may succeed.
+
+    Raised after `patience_ms` without an answer, for an answer of a proxy, or by a service whose store
+    does not answer (`NotServing`). Watermarks stand still meanwhile, and nothing is lost.
+
+    ```python
+    try:
+        Client("http://127.0.0.1:1", patience_ms=100).jobs()
+    except Unavailable as error:
+        print(f"retry: {error}")
+    ```
+    """
 
 
 class WrongAddress(Unavailable):
-    """The address answers for another one. The only `Unavailable` that a retry does not mend."""
+    """The address is not that of a service. The only `Unavailable` that a retry does not mend."""
 
 
 class NotServing(Unavailable):
-    """The service answers that it cannot serve now, and why: a store does not answer, say. Retry."""
+    """The service answers that it cannot serve now, and why: a store does not answer, for example.
+
+    Retry.
+    """
 
 
 class NotInTime(AggregatorError):  # noqa: N818
-    """The watermark was not there in time."""
+    """The watermark did not reach the instant within the timeout.
+
+    Raised by `WaitResult.require`, for programs that cannot continue without the watermark.
+
+    ```python
+    waited = client.wait_until("parcels", "south", "2026-01-01T00:00Z", timeout="1 s")
+    try:
+        waited.require()
+    except NotInTime:
+        print(client.explain("parcels", "south")["because"])
+    ```
+    """
 
 
 class Wrong(AggregatorError):  # noqa: N818
-    """The request is wrong: a retry does not help. The base of every such error."""
+    """The request is wrong, and a retry does not help. The base of every such error.
+
+    A wrong instant or name raises before a request is sent. A rejected request raises a subclass of
+    `Refused` in `spark_agent.client.errors`, with the service's problem in `problem`.
+
+    ```python
+    try:
+        client.watermark("parcels", "nowhere")
+    except UnknownStage as error:
+        print(error.problem["detail"])    # job 'parcels' has no stage 'nowhere'
+    ```
+    """
 
 
 class WrongInstant(Wrong, ValueError):  # noqa: N818
@@ -38,23 +88,71 @@ class WrongName(Wrong, ValueError):  # noqa: N818
 
 
 class EarlyRowsError(Exception):
-    """Rows left a stage older than it had already promised."""
+    """Rows left a stage that are older than its promise."""
 
 
 class OldCheckpointError(ValueError):
-    """A query begins with a batch that the job or its output has, or runs one: it writes nothing."""
+    """A query starts with a batch that the job or its output already has. The query writes nothing.
+
+    The query's checkpoint is new, was lost, or is an older copy, so rows would be read again after the
+    watermark has passed them. Restore the checkpoint, or start over:
+
+    ```python
+    try:
+        query = pipeline.start(writer)
+    except OldCheckpointError:
+        pipeline.reset()
+        raise    # start again with a new checkpoint and an empty output
+    ```
+    """
 
 
 class FinalSourceError(ValueError):
-    """A source is final: it has promised that it emits nothing more."""
+    """A source is final: it has promised that no more rows come.
+
+    A bounded query ends with a final source. A job whose data begins anew needs a new generation:
+
+    ```python
+    try:
+        query = pipeline.start(writer)
+    except FinalSourceError:
+        pipeline.reset()    # then start with a new checkpoint and an empty output
+    ```
+    """
 
 
 class UnsoundPlanError(ValueError):
-    """A query's plan could break what its stage promises; the message says what to write instead."""
+    """A query's plan could break the promise of its stage.
+
+    The message names a plan that keeps the promise.
+
+    Raised by `Pipeline.start` before the query runs: for an unsupported operator, an aggregation without
+    an event time, a join without bounds, or rows that skip `watermarked` or `report`.
+
+    ```python
+    try:
+        counts = pipeline.report(windowed.groupBy("key").count(), stage="counts")
+        pipeline.start(counts.writeStream.format("noop"))
+    except UnsoundPlanError as error:
+        print(error)    # … group by window(…) over the event time…
+    ```
+    """
 
 
 class StageTakenError(ValueError):
-    """Another query of this pipeline executes the stage."""
+    """Another query of this pipeline executes the stage.
+
+    A stage belongs to one query at a time, because two queries would report different progress for the
+    same ranges. Stop the other query first, or give the second query a stage of its own.
+
+    ```python
+    first = pipeline.start(writer("first"))
+    try:
+        pipeline.start(writer("second"))
+    except StageTakenError:
+        print("the stage is already executed")
+    ```
+    """
 
 
 class NotStartedError(Exception):
@@ -70,17 +168,17 @@ class NotStartedError(Exception):
 
 
 class QueryFailedError(Exception):
-    """A query must not run another batch; the message says why."""
+    """A query must not run another batch. The message has the reason."""
 
 
 class LogsError(Exception):
-    """The folders of a source are not as they must be; the message says what to do."""
+    """The folders of a source violate its rules. The message has the remedy."""
 
 
 def old_checkpoint_message(query: str, does: str, latest: object) -> str:
-    """Return what is wrong with a query that runs a batch which the job has already.
+    """Return the message for a query that runs a batch which the job already has.
 
-    `does` is what the query does with which batch; `latest` is the last one that the job has.
+    `does` is the query's action, with its batch; `latest` is the last batch that the job has.
     """
     return (
         f"tidegauge: query {query} {does}, but the job already has batches of its stages up to "

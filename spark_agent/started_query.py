@@ -1,4 +1,4 @@
-"""A started query as one value, from which its supervisor, its feed and its throttle are made."""
+"""A started query as one value: the input of its supervisor, its feed and its throttle."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Timing:
     poll_ms: int
     """The pause between two polls of a watermark."""
     finish_timeout_ms: int
-    """The longest wait, at the end of a query that ends by itself, for a service that is away."""
+    """The longest wait for an unavailable service, at the end of a query that ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedQuery:
-    """A query that is started: its stages, what they may promise, and how the query runs."""
+    """A started query: its stages, their promises, its trigger and its timing."""
 
     job: str
     name: str

@@ -1,4 +1,4 @@
-"""Instants and durations: text that people write, and milliseconds."""
+"""Instants and durations: their text forms, and milliseconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PART: Final = re.compile(r"(\d+)\s*([a-z]+)\s*")
 
 
 def duration_ms(value: Duration, *, name: str = "duration") -> int:
-    """Convert a duration to whole milliseconds; `name` is what an error calls it.
+    """Convert a duration to whole milliseconds; `name` is its name in an error.
 
     Raises `ValueError` for anything that is not a duration of zero or more.
 
@@ -43,13 +43,11 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
     (43200000, 14400000, 88200000, 250)
     >>> duration_ms("soon", name="bound")
     Traceback (most recent call last):
-    ValueError: bound 'soon' is no duration: write it like '12 hours', '4h' or '250 ms'
+    ValueError: invalid bound 'soon': write it like '12 hours', '4h' or '250 ms'
     """
     milliseconds = _milliseconds(value)
     if milliseconds is None or milliseconds < 0:
-        raise ValueError(
-            f"{name} {value!r} is no duration: write it like '12 hours', '4h' or '250 ms'"
-        )
+        raise ValueError(f"invalid {name} {value!r}: write it like '12 hours', '4h' or '250 ms'")
     return milliseconds
 
 
@@ -115,7 +113,7 @@ def instant_text(time_ms: int | None) -> str:
 
 
 def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> int:
-    """Return an instant in ms since 1970, UTC. `name` is the word for it in an error.
+    """Return an instant in ms since 1970, UTC. `name` is its name in an error.
 
     Text is ISO 8601, `1767225600s`, `1767225600000ms`, bare ms, `now`, or a distance from now. ISO text
     and a `datetime` without an offset are UTC. `now_ms` stands in for the clock. A bare number that may
@@ -142,7 +140,7 @@ def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> 
 (2026-01-01T00:00:00Z), 1767225600ms for milliseconds (1970-01-21T10:53:45.600Z), or ISO 8601
     >>> read_instant_ms("tomorrow", name="--until")
     Traceback (most recent call last):
-    spark_agent.exceptions.WrongInstant: --until 'tomorrow' is no time: write it like \
+    spark_agent.exceptions.WrongInstant: invalid --until 'tomorrow': write it like \
 2026-01-01T00:00:00Z, in ms since 1970, or like -2h
     """
     match value:
@@ -154,7 +152,7 @@ def read_instant_ms(value: Instant, *, name: str, now_ms: int | None = None) -> 
             _reject_ambiguous(value, str(value), name)
             return value
         case _:
-            raise _no_time(value, name)
+            raise _invalid(value, name)
 
 
 def _read_text_ms(text: str, name: str, now_ms: int | None) -> int:
@@ -170,7 +168,7 @@ def _read_text_ms(text: str, name: str, now_ms: int | None) -> int:
             return (time.time_ns() // 1_000_000 if now_ms is None else now_ms) + relative
         return _since_epoch_ms(datetime.fromisoformat(text))
     except ValueError:
-        raise _no_time(text, name) from None
+        raise _invalid(text, name) from None
 
 
 def _since_epoch_ms(instant: datetime) -> int:
@@ -179,9 +177,9 @@ def _since_epoch_ms(instant: datetime) -> int:
     return (instant - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _no_time(value: object, name: str) -> WrongInstant:
+def _invalid(value: object, name: str) -> WrongInstant:
     return WrongInstant(
-        f"{name} {value!r} is no time: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
+        f"invalid {name} {value!r}: write it like 2026-01-01T00:00:00Z, in ms since 1970, or"
         " like -2h"
     )
 
@@ -205,8 +203,8 @@ def _reject_ambiguous(given: str | int, digits: str, name: str) -> None:
 def _may_be_date(digits: str) -> bool:
     """Return whether digits alone may be a year, month, day or minute of this century.
 
-    As milliseconds, they would be a moment of 1970 or one far away: who waits for the former would be
-    told at once that it has been reached.
+    As milliseconds, the digits would be an instant of 1970 or one in the far future. A wait for the
+    former would return at once.
 
     >>> [_may_be_date(text) for text in ("2026", "202601", "20260101", "202601011200")]
     [True, True, True, True]
@@ -217,7 +215,7 @@ def _may_be_date(digits: str) -> bool:
 
 
 def _relative_ms(text: str) -> int | None:
-    """Read how far from now an instant is; None: it is not said like that. Raises `ValueError`."""
+    """Read the distance of an instant from now; None: the text has another form. Raises `ValueError`."""
     if text == "now":
         return 0
     if text[:1] not in {"-", "+"}:
@@ -227,7 +225,7 @@ def _relative_ms(text: str) -> int | None:
 
 
 def duration_text(length_ms: int | None) -> str:
-    """Write how long something takes, in its two largest units.
+    """Write a duration in its two largest units.
 
     >>> [duration_text(ms) for ms in (None, -5, 250, 61_000, 7_260_000, 200_000_000)]
     ['', '0 s', '0.2 s', '1 min 1 s', '2 h 1 min', '2 d 7 h']

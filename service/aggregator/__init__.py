@@ -1,4 +1,4 @@
-"""The use cases, without HTTP. They know the two ports and no store."""
+"""The use cases, without HTTP. They depend on the two ports, not on the stores."""
 
 from service.aggregator.aggregator import Aggregator
 from service.aggregator.background import Retention

@@ -1,8 +1,8 @@
-"""The façade of the use cases: runs, leases, reports and commits, and the parts that do the rest.
+"""The façade of the use cases: runs, leases, reports and commits, and the parts for the rest.
 
-What workers report is checked and joined in the live store, in one atomic step. The advances that follow
-go through the `Publisher`: first into the ledger, then to the readers. A response that contains an
-advance is sent only when the advance is visible.
+Reports are checked and joined in the live store, in one atomic step. The advances that follow go through
+the `Publisher`: first into the ledger, then to the readers. A response that contains an advance is sent
+only when the advance is visible.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Aggregator:
         )
         self.history = History(self.reader, ledger, clock)
         self.problems = Problems(self.reader, self.examiner, clock)
-        self.overviews = Overviews(self.reader, self.problems.jobs_if_known, clock)
+        self.overviews = Overviews(self.reader, self.problems.jobs_if_available, clock)
         self.range_summaries = RangeSummaries(self._live)
         self._background = Background(
             live,
@@ -130,7 +130,7 @@ class Aggregator:
     async def open(self) -> None:
         """Open the stores, and restore every job that the live store has lost.
 
-        If the live store does not answer, restoring is left to the background work.
+        If the live store does not answer, the background work restores them later.
         """
         self._resources.push_async_callback(self._ledger.close)
         self._resources.push_async_callback(self._store.close)
@@ -161,7 +161,7 @@ class Aggregator:
     async def ready(self) -> None:
         """Return if the stores take writes; raise `UnavailableError` otherwise.
 
-        Whoever asks soon after another gets the same answer.
+        Within a short time, calls share one result.
         """
         async with self._probing:
             if self._clock.steady_ms() < self._ready_until_ms:
@@ -175,7 +175,7 @@ class Aggregator:
         return self._clock.wall_ms()
 
     async def survey(self) -> Survey:
-        """Return the stages that metrics are shown of. Raises `UnavailableError`."""
+        """Return the stages with metrics. Raises `UnavailableError`."""
         return await survey(self.reader, self.throttling, self._metrics_stages)
 
     # ---- runs and leases
@@ -196,15 +196,15 @@ class Aggregator:
     async def end_run(
         self, job: str, run: int, outcome: Outcome, because: str, by: Actor | None = None
     ) -> RunEnd:
-        """End a run; return its end, which is the first one if it is ended again.
+        """End a run; return its end: the first one, if it has already ended.
 
-        Its leases are given back. No promise changes, so nothing is published for it, but for the idle
-        words of its ranges, which lapse with the leases. Raises `UnknownRunError`, `StaleRunError`.
+        Its leases are released. Promises do not change. Only the idleness of its ranges ends with the
+        leases, and has consequences to publish. Raises `UnknownRunError`, `StaleRunError`.
         """
         at_ms = self._clock.wall_ms()
         deed = None if by is None else Deed(Action.END_RUN, by, at_ms)
         ended = await self._ledger.end_run(job, RunEnd(run, outcome, at_ms, because), deed)
-        # Also if it had ended before: whoever ended it may not have come as far as this.
+        # Also if it had ended before: the earlier request may have failed before this point.
         await self._live.end_run(job, ended.stages, ended.end)
         self._publisher.touch(job, ended.stages)
         return ended.end
@@ -214,9 +214,7 @@ class Aggregator:
         return await self._ledger.runs(job, limit)
 
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        """Claim ranges; see `LiveStore.claim`. Shards that a dynamic source does not have yet join
-        it.
-        """
+        """Claim ranges; see `LiveStore.claim`. New shards join a dynamic source."""
         try:
             grant = await self._claim(job, stage, claim)
         except LeaseConflictError as error:
@@ -238,7 +236,7 @@ class Aggregator:
             is_whole = not any(denied.reason == "unknown" for denied in grant.denied)
         except LeaseConflictError as error:
             refusal, is_whole = error, False
-        # Only a claim that the stage's run allows lets shards join: one of an older run was refused.
+        # Shards join only by a claim of the stage's run: one of an older run was rejected.
         if not is_whole and claim.ranges is not None:
             found = await self.find_stage(job, stage)
             if found.policy.is_dynamic and found.layout is not None:
@@ -269,10 +267,10 @@ class Aggregator:
         return released
 
     async def _naming_holder(self, job: str, error: StaleRunError) -> StaleRunError:
-        """Let whoever is fenced know by whom. The live store does not: only the ledger is asked."""
+        """Add the holder of the newer run to the error. Only the ledger has it."""
         holder: str | None = None
         if error.run is not None:
-            # Without the ledger the number of the run must do.
+            # Without the ledger, the error has only the number of the run.
             with suppress(UnavailableError):
                 holder = await self._ledger.run_holder(job, error.run)
         return error if holder is None else error.opened_by(holder)
@@ -304,16 +302,16 @@ class Aggregator:
             published = await self._live.flush(job)
         if published is None:
             return reported, reported.view
-        # As published by that round: a reader finds this view, or a newer one.
+        # As published by that round: later reads return this view, or a newer one.
         return reported, published.stages.get(stage, reported.view)
 
     @run_to_completion
     async def commit(
         self, job: str, commit: Commit
     ) -> tuple[Mapping[str, int], Mapping[str, StageState]]:
-        """Commit an epoch; return how many ranges were applied, and the stages' states after it.
+        """Commit an epoch; return the number of applied ranges, and the stages' states after it.
 
-        Once this returns, the commit is durable. Raises `UnavailableError` if that takes too long: then
+        Once this returns, the commit is durable. Raises `UnavailableError` after a timeout: then
         the commit may be retried.
         """
         try:

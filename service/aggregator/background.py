@@ -22,7 +22,7 @@ from service.tasks import Shutdown
 log = logging.getLogger(__name__)
 
 _EXPIRE_INTERVAL_S = 0.1
-"""Interval at which expired leases are ended without any request: that ends idleness."""
+"""Interval at which expired leases are ended without a request, which also ends idleness."""
 
 _HISTORY_INTERVAL_S = 600.0
 """Interval at which the history is thinned."""
@@ -47,7 +47,7 @@ class Retention:
 
 
 class Background:
-    """Runs the background work until `Shutdown`."""
+    """The background work, until `Shutdown`."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class Background:
 
     async def stop(self) -> None:
         """Let the tasks end, then publish and checkpoint once more."""
-        # They are not cancelled: the outcome of a transaction that is cut off is unknown.
+        # The tasks are not cancelled: the outcome of an interrupted transaction is unknown.
         self._shutdown.begin()
-        # Others may wait for a round of publishing, so the publisher ends last.
+        # Other tasks may wait for a round of publishing, so the publisher ends last.
         await asyncio.gather(*self._tasks)
         self._tasks.clear()
         self._publisher.stop()
@@ -168,7 +168,7 @@ class Background:
 
 
 async def _keep_running(work: Callable[[], Awaitable[None]]) -> None:
-    """Run work until the service ends: unexpected errors are logged, and it is started again."""
+    """Run work until the service ends. After an unexpected error, log it and restart the work."""
     while True:
         try:
             return await work()

@@ -1,4 +1,4 @@
-"""Working on the columns of very many ranges, while other requests go on."""
+"""Work on the columns of very many ranges, without delaying other requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from service.tasks import aside
 R = TypeVar("R")
 
 _SLICE: Final = 100_000
-"""So many ranges are copied at once, in about a millisecond."""
+"""Number of ranges that are copied at once, in about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of ranges that do not change any more."""
+    """Columns of ranges that no longer change."""
 
     promises: Int64s
     idle: Bools
@@ -31,7 +31,7 @@ class Columns:
 
     @classmethod
     def empty(cls, size: int) -> Columns:
-        """Return columns of so many ranges, to be filled."""
+        """Return columns of `size` ranges, to be filled."""
         return cls(
             _int64s(size), np.empty(size, dtype=np.bool_), *(_int64s(size) for _ in range(3))
         )
@@ -49,10 +49,10 @@ class Columns:
 async def on_columns(
     work: Callable[[Columns], R], seen: StageObservation, start: int = 0, end: int | None = None
 ) -> R:
-    """Do work on a copy of a stage's columns, or of a window of them: in a thread if they are many.
+    """Do work on a copy of a stage's columns, or of a window of them; many in a thread.
 
-    The columns may be the store's own, and change while others are served between two slices. So each
-    range is as it was at one instant, and the next one maybe as it was a few milliseconds later.
+    The columns may be the store's own, and change between two slices. So each range is copied at one
+    instant, but the next one may be copied a few milliseconds later.
     """
     stop = len(seen.layout) if end is None else end
     columns = Columns.empty(stop - start)

@@ -1,4 +1,4 @@
-"""Pipelines: defining, replacing, resetting and deleting them."""
+"""Pipelines: definition, replacement, reset and deletion."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from service.model.pipeline_spec import PipelineSpec, decode_spec, encode_spec
 from service.tasks import run_to_completion
 
 _MAX_RACES = 20
-"""Attempts of shards to join while other replicas change the job, too."""
+"""Number of attempts to let shards join while other replicas change the job, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """The condition of a request on what is stored: entity tags, `*` (anything), or None."""
+    """The condition of a request on the stored specification: entity tags, `*` (any), or None."""
 
     matches: frozenset[str] | None = None
     none_matches: frozenset[str] | None = None
@@ -43,7 +43,7 @@ class Precondition:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the stored jobs. A job that is stored already stays, whatever the limits are now."""
+    """Limits of the stored jobs. Stored jobs stay, also above a lowered limit."""
 
     jobs: int
     ranges_per_job: int
@@ -78,13 +78,13 @@ class Definitions:
         precondition: Precondition,
         by: Actor | None = None,
     ) -> tuple[StoredJob, bool]:
-        """Store a pipeline for `by`; return it, and whether the job is new.
+        """Store a pipeline for `by`; return it, and True if the job is new.
 
         Raises `InvalidPipelineSpecError`, `LimitReachedError`, and, where the stored one differs,
         `PreconditionRequiredError` or `PreconditionFailedError`.
         """
         self._check_job(job, spec.range_count)
-        # One at a time also keeps the memory of layouts that are not stored yet within bounds.
+        # One at a time, which also bounds the memory of layouts that are not stored yet.
         async with self._layout_changes:
             pipeline = spec.pipeline()
             stored = await self._stored(job)
@@ -97,7 +97,7 @@ class Definitions:
             joined = _joined(stored, spec)
             pipeline = spec.pipeline(joined) if joined else pipeline
             if stored.installed.pipeline == pipeline and _declares_the_same(stored, spec):
-                # Perhaps this is a retry, after the live store did not take what the ledger took.
+                # This may be a retry after a failure of the live store.
                 await self._install(stored)
                 return stored, False
             _check_current(precondition, etag)
@@ -111,7 +111,7 @@ class Definitions:
                 ) from None
 
     async def check(self, job: str, spec: PipelineSpec) -> None:
-        """Check a pipeline as `define` does, and store nothing.
+        """Check a pipeline like `define`, without storing it.
 
         Raises `InvalidPipelineSpecError`, `LimitReachedError`.
         """
@@ -127,15 +127,17 @@ class Definitions:
                 self._check_room(spec.range_count - before, new_jobs=0)
 
     def _check_room(self, new_ranges: int, *, new_jobs: int) -> None:
-        """Raise `LimitReachedError` if there is no room for so much more.
+        """Raise `LimitReachedError` without room for the new ranges and jobs.
 
-        Replicas that each accept a job at the same instant do not see each other's: the limits keep a
-        service alive, and need not be exact.
+        Replicas do not count each other's jobs of the same instant: the limits keep a service alive, and
+        need not be exact.
         """
         size = self._store.size()
         if new_jobs and size.jobs + new_jobs > self._limits.jobs:
             raise LimitReachedError(
-                f"there are {size.jobs:,} jobs already", self._limits.jobs, "TIDEGAUGE_MAX_JOBS"
+                f"the service already has {size.jobs:,} jobs",
+                self._limits.jobs,
+                "TIDEGAUGE_MAX_JOBS",
             )
         if new_ranges > 0 and size.ranges + new_ranges > self._limits.ranges:
             raise LimitReachedError(
@@ -162,7 +164,7 @@ class Definitions:
         by: Actor | None,
     ) -> StoredJob:
         if precondition.matches is not None:
-            raise PreconditionFailedError(f"there is no job {job!r} yet: omit If-Match")
+            raise PreconditionFailedError(f"job {job!r} does not exist yet: omit If-Match")
         new = NewLayout(job, encode_spec(spec), tuple(pipeline.stages))
         deed = self._deed(Action.CREATE_JOB, by)
         stored = await self._ledger.create(new, self._clock.wall_ms(), deed)
@@ -187,15 +189,15 @@ class Definitions:
 
     @run_to_completion
     async def leave(self, job: str, stage: str) -> int:
-        """Let the shards that are final leave a dynamic source; return how many final ones stay, as they
-        are declared. Raises `UnknownJobError`.
+        """Let final shards leave a dynamic source; return the number of final shards that stay, because
+        they are declared. Raises `UnknownJobError`.
         """
         staying_final = 0
 
         async def staying(stored: StoredJob, joined: set[str]) -> set[str]:
-            # The final shards are read for the layout and the generation that the change then
-            # depends on: with an index of another one, a shard that is not final would be let go, and
-            # the watermark would run ahead of it.
+            # The final shards are read for the layout and the generation of the change: with an index of
+            # another layout, a shard that is not final would leave, and the watermark would run ahead of
+            # it.
             nonlocal staying_final
             await self._live.install(stored.installed)
             promises = (await self._live.columns(job, stage))["promises"]
@@ -223,11 +225,11 @@ class Definitions:
                 if source is None or not source.dynamic:
                     return
                 before = set((spec.joined or {}).get(stage, ()))
-                # Another replica may change the job meanwhile: then again.
+                # Another replica may change the job meanwhile: then retry.
                 with suppress(PreconditionFailedError):
                     after = await change(stored, before) - set(source.shards or ())
                     if after == before:
-                        # Perhaps another replica has done it, and is about to install it.
+                        # Another replica may have done it, and be about to install it.
                         await self._install(stored)
                         return
                     self._check_room(len(after) - len(before), new_jobs=0)
@@ -274,7 +276,7 @@ class Definitions:
                 current = await self._live.columns(job, name)
                 if len(current["promises"]) != len(old_ranges):
                     raise PreconditionFailedError(f"job {job!r} was changed by another request")
-                # In a thread: with a million ranges it takes a while.
+                # In a thread: a million ranges take a while.
                 inherited[name] = await asyncio.to_thread(
                     inherited_columns, old_ranges, current, new_ranges
                 )
@@ -295,8 +297,9 @@ class Definitions:
     async def _install(self, stored: StoredJob) -> None:
         """Install in the live store a layout that is already in the ledger, before the response.
 
-        Since that commit the ledger records no advance that was computed for the older layout. One that
-        it recorded just before is in `stored`, so readers see it before the response and not after it.
+        From the commit on, the ledger rejects advances that were computed for the older layout. An
+        advance from just before the commit is in `stored`, so it is visible before the response and not
+        after it.
         """
         job = stored.installed.name
         await self._live.install(stored.installed)
@@ -307,10 +310,10 @@ class Definitions:
     async def get(self, job: str) -> Specification:
         """Return a stored specification. Raises `UnknownJobError`.
 
-        Readers of watermarks are at least there, too. A reset that was answered 503, because the live
-        store refused it, is in the ledger. Whoever saw its generation here, and then waited for a
-        watermark, would take that of the generation before for it. Raises `UnavailableError` as long
-        as that could be.
+        Watermarks are at least at the same generation. A reset that was answered 503, because the live
+        store rejected it, is in the ledger. A client that read its generation here, and then waited for
+        a watermark, would get a watermark of the generation before. Raises `UnavailableError` as long
+        as this is possible.
         """
         found = await self._ledger.specification(job)
         shown = await self._live.shown(job)
@@ -322,7 +325,7 @@ class Definitions:
         return found
 
     async def jobs(self) -> Sequence[JobView | InstalledJob]:
-        """Return every job. Its watermarks may be out of date: use `Reader.jobs` for those."""
+        """Return every job. The watermarks may be out of date: `Reader.jobs` has current ones."""
         try:
             return await self._store.jobs()
         except UnavailableError:
@@ -352,7 +355,7 @@ class Definitions:
 
 
 def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
-    """Return the shards that have joined and stay so: those that are declared now are not among them."""
+    """Return the joined shards that are not declared now."""
     return {
         name: [shard for shard in shards if shard not in set(spec.stages[name].shards or ())]
         for name, shards in (decode_spec(stored.spec).joined or {}).items()
@@ -361,7 +364,7 @@ def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
 
 
 def _declares_the_same(stored: StoredJob, spec: PipelineSpec) -> bool:
-    """Return whether dynamic sources declare the same shards: the layout also has those that joined."""
+    """Return whether dynamic sources declare the same shards: layouts also contain joined ones."""
     before = decode_spec(stored.spec).stages
     return all(
         set(before[name].shards or ()) == set(stage.shards or ())

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class DynamicShards:
-    """Lets shards that have joined a source, and are final, leave it, so that they cost nothing more."""
+    """Removal of joined, final shards from their source, so that they cost nothing more."""
 
     def __init__(
         self, store: LiveStore, live: RecoveringLiveStore, definitions: Definitions
@@ -23,10 +23,11 @@ class DynamicShards:
         self._live = live
         self._definitions = definitions
         self._final: dict[tuple[str, str], int] = {}
-        """Number of final shards of each source that stayed at the last check, as they are declared."""
+        """Number of final shards of each source that stayed at the last check, because they are
+        declared."""
 
     async def apply(self) -> None:
-        """Look for final shards now."""
+        """Check for final shards now."""
         final: dict[tuple[str, str], int] = {}
         for job, pipeline in self._store.known().items():
             for name, stage in pipeline.stages.items():
@@ -34,7 +35,7 @@ class DynamicShards:
                     try:
                         final[job, name] = await self._apply(job, name)
                     except ProblemError as error:
-                        # The job may be gone, or its stores away: the next time is soon.
+                        # The job may be deleted, or its stores unavailable: the next check is soon.
                         log.debug("no shard of %s/%s leaves now: %s", job, name, error.detail)
         self._final = final
 
@@ -43,7 +44,7 @@ class DynamicShards:
         seen = observed.get(stage)
         count = 0 if seen is None else int((seen.promises == MAX).sum())
         if count and count != self._final.get((job, stage)):
-            # They are looked up again there: the layout may have changed since. Those that
-            # leave must not be counted next time: as many others may be final by then.
+            # `leave` reads them again: the layout may have changed since. The shards that leave must not
+            # be counted next time: as many others may be final by then.
             return await self._definitions.leave(job, stage)
         return count

@@ -1,4 +1,4 @@
-"""Explaining a watermark: which ranges hold it back, and why, in one sentence."""
+"""Explanation of a watermark: the ranges that hold it back, with the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from service.model.reports import RangeView
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a stage's watermark is where it is."""
+    """Explanation of a stage's watermark."""
 
     stage: str
     view: StageView
@@ -37,7 +37,7 @@ class Explanation:
     because: str
     path: Sequence[tuple[str, Step]]
     holders: Sequence[HoldingRange]
-    """The ranges that hold the last stage of the path back, the longest-holding first."""
+    """The ranges that hold back the last stage of the path, the longest-holding first."""
     holders_total: int
 
 
@@ -62,9 +62,9 @@ class Explainer:
         watermarks = {name: each.watermark for name, each in view.stages.items()}
         least = {name: int(seen.promises.min()) for name, seen in observed.items()}
         throttle = await self._throttling.read(job)
-        asked = throttle.shards
+        advice = throttle.shards
         least |= following(pipeline, observed, observed, watermarks, least)
-        least |= _paused(pipeline, observed, watermarks, asked)
+        least |= _paused(pipeline, observed, watermarks, advice)
         way = path(pipeline, stage, watermarks, least)
         root, step = way[-1]
         above = pipeline.ancestors((stage,))
@@ -75,7 +75,7 @@ class Explainer:
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
-        advice = asked.get(root, {})
+        root_advice = advice.get(root, {})
         output = watermarks[root].output
         end = observed[root].end
         holders = [
@@ -83,13 +83,15 @@ class Explainer:
                 each,
                 None if held.without is None else max(held.without, output),
                 None if is_source else watermarks[root].input,
-                advice,
+                root_advice,
                 now_ms,
                 has_ended=end is not None and end.outcome is Outcome.FINISHED,
             )
             for each in views
         ]
-        because = _because(stage, root, holders, held.total, watermarks[root].input, advice, now_ms)
+        because = _because(
+            stage, root, holders, held.total, watermarks[root].input, root_advice, now_ms
+        )
         cause = await self._cause(view, root, observed[root], now, holders)
         if cause is not None:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
@@ -105,7 +107,7 @@ class Explainer:
         now: Instant,
         holders: Sequence[HoldingRange],
     ) -> str | None:
-        """Return the root cause in the words of the job's problems; None: it is no problem."""
+        """Return the root cause in the words of the job's problems; None: it is not a problem."""
         if not holders or holders[0].reason not in _HEALTH:
             return None
         if holders[0].reason is Reason.ENDED and seen.end is not None:
@@ -121,7 +123,7 @@ _HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
     Reason.LEASE_EXPIRED: (Health.NO_WORKER, Health.FAILED),
     Reason.STALLED: (Health.STALLED,),
 }
-"""The reasons that are problems: all ranges that share one are counted, not only the first."""
+"""The reasons that are problems: all ranges with the same reason are counted, not only the first."""
 
 
 def _stands(stage: str, root: str, output: int) -> str:
@@ -136,25 +138,25 @@ def _paused(
     pipeline: Pipeline,
     observed: Mapping[str, StageObservation],
     watermarks: Mapping[str, StageWatermark],
-    asked: Mapping[str, Mapping[str, Advice]],
+    advice: Mapping[str, Mapping[str, Advice]],
 ) -> Mapping[str, int]:
-    """Return the stages whose next epoch waits since all shards that they read are to pause, with their
-    input: they will observe it with that epoch.
+    """Return the stages whose next epoch waits because all shards that they read should pause, with the
+    input that they will observe with this epoch.
     """
     found: dict[str, int] = {}
     for name, seen in observed.items():
         at, inputs = watermarks[name].input, pipeline.stages[name].inputs
         waits = seen.kept is not None and seen.kept.observed_input < at and bool(seen.owners.all())
-        if waits and all(_is_paused(observed.get(each), asked.get(each, {})) for each in inputs):
+        if waits and all(_is_paused(observed.get(each), advice.get(each, {})) for each in inputs):
             found[name] = at
     return found
 
 
-def _is_paused(source: StageObservation | None, asked: Mapping[str, Advice]) -> bool:
-    """Return whether all shards of a source that are not final are to pause."""
-    if source is None or not asked:
+def _is_paused(source: StageObservation | None, advice: Mapping[str, Advice]) -> bool:
+    """Return whether all shards of a source that are not final should pause."""
+    if source is None or not advice:
         return False
-    paused = sum(each.pause for each in asked.values())
+    paused = sum(each.pause for each in advice.values())
     return paused >= int((source.promises != MAX).sum())
 
 
@@ -164,11 +166,11 @@ class _Held:
     """Some of the ranges, by their index, the longest-holding first."""
     total: int
     without: int | None
-    """Promise of the others, if one of these is left out; None: nothing, or there is none."""
+    """Promise of the other ranges, if one of these is left out; None: none, or without others."""
 
 
 def _held(seen: Columns, *, is_source: bool, limit: int) -> _Held:
-    """Find the ranges at a stage's minimum: those that are waited for, or if there are none, all."""
+    """Find the ranges at a stage's minimum: of the ranges that it waits for, or else of all."""
     counted = weights(seen.promises, seen.idle) if is_source else seen.promises
     if is_source and int(counted.min()) == MAX and bool(seen.idle.any()):
         counted = seen.promises
@@ -196,7 +198,7 @@ def _because(
     now_ms: int,
 ) -> str:
     if not holders:
-        return f"{stage} waits for {root}, whose ranges are changing: ask again"
+        return f"{stage} waits for {root}, whose ranges are changing: retry"
     first = holders[0]
     who = f" (holder {first.view.holder})" if first.view.holder else ""
     where = f"range {first.view.name}{who}"
@@ -208,10 +210,10 @@ def _because(
 
 
 def _may_run(stage: str, shard: RangeView, groups: Sequence[GroupLimit]) -> str:
-    """Say how far a shard may run that waits for its group, as far as that is known.
+    """Write the limit of a shard that waits for its group, if known.
 
-    A query that looks ahead waits before the batch that would take it past its group's limit. It is not
-    asked to pause then, and nothing else tells of it.
+    A query that reads ahead waits before the batch that would exceed its group's limit. Such a shard
+    gets no advice to pause, so the reason is only visible here.
     """
     for group in groups:
         slow = group.held_by
@@ -236,7 +238,7 @@ def _phrase(
     )
     oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
     hold_ms = view.note.holds.get(holding.component or "", MIN)
-    asked = advice.get(view.name)
+    found = advice.get(view.name)
     phrases = {
         Reason.NEVER_REPORTED: "has never reported"
         + ("" if view.holder else ", and nobody holds a lease on it"),
@@ -244,7 +246,7 @@ def _phrase(
         Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
         f" {at}{still}",
         Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet",
-        Reason.THROTTLED: f"is paused at {at}: {'' if asked is None else asked.because}",
+        Reason.THROTTLED: f"is paused at {at}: {'' if found is None else found.because}",
         Reason.STALLED: "keeps reporting, while its oldest work has been waiting since"
         f" {'' if oldest_ms is None else iso(oldest_ms)}{still}",
         Reason.BUFFERING: f"keeps a hold {holding.component!r} at"
@@ -258,7 +260,7 @@ def _phrase(
 
 
 def time_text(at_ms: int) -> str:
-    """Write an event time for people.
+    """Write an event time as text.
 
     >>> time_text(0), time_text(MAX)
     ('1970-01-01T00:00:00Z', 'the end of time')

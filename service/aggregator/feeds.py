@@ -1,8 +1,8 @@
-"""Feeds: the changes of one job, read and prepared once for all who follow them.
+"""Feeds: the changes of one job, read and prepared once for all its followers.
 
 Thousands may follow one job. So its state is read once for each change, not once for each follower, and
-what followers at the same position get is one object, which they can share in its written form, too.
-Followers are woken a few at a time, so that reports and other requests get their turn between.
+followers at the same position share one object, also in its written form. Followers are woken a few at a
+time, so that reports and other requests run in between.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _RETRY_S = 1.0
 """Retry interval of a feed while the live store does not answer."""
 
 _HEALTH_POLL_S = 2.0
-"""Poll interval of a feed: an expiry of leases publishes nothing."""
+"""Poll interval of a feed: an expiry of leases is not published."""
 
 _CURSOR = re.compile(r"(?a:(\d{1,18})-(\d{1,18})-(\d{1,18}))")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Definition:
-    """Definition of a job to which the stages belong."""
+    """Definition of a job, to which its stages belong."""
 
     generation: int
     layout_version: int
@@ -67,7 +67,7 @@ class Change:
 
 
 class Changes:
-    """Changes that a follower gets at once, shared by all followers at the same position."""
+    """Changes that followers get at once, shared by all followers at the same position."""
 
     __slots__ = ("_written", "changes", "stages", "throttle")
 
@@ -81,7 +81,7 @@ class Changes:
         self.throttle = throttle
         """Throttle advice for the shards, if it has changed."""
         self.stages = stages
-        """All stages that there are, if some that the follower may know of are no longer there."""
+        """All present stages, if stages were removed since the follower's position."""
         self._written: bytes | None = None
 
     def __bool__(self) -> bool:
@@ -89,7 +89,7 @@ class Changes:
         return bool(self.changes) or self.throttle is not None or self.stages is not None
 
     def written(self, write: Callable[[Changes], bytes]) -> bytes:
-        """Return it as `write` writes it, which is done once. All followers must use one `write`."""
+        """Return the form that `write` makes, once. All followers must use the same `write`."""
         if self._written is None:
             self._written = write(self)
         return self._written
@@ -105,7 +105,7 @@ _ReadThrottle = Callable[[str, JobView], Awaitable[ThrottleView]]
 
 
 class Feed:
-    """The state of one job as its followers know it."""
+    """The state of one job for its followers."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Feed:
         self._complete = complete
         self._read_throttle = read_throttle
         self.throttle: ThrottleView | None = None
-        """None: the job has throttled nobody since the feed began."""
+        """None: the job has not throttled a shard since the feed began."""
         self._throttle_at = 0
         self._wakeups = wakeups
         self._states: dict[str, StageState] = {}
@@ -132,7 +132,7 @@ class Feed:
         """The position at which stages were last removed."""
         self._shared: dict[int, Changes] = {}
         self.position = 0
-        """Rises with each change that was read."""
+        """Number that rises with each change that was read."""
         self.definition = NO_DEFINITION
         self.is_throttled = False
         self.ended = False
@@ -142,7 +142,7 @@ class Feed:
     async def refresh(self, *, healths: bool = True) -> None:
         """Read the job, and wake the followers if it has changed.
 
-        `healths`: look also for changes of healths alone, which takes more steps of the live store.
+        `healths`: also check for changes of healths alone, which takes more steps of the live store.
 
         Raises `UnknownJobError`, `UnavailableError`.
         """
@@ -152,7 +152,8 @@ class Feed:
         if healths or self._has_moved(states):
             self._take(await self._complete(states))
         self.is_throttled = bool(job.pipeline.throttle)
-        # Once after the throttle is gone, too: else who was asked to pause would not be told.
+        # Also once after the throttle was removed: else a paused shard would not get the end of its
+        # pause.
         if self.is_throttled or self.throttle not in (None, NO_ADVICE):
             self._take_throttle(await self._read_throttle(self._job, job))
         if self.position != before:
@@ -163,7 +164,7 @@ class Feed:
         self._wakeups.wake(self.followers)
 
     def _has_moved(self, states: _States) -> bool:
-        """Return whether anything was published, or defined, that followers have not been given."""
+        """Return whether the job has changed since the last change for followers."""
         job = next(iter(states.values())).job
         return (
             Definition(job.generation, job.layout_version) != self.definition
@@ -177,7 +178,7 @@ class Feed:
         job = next(iter(states.values())).job
         definition = Definition(job.generation, job.layout_version)
         if definition < self.definition:
-            # Read before, and arrived after, a newer one.
+            # Read before a newer one, and arrived after it.
             return
         removed = self._states.keys() - states.keys()
         if definition.generation > self.definition.generation:
@@ -190,14 +191,15 @@ class Feed:
         fresh = [
             state
             for name, state in states.items()
-            if (known := self._states.get(name)) is None or known.view.version < state.view.version
+            if (previous := self._states.get(name)) is None
+            or previous.view.version < state.view.version
         ]
         unwell = [
             state
             for name, state in states.items()
-            if (known := self._states.get(name)) is not None
-            and known.view.version == state.view.version
-            and _health(known) is not _health(state)
+            if (previous := self._states.get(name)) is not None
+            and previous.view.version == state.view.version
+            and _health(previous) is not _health(state)
         ]
         if fresh or unwell or removed:
             self._move()
@@ -209,10 +211,10 @@ class Feed:
         for state in fresh:
             self._moved_at[state.name] = self.position
 
-    def _take_throttle(self, asked: ThrottleView) -> None:
-        if asked != self.throttle:
+    def _take_throttle(self, throttle: ThrottleView) -> None:
+        if throttle != self.throttle:
             self._move()
-            self.throttle = asked
+            self.throttle = throttle
             self._throttle_at = self.position
 
     def _move(self) -> None:
@@ -220,7 +222,7 @@ class Feed:
         self._shared.clear()
 
     def since(self, position: int) -> Changes:
-        """Return what has changed since that position; 0: everything."""
+        """Return the changes since a position; 0: everything."""
         found = self._shared.get(position)
         if found is None:
             fresh = [
@@ -234,12 +236,12 @@ class Feed:
         return found
 
     def resumed(self, cursor: str | None) -> Changes:
-        """Return what has changed since a cursor, or everything if that is of no use."""
+        """Return the changes since a cursor, or everything if the cursor is not usable."""
         read = _CURSOR.fullmatch(cursor or "")
         if read is None:
             return self.since(0)
         if Definition(int(read[1]), int(read[2])) != self.definition:
-            # Stages and throttle advice that the follower has may be gone.
+            # The follower's stages and throttle advice may have been removed.
             everything = _in_order(tuple(self._states.values()), self.definition)
             return Changes(everything, self.throttle or NO_ADVICE, tuple(self._states))
         revision = int(read[3])
@@ -248,7 +250,7 @@ class Feed:
 
 
 class Feeds:
-    """The feeds that somebody follows."""
+    """The feeds that have followers."""
 
     def __init__(
         self,
@@ -276,12 +278,13 @@ class Feeds:
     async def follow(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
         """Yield all stages (or those that have changed since `cursor`), then each change.
 
-        Changes that happen while the follower is busy are merged: it gets the latest, and blocks nobody.
-        `SILENCE` is yielded after `HEARTBEAT_S` without one. Ends with the job or the service.
+        Changes that happen while the follower is busy are merged: it gets the latest, and blocks no
+        other. `SILENCE` is yielded after `HEARTBEAT_S` without a change. Ends with the job or the
+        service.
         """
         event = asyncio.Event()
         with self._following(job, event) as feed:
-            # At least what this client may have read before it began to follow.
+            # At least as new as the client's reads before it began to follow.
             with suppress(UnavailableError, UnknownJobError):
                 await feed.refresh()
             changes, position = feed.resumed(cursor), feed.position
@@ -319,12 +322,12 @@ class Feeds:
         with self._store.watch(job) as watch:
             while not self._released:
                 watch.rearm()
-                # The end of a run wakes, too, and changes nothing but healths.
+                # The end of a run also wakes, and changes only healths.
                 healths = is_woken or now_s() >= healths_at_s
                 try:
                     await feed.refresh(healths=healths)
                 except UnknownJobError:
-                    # Whoever follows the next job of this name follows another feed.
+                    # Followers of the next job of this name follow another feed.
                     if self._feeds.get(job) is feed:
                         del self._feeds[job]
                     feed.ended = True
@@ -343,9 +346,9 @@ class Feeds:
 
 
 async def watch_for(watch: Watch, poll_s: float | None) -> bool:
-    """Wait for a change, but no longer than so (None: however long it takes).
+    """Wait for a change, at most for `poll_s` (None: without a limit).
 
-    Returns whether there was one.
+    Returns whether the wait ended with a change.
     """
     if poll_s is None:
         await watch.wait()
@@ -370,8 +373,8 @@ def _in_order(
     fresh: Sequence[StageState], definition: Definition, still: Collection[str] = ()
 ) -> Sequence[Change]:
     """Put changes in order. Stages that changed in one step share a revision, and only the last of them
-    has a cursor: a reader that resumed after the first would miss the others. Those that stand `still`,
-    of which only the health has changed, come first and have none.
+    has a cursor: a client that resumed after the first would miss the others. The `still` ones, with a
+    change of health alone, come first and have no cursor.
     """
     if not fresh:
         return ()

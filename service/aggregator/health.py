@@ -1,7 +1,8 @@
 """Health: of stages, and the problems of jobs, from one observation of their ranges.
 
-A reader of a watermark gets the health along with it, so it must cost nearly nothing while all is well:
-the counts that the stores keep show that. Single ranges are looked at only where the counts differ.
+Every read of a watermark includes the health, so it must cost nearly nothing while all is well: the
+counts that the stores keep are sufficient then. Single ranges are examined only where the counts
+differ.
 """
 
 from __future__ import annotations
@@ -40,37 +41,37 @@ from service.model.observations import Instant, StageObservation
 from service.model.runs import RunEnd
 
 EXAMPLES = 5
-"""Ranges of a problem that are named."""
+"""Number of ranges that a problem names."""
 
 _CHECKED = 20
-"""Ranges that look stalled of which each is looked at singly."""
+"""Number of apparently stalled ranges that are examined singly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A root cause: a stage that holds itself back, and why."""
+    """A root cause: a stage that holds itself back, with the reason."""
 
     job: str
     stage: str
     health: Health
     since_ms: int | None
-    """On the wall clock; None: it is not known."""
+    """On the wall clock; None: unknown."""
     ranges: int
     examples: Sequence[str]
-    """Some of these ranges: those that hold the stage back most."""
+    """Some of these ranges, the lowest promises first."""
     holds_back: Sequence[str]
-    """The stages below that wait for it, in the pipeline's order."""
+    """The downstream stages that wait for it, in the pipeline's order."""
     because: str
 
     @property
     def severity(self) -> Severity:
-        """The severity that goes with its health."""
+        """The severity of its health."""
         return SEVERITIES[self.health]
 
 
 @dataclass(frozen=True, slots=True)
 class JobHealth:
-    """A job, and all that is wrong with it."""
+    """A job, and all its problems."""
 
     view: JobView
     stages: Mapping[str, Health]
@@ -79,7 +80,7 @@ class JobHealth:
 
     @property
     def health(self) -> Health:
-        """The worst of its stages."""
+        """The worst health of its stages."""
         return worst(self.stages.values())
 
 
@@ -97,7 +98,7 @@ class Examiner:
         observed: Mapping[str, StageObservation],
         now: Instant,
     ) -> Mapping[str, Health]:
-        """Return the health of these stages, which come after all of their inputs."""
+        """Return the health of these stages, given after all of their inputs."""
         vitals = {name: _vitals(seen, now.wall_ms) for name, seen in observed.items()}
         for name, each in vitals.items():
             if each.stalled:
@@ -137,7 +138,7 @@ class Examiner:
     async def troubles(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant
     ) -> Sequence[Trouble]:
-        """Return what a stage holds itself back by, the worst first."""
+        """Return the causes by which a stage holds itself back, the worst first."""
         found = _Ranges(stage, seen, now)
         if seen.end is not None and seen.end.outcome is not Outcome.FINISHED:
             return [_of_run(found, seen.end)]
@@ -163,13 +164,13 @@ class Examiner:
     async def _stalled(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant
     ) -> Sequence[int]:
-        """Return the ranges that are stalled: among those that look so, none that waits for its commit,
-        or that is asked to pause.
+        """Return the stalled ranges: the apparently stalled ones, except those that wait for their
+        commit or should pause.
         """
         found = stalled_ranges(seen.promises, seen.idle, seen.raised_at_ms, seen.facts, now.wall_ms)
         if not found:
             return found
-        # The layout may have changed since: then they are as they look.
+        # The layout may have changed since: then all count as stalled.
         with suppress(UnknownStageError, InvalidRequestError, UnavailableError):
             throttle = await self._throttling.read(job.name)
             advice = throttle.shards.get(stage, {})
@@ -195,7 +196,7 @@ class Trouble:
 
 
 class _Ranges:
-    """The ranges of a stage, as a problem tells of them."""
+    """The ranges of a stage, for the text of a problem."""
 
     def __init__(self, stage: str, seen: StageObservation, now: Instant) -> None:
         self.stage = stage
@@ -203,25 +204,25 @@ class _Ranges:
         self.now = now
 
     def counted(self) -> Int64s:
-        """Return the indices of those that have reported and count."""
+        """Return the indices of the ranges that have reported and count."""
         seen = self.seen
         return np.flatnonzero(counted_ranges(seen.promises, seen.idle, seen.reported_at_ms))
 
     def silent(self) -> Int64s:
-        """Return the indices of those that have never reported."""
+        """Return the indices of the ranges that have never reported."""
         seen = self.seen
         return np.flatnonzero(silent_ranges(seen.promises, seen.idle, seen.reported_at_ms))
 
     def trouble(
         self, health: Health, indices: Int64s, since_ms: int | None, because: str
     ) -> Trouble:
-        """Return what is wrong with some of them."""
+        """Return the trouble of some of them."""
         chosen = indices[lowest(self.seen.promises[indices], EXAMPLES)]
         names = [self.seen.layout.name(index) for index in chosen.tolist()]
         return Trouble(health, since_ms, len(indices), names, because)
 
     def some(self, indices: Int64s) -> str:
-        """Write so many of them."""
+        """Write the number of these ranges."""
         return f"{len(indices):,} of {len(self.seen.promises):,} ranges of {self.stage}"
 
     def moment(self, at_ms: int) -> str:
@@ -230,13 +231,13 @@ class _Ranges:
 
 
 def ended_text(end: RunEnd, now_ms: int) -> str:
-    """Write how the last run of a stage ended.
+    """Write the end of the last run of a stage.
 
     >>> ended_text(RunEnd(1, Outcome.FAILED, 60_000, "out of memory"), 120_000)
     'failed at 00:01: out of memory'
     """
-    said = f": {end.because}" if end.because else ""
-    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{said}"
+    cause = f": {end.because}" if end.because else ""
+    return f"{past(end.outcome)} at {moment_text(end.at_ms, now_ms)}{cause}"
 
 
 def _of_run(of: _Ranges, end: RunEnd) -> Trouble:
@@ -244,10 +245,10 @@ def _of_run(of: _Ranges, end: RunEnd) -> Trouble:
     if end.outcome is Outcome.FAILED:
         because = f"the last run of {of.stage} {ended_text(end, of.now.wall_ms)}"
         return of.trouble(Health.FAILED, left, end.at_ms, because)
-    said = f": {end.because}" if end.because else ""
+    cause = f": {end.because}" if end.because else ""
     because = (
         f"{of.some(left)} {_have(left)} no worker since {of.moment(end.at_ms)}"
-        f" ({_their(left)} last run was stopped{said})"
+        f" ({_their(left)} last run was stopped{cause})"
     )
     return of.trouble(Health.NO_WORKER, left, end.at_ms, because)
 
@@ -269,8 +270,8 @@ def _no_worker(of: _Ranges) -> Trouble:
 
 def _silent(of: _Ranges, since_ms: int | None) -> Trouble:
     silent = of.silent()
-    nobody = not bool(of.seen.owners[silent].any())
-    who = f", and nobody holds a lease on {_them(silent)}" if nobody else ""
+    without_owner = not bool(of.seen.owners[silent].any())
+    who = f", and nobody holds a lease on {_them(silent)}" if without_owner else ""
     because = f"{of.some(silent)} {_have(silent)} never reported{who}"
     return of.trouble(Health.SILENT, silent, since_ms, because)
 

@@ -1,7 +1,7 @@
 """Past watermarks by wall time, and estimates of their arrival: both from the ledger's history.
 
-The ledger may be ahead of what readers see. So a stage is first read as any reader reads it, and then
-its history, up to there: nobody sees a value here that a later read could fall behind.
+The ledger may be ahead of the visible state. So a stage is first read like in any read, and then its
+history, up to this state: no value here is later than a value that a later read returns.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from service.ledger.port import Ledger
 from service.model.history import HistoryPoint
 
 _AT_ONCE = 500
-"""Intervals that are read in one transaction: some ten ms, in which SQLite does nothing else."""
+"""Number of intervals in one transaction: some ten ms, for which SQLite does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastWatermark:
-    """A stage's watermarks from some instant of the wall clock on."""
+    """A stage's watermarks from an instant of the wall clock on."""
 
     at_ms: int
     watermark: StageWatermark
@@ -53,7 +53,7 @@ class History:
     ) -> Sequence[PastWatermark]:
         """Return at most `points` watermarks of a stage in this generation, by wall time.
 
-        The first is what held at `from_ms`; it is left out if the ledger no longer has it. The others
+        The first is the state at `from_ms`; it is left out if the ledger no longer has it. The others
         are the last of each interval in which there was a change.
         """
         state = await self._reader.stage(job, stage, soft=False)
@@ -84,7 +84,7 @@ class History:
     async def estimate(
         self, job: str, stage: str, target: int
     ) -> tuple[StageState, Estimate | None]:
-        """Estimate when the output watermark of a stage will get to `target`; None: it is there."""
+        """Estimate when the output watermark of a stage reaches `target`; None: it has reached it."""
         state = await self._reader.stage(job, stage, soft=False)
         if state.view.watermark.output >= target:
             return state, None
@@ -93,7 +93,7 @@ class History:
         now_ms = self._clock.wall_ms()
         found = estimate(_trace(newest, state, now_ms), now_ms, target)
         if len(newest) < NEWEST:
-            # There is no older history.
+            # The history does not go back further.
             return state, found
         for window_ms in WINDOWS_MS:
             from_ms = now_ms - window_ms
@@ -106,7 +106,7 @@ class History:
             )
             found = better(found, estimate(_trace(older, state, now_ms), now_ms, target))
             if older and older[0].after_ms != MIN:
-                # It begins in this window.
+                # The history begins in this window.
                 break
         return state, found
 
@@ -118,7 +118,7 @@ def _part(from_ms: int, until_ms: int, number: int, intervals: int) -> int:
 def _in_order(
     changes: Sequence[HistoryPoint], state: StageState, until_ms: int
 ) -> list[HistoryPoint]:
-    """Leave out what comes too late: replicas' clocks differ, and a watermark never goes back.
+    """Leave out points that are out of order: replicas' clocks differ, and a watermark never goes back.
 
     The newest change comes last, even if it is dated earlier than another, or no longer in the history.
     """

@@ -20,7 +20,7 @@ class HoldingRange:
     view: RangeView
     reason: Reason
     component: str | None
-    """The component whose hold it is, if it is buffering."""
+    """The component of the hold, if the reason is `buffering`."""
     would_be: int | None
     """The stage's output without this range; None: this range counts alone."""
 
@@ -32,8 +32,8 @@ def following(
     watermarks: Mapping[str, StageWatermark],
     least: Mapping[str, int],
 ) -> Mapping[str, int]:
-    """Return those of the chosen stages that lag by their input, although they keep back something of
-    it, with that input: it is all that they wait for.
+    """Return the chosen stages that lag by their input, although they hold back a part of it, with this
+    input: they wait for nothing else.
     """
     found: dict[str, int] = {}
     for name, seen in chosen.items():
@@ -53,7 +53,7 @@ def following(
 
 
 def newest(seen: StageObservation) -> int:
-    """Return the furthest promise of a source's shards, but for the final ones."""
+    """Return the furthest promise of a source's shards that are not final."""
     return int(seen.promises.max(initial=MIN, where=seen.promises != MAX))
 
 
@@ -66,7 +66,7 @@ def holding(
     *,
     has_ended: bool = False,
 ) -> HoldingRange:
-    """Return a range with its reason. `published_input`: of its stage; None: it is a source.
+    """Return a range with its reason. `published_input`: of its stage; None: a source.
     `has_ended`: its stage's last run has finished.
     """
     waiting = view.waiting_promise

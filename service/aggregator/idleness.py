@@ -1,4 +1,4 @@
-"""Idleness by policy: quiet shards that are known to be watched are no longer waited for."""
+"""Idleness by policy: a stage does not wait for quiet shards that are watched."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from service.errors import ProblemError
 from service.frontier.graph import Pipeline
 from service.frontier.idleness import (
     NEVER_PAUSED,
-    Looks,
+    PauseSamples,
     is_quiet,
     keeps_back,
-    next_look,
+    next_sample,
     wait_for_last,
 )
 from service.frontier.policies import IdlePolicy
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class IdlePolicies:
-    """Applies the policies of all jobs. Every replica does: decisions that are late change nothing."""
+    """Application of the policies of all jobs, on every replica: late decisions change nothing."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class IdlePolicies:
         self._live = live
         self._throttling = throttling
         self._publisher = publisher
-        self._looks: dict[tuple[str, str], Looks] = {}
-        """Shards that were to pause, by job and stage; only of stages that are throttled, or were."""
+        self._samples: dict[tuple[str, str], PauseSamples] = {}
+        """Samples of paused shards, by job and stage; only of stages with a throttle now or before."""
 
     async def apply(self) -> None:
         """Apply the policies now."""
         known = self._store.known()
-        self._looks = {at: looks for at, looks in self._looks.items() if at[0] in known}
+        self._samples = {at: samples for at, samples in self._samples.items() if at[0] in known}
         for job, pipeline in known.items():
             policies = {n: s.policy.idle for n, s in pipeline.stages.items() if s.policy.idle}
             if not policies:
@@ -54,31 +54,31 @@ class IdlePolicies:
             try:
                 await self._apply(job, pipeline, policies)
             except ProblemError as error:
-                # The job may be gone, or its stores away: the next time is soon.
+                # The job may be deleted, or its stores unavailable: the next time is soon.
                 log.debug("cannot apply the policies of job %s now: %s", job, error.detail)
             except Exception:
-                # One job's trouble is no other job's.
+                # An error of one job does not affect the others.
                 log.exception("cannot apply the policies of job %s", job)
 
     async def _apply(
         self, job: str, pipeline: Pipeline, policies: Mapping[str, IdlePolicy]
     ) -> None:
-        asked = await self._throttling.read(job)
+        throttle = await self._throttling.read(job)
         for name, policy in policies.items():
             now, observed = await self._live.observe(job, (name,))
             seen = observed.get(name)
             if seen is None:
                 continue
-            advice = asked.shards.get(name, {})
+            advice = throttle.shards.get(name, {})
             paused = [shard for shard, one in advice.items() if one.pause]
-            looks = NEVER_PAUSED
-            if paused or (job, name) in self._looks or _is_throttled(pipeline, name):
-                looks = next_look(
-                    self._looks.get((job, name)), now.lease_ms, paused, after_ms=policy.after_ms
+            samples = NEVER_PAUSED
+            if paused or (job, name) in self._samples or _is_throttled(pipeline, name):
+                samples = next_sample(
+                    self._samples.get((job, name)), now.lease_ms, paused, after_ms=policy.after_ms
                 )
-                self._looks[job, name] = looks
+                self._samples[job, name] = samples
             decisions = await self._without_kept_back(
-                job, name, seen, decide(policy, seen, now, looks)
+                job, name, seen, decide(policy, seen, now, samples)
             )
             for turn in in_turns(decisions):
                 await self._settle(job, name, turn)
@@ -86,9 +86,9 @@ class IdlePolicies:
     async def _without_kept_back(
         self, job: str, stage: str, seen: StageObservation, decisions: Sequence[Settled]
     ) -> Sequence[Settled]:
-        """Leave out the decisions that would let the watermark pass what a shard keeps back.
+        """Leave out decisions that would let the watermark pass a hold or a pending report of a shard.
 
-        A report that brings records between this look and `settle` makes the decision void.
+        A report with records between this check and `settle` makes the decision void.
         """
         passing = [each.index for each in decisions if each.idle or each.promise != MIN]
         if not passing:
@@ -99,9 +99,9 @@ class IdlePolicies:
         return [each for each in decisions if each.index not in unfinished]
 
     async def _settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> None:
-        """Carry decisions out. What the shards agree on is published before any of them leaves: a moment
-        later, the last active one may be idle. Another replica may have settled the turn before, so this
-        replica publishes, whoever did.
+        """Carry decisions out. The agreement of the shards is published before any of them leaves: a
+        moment later, the last active one may be idle. Another replica may have settled the turn before,
+        so this replica publishes in any case.
         """
         if any(each.idle for each in decisions):
             self._publisher.touch(job, (stage,))
@@ -117,8 +117,8 @@ def _is_throttled(pipeline: Pipeline, stage: str) -> bool:
 def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
     """Return the decisions in the order in which to carry them out.
 
-    First what lets no shard leave: it waits for nothing. Who has been quiet for the shortest time
-    leaves last.
+    First the decisions by which no shard leaves. The shards that have been quiet for the shortest time
+    leave last.
     """
     staying = [each for each in decisions if not each.idle]
     leaving = [each for each in decisions if each.idle]
@@ -130,16 +130,20 @@ def in_turns(decisions: Sequence[Settled]) -> Sequence[Sequence[Settled]]:
     return [turn for turn in (staying, sooner, later) if turn]
 
 
-def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Looks) -> list[Settled]:
-    """Return what has to change: which shards are idle now, which no longer are, and whose promise
-    follows the clock.
+def decide(
+    policy: IdlePolicy, seen: StageObservation, now: Instant, samples: PauseSamples
+) -> list[Settled]:
+    """Return the changes: the shards that become idle or cease to be, and those whose promise follows
+    the clock.
 
-    Throttling asks no idle shard to pause. If one is idle by policy and paused all the same, its pause
-    was decided a moment before its idleness, maybe by another replica, and its worker may heed it. So it
-    is waited for again: that costs time, whereas an idle shard that nobody reads would cost its records.
+    Idle shards are not throttled. If a shard is idle by policy and paused nevertheless, its pause was
+    decided a moment before its idleness, maybe by another replica, and its worker may follow the pause.
+    So the stage waits for it again. This costs time, whereas an idle shard that is not read would lose
+    its records.
 
-    One that is idle by policy and not paused stays so, even if this replica has not looked for long: who
-    decided it had. Else each replica that starts would end the idleness that the others have proved.
+    A shard that is idle by policy and not paused stays so, even if this replica has few samples: the
+    replica that decided it had enough. Else each new replica would end the idleness that the others
+    have proved.
     """
     decisions: list[Settled] = []
     promises = seen.promises.tolist()
@@ -150,19 +154,19 @@ def decide(policy: IdlePolicy, seen: StageObservation, now: Instant, looks: Look
         if promise == MAX:
             continue
         facts = seen.facts.get(index)
-        stays = index in seen.idle_by_policy and not looks.is_paused(shard)
+        stays = index in seen.idle_by_policy and not samples.is_paused(shard)
         quiet = is_quiet(
             facts,
             held_since_ms=int(seen.held_since_ms[index]) if fence else None,
             commits=seen.commits,
-            unpaused_since_ms=MIN if stays else looks.unpaused_since(shard),
+            unpaused_since_ms=MIN if stays else samples.unpaused_since(shard),
             now_ms=now.lease_ms,
             after_ms=policy.after_ms,
         )
         quiet_since_ms = None if facts is None else facts.quiet_since_ms
         if policy.slack_ms is not None:
             follows = now.wall_ms - policy.slack_ms
-            # One that is idle by its worker's word is left out anyway.
+            # A shard that is idle by its worker's report is left out anyway.
             if quiet and promise < follows and not seen.idle[index]:
                 decisions.append(Settled(index, fence, quiet_since_ms, False, follows))
         elif quiet and not seen.idle[index]:

@@ -1,9 +1,9 @@
-"""Keys: who may send which request; and the audit of what they changed.
+"""Keys: the permissions of requests; and the audit of their changes.
 
-Each replica has a copy of the table of keys, so a request costs a look-up and no query. The copy is read
-again every second. So a key that is revoked is refused by the replica that revoked it at once, and by
-the others within a second or two. While the ledger does not answer, nobody can revoke a key through it
-either, and the copy stands for `STALE_MS`: an outage of the ledger must not also lock workers out.
+Each replica has a copy of the table of keys, so a request needs no query. The copy is read again every
+second. So a revoked key is rejected at once by the replica that revoked it, and by the others within a
+second or two. While the ledger does not answer, keys cannot be revoked through it either, and the copy
+is valid for `STALE_MS`: an outage of the ledger must not also lock workers out.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ REFRESH_INTERVAL_S: Final = 1.0
 """Interval at which the table of keys is read again."""
 
 STALE_MS: Final = 300_000
-"""Time for which the last known table stands while the ledger does not answer."""
+"""Time for which the copy of the table is valid while the ledger does not answer."""
 
 RECHECK_MS: Final = 1_000
-"""Time for which a grant is remembered: a key may be used for that much longer than its expiry."""
+"""Time for which a grant is cached: a key may be used for this much longer than its expiry."""
 
 _MOST_GRANTED: Final = 10_000
-"""Number of requests that are remembered as granted."""
+"""Number of cached grants."""
 
 _NOTE_STEP_MS: Final = 60_000
 """Interval at which a replica records the use of a key."""
@@ -48,11 +48,11 @@ _NOTE_STEP_MS: Final = 60_000
 _SEND_A_KEY: Final = "send a key: Authorization: Bearer tg_…"
 
 ANYONE: Final = Key("anyone (no keys)", Role.ADMIN, EVERY_JOB, b"")
-"""Sender of requests as long as there are no keys."""
+"""Sender of requests as long as the service has no keys."""
 
 
 class Keys:
-    """The keys of the ledger, and those of the operator, which are not stored."""
+    """The keys of the ledger, and the operator's own, which are not stored."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Keys:
         shared: bool = True,
         make_secret: Callable[[], str] = new_secret,
     ) -> None:
-        """`open_without`: serve everyone as long as there is no key at all.
+        """`open_without`: serve everyone as long as the service has no key.
 
-        `shared`: other replicas use the ledger too. If not, this copy of the table is always right.
+        `shared`: other replicas use the ledger too. If not, this copy of the table is always current.
         """
         self._ledger = ledger
         self._clock = clock
@@ -78,12 +78,12 @@ class Keys:
         self._read_at_ms = clock.steady_ms()
         # A table that was read before a change must not replace the one after it.
         self._changing = asyncio.Lock()
-        # Grants of the last second, and since the table last changed. Refusals are not kept,
-        # so nobody without a key can fill it. Who has one can ask for any job, so it is bounded.
+        # Grants of the last second, and since the table last changed. Rejections are not cached, so a
+        # client without a key cannot fill the cache. A key may request any job, so the cache is bounded.
         self._granted: dict[tuple[bytes, Role, str | None], Key] = {}
         self._recheck_at_ms = 0
         self.version = 0
-        """Rises with each change of the table."""
+        """Number that rises with each change of the table."""
         self._uncertain = False
         self._noted_at_ms: dict[bytes, int] = {}
         self._uses: dict[bytes, int] = {}
@@ -94,15 +94,15 @@ class Keys:
 
     @property
     def any(self) -> bool:
-        """True if there is a key at all, expired ones included: they must not open the service."""
+        """True if any key exists, even an expired one, which must not open the service."""
         return bool(self._operator or self._stored)
 
     def admit(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
-        """Return the key that a request is sent with, if it may be sent with it.
+        """Return the key of a request, if it permits the request.
 
-        `authorization` is the header of this name; None: there is none. `job` is the one that the
-        request names; whether it exists makes no difference here. Raises `UnauthenticatedError`,
-        `ForbiddenError`, and `UnavailableError` if the keys are not known.
+        `authorization` is the header of this name, or None. `job` is the job of the request, which need
+        not exist. Raises `UnauthenticatedError`, `ForbiddenError`, and `UnavailableError` if the copy
+        of the keys is too old.
         """
         if self.open:
             return ANYONE
@@ -112,7 +112,7 @@ class Keys:
         if now_ms >= self._recheck_at_ms:
             self._granted.clear()
             self._recheck_at_ms = now_ms + RECHECK_MS
-        # By the header as it was sent: it is neither taken apart nor hashed for a request like the last.
+        # By the header as sent: a request like the last one needs neither parsing nor hashing.
         request = (authorization, needed, job)
         granted = self._granted.get(request)
         if granted is not None:
@@ -129,17 +129,17 @@ class Keys:
         return key
 
     def stands(self, version: int) -> bool:
-        """Return whether a request admitted at this version would be admitted again without a check of
-        its key: the table is the same, and nothing is due to be checked again.
+        """Return whether a request that was granted at this version would be granted again without a
+        check of its key: the table is unchanged, and no check is due.
         """
         return version == self.version and (
             self.open or self._clock.steady_ms() < self._recheck_at_ms
         )
 
     def confirm(self, key: Key) -> None:
-        """Check that an admitted key still is one. For responses that take long: polls and streams.
+        """Check that a granted key is still valid, for long responses: polls and streams.
 
-        Raises `UnauthenticatedError`, and `UnavailableError` if the keys are not known.
+        Raises `UnauthenticatedError`, and `UnavailableError` if the copy of the keys is too old.
         """
         if key is not ANYONE:
             self._find(key.digest)
@@ -149,28 +149,26 @@ class Keys:
     def _find(self, digest: bytes) -> Key:
         key = self._operator.get(digest) or self._stored.get(digest)
         if key is None:
-            self._check_known()
-            raise UnauthenticatedError("the key is not known: it is misspelt, or was revoked")
+            self._check_age()
+            raise UnauthenticatedError("unknown key: it is misspelt, or was revoked")
         self._use(key)
         return key
 
     def _use(self, key: Key) -> None:
-        """Check what time has changed about a key, and note that it is used."""
+        """Check the expiry of a key, and note its use."""
         digest = key.digest
         if digest in self._operator:
             return
-        self._check_known()
+        self._check_age()
         now_ms = self._clock.wall_ms()
         if key.expires_at_ms is not None and now_ms >= key.expires_at_ms:
-            raise UnauthenticatedError(f"the key {key.name!r} has expired: ask for a new one")
+            raise UnauthenticatedError(f"the key {key.name!r} has expired: create a new one")
         if now_ms - self._noted_at_ms.get(digest, 0) >= _NOTE_STEP_MS:
             self._noted_at_ms[digest] = self._uses[digest] = now_ms
 
-    def _check_known(self) -> None:
+    def _check_age(self) -> None:
         if self._shared and self._clock.steady_ms() - self._read_at_ms > STALE_MS:
-            raise UnavailableError(
-                "the ledger does not answer, so it is not known which keys were revoked: retry"
-            )
+            raise UnavailableError("the ledger does not answer, so revoked keys are unknown: retry")
 
     # ---- managing keys
 
@@ -212,14 +210,14 @@ class Keys:
                 if first:
                     raise UnauthenticatedError(_SEND_A_KEY)
                 raise KeyExistsError(
-                    f"there is a key {name!r}: revoke it first, or choose another name"
+                    f"key {name!r} already exists: revoke it first, or choose another name"
                 )
             self._replace({**self._stored, key.digest: key})
         return key, secret
 
     @run_to_completion
     async def revoke(self, name: str, by: Actor) -> None:
-        """Revoke a key: this replica refuses it at once. Raises `UnknownKeyError`."""
+        """Revoke a key: this replica rejects it at once. Raises `UnknownKeyError`."""
         async with self._changing:
             deed = Deed(Action.REVOKE_KEY, by, self._clock.wall_ms())
             if not await self._certainly(self._ledger.delete_key(name, deed)):
@@ -227,7 +225,7 @@ class Keys:
             self._replace({d: key for d, key in self._stored.items() if key.name != name})
 
     async def _certainly(self, change: Awaitable[bool]) -> bool:
-        """Note it if the outcome of a change is not known: then the table must be read again."""
+        """Run a change. If its outcome is unknown, the table must be read again."""
         try:
             return await change
         except UnavailableError:
@@ -254,7 +252,7 @@ class Keys:
             self._replace({key.digest: key for key in found})
 
     async def run(self, shutdown: Shutdown) -> None:
-        """Keep the copy up to date, and write when keys were used, until the service ends."""
+        """Keep the copy up to date, and write the uses of keys, until the service ends."""
         while await shutdown.sleep(REFRESH_INTERVAL_S):
             try:
                 await self.catch_up()
@@ -262,9 +260,10 @@ class Keys:
                 log.debug("cannot read the keys now, retrying: %s", error.detail)
 
     async def catch_up(self) -> None:
-        """Read the table again if it may have changed, and write when keys were last used.
+        """Read the table again if it may have changed, and write the last uses of keys.
 
-        What cannot be written is noted again at the next use, a minute later. Raises `UnavailableError`.
+        A use that cannot be written is noted again at the next use, a minute later. Raises
+        `UnavailableError`.
         """
         if self._shared or self._uncertain:
             await self.refresh()
@@ -283,7 +282,7 @@ class Keys:
 
 
 def _forbidden(key: Key, needed: Role, job: str | None) -> ForbiddenError:
-    # Not a word about the job: for one that exists and one that does not, the answer is the same.
+    # Without the job: the answer is the same for a missing job.
     if job is not None:
         wanted, members = f"role {needed} for the job", {"role": needed.value}
     elif needed is Role.READ:

@@ -1,5 +1,5 @@
-"""All jobs at a glance: for each its health, the stage that is furthest behind, and since when it stands
-there.
+"""Overview of all jobs: the health of each, its stage that is furthest behind, and the instant since
+when the stage stands there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from service.frontier.health import Health, badness
 from service.model.jobs import JobView, StageView
 
 _AT_ONCE = 200
-"""Jobs that are looked at without a pause."""
+"""Number of jobs that are summarised without a pause."""
 
 _MANY = 1_000
-"""Up to so many jobs, each reader gets them as they are."""
+"""Number of jobs up to which each request gets their present state."""
 
 _REST = 20
-"""The order of more jobs is made again after so many times as long as it took: a twentieth of a
-processor goes into it, however many people look."""
+"""The ratio of the age of the order of more jobs to the time that it took: a twentieth of a processor,
+for any number of requests."""
 
 _LONGEST_MS = 2_000
 
@@ -45,13 +45,13 @@ class JobSummary:
 
     @property
     def status(self) -> Status:
-        """Status of the slowest stage: if that is final, so is the job."""
+        """Status of the slowest stage: if this stage is final, so is the job."""
         return self.view.watermark.status
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The jobs that were asked for, and how many there are."""
+    """The requested jobs, and the number of all."""
 
     jobs: Sequence[JobSummary]
     matching: int
@@ -59,25 +59,25 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     jobs: Sequence[JobSummary]
     at_ms: int
     took_ms: int
 
 
 class Overviews:
-    """Looks at all jobs at once, for all who ask at the same time."""
+    """Overviews of all jobs, computed once for all concurrent requests."""
 
     def __init__(self, reader: Reader, read_healths: _ReadHealths, clock: Clock) -> None:
         self._reader = reader
         self._read_healths = read_healths
         self._clock = clock
-        self._known: _Known | None = None
+        self._cached: _Cached | None = None
         self._looking = asyncio.Lock()
 
     async def read(self, may_read: Callable[[str], bool], search: str, limit: int) -> Overview:
-        """Return the jobs whose names contain `search`, the worst first, and of equal ones what
-        stands still for longest.
+        """Return the jobs whose names contain `search`, the worst health first, and then the longest
+        still.
         """
         wanted = search.lower()
         total, found = 0, list[JobSummary]()
@@ -90,9 +90,11 @@ class Overviews:
 
     async def _in_order(self) -> Sequence[JobSummary]:
         async with self._looking:
-            known, now_ms = self._known, self._clock.steady_ms()
-            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
-                return known.jobs
+            cached, now_ms = self._cached, self._clock.steady_ms()
+            if cached is not None and now_ms - cached.at_ms < min(
+                _REST * cached.took_ms, _LONGEST_MS
+            ):
+                return cached.jobs
             healths = await self._read_healths()
             found: list[JobSummary] = []
             for number, view in enumerate(await self._reader.jobs()):
@@ -101,14 +103,14 @@ class Overviews:
                 found.append(summary(view, healths.get(view.name)))
             found.sort(key=_worst_first)
             at_ms = self._clock.steady_ms()
-            self._known = _Known(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
+            self._cached = _Cached(found, at_ms, at_ms - now_ms) if len(found) > _MANY else None
             return found
 
 
 def summary(job: JobView, found: JobHealth | None = None) -> JobSummary:
-    """Find the slowest stage: an active one before an idle one, and of equal ones the first upstream.
+    """Find the slowest stage: an active one before an idle one, and of equal ones the most upstream.
 
-    What is downstream waits for it.
+    Downstream stages wait for it.
     """
     name = min(job.pipeline.order, key=lambda stage: _behind(job.stages[stage]))
     return JobSummary(job, name, job.stages[name], found)

@@ -1,4 +1,4 @@
-"""The problems of all jobs: looked for once for all who ask, and not more often than that costs."""
+"""The problems of all jobs, examined once for all requests, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from service.clock import Clock
 from service.errors import UnavailableError, UnknownJobError
 
 _AT_ONCE = 8
-"""Jobs that are examined at a time. Reports use the same connections."""
+"""Number of jobs that are examined at a time. Reports use the same connections."""
 
 _REST = 20
-"""All jobs are examined again after so many times as long as it took: a twentieth of a processor goes
-into it, however many people look."""
+"""The ratio of the age of an examination of all jobs to the time that it took: a twentieth of a
+processor, for any number of requests."""
 
 _LONGEST_MS = 15_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     jobs: Mapping[str, JobHealth]
     at_ms: int
     took_ms: int
 
 
 class Problems:
-    """Examines all jobs."""
+    """Examination of all jobs."""
 
     def __init__(self, reader: Reader, examiner: Examiner, clock: Clock) -> None:
         self._reader = reader
         self._examiner = examiner
         self._clock = clock
-        self._known: _Known | None = None
-        self._looking = asyncio.Lock()
+        self._cached: _Cached | None = None
+        self._examining = asyncio.Lock()
 
     async def of_all(
         self, may_read: Callable[[str], bool], limit: int
     ) -> tuple[Sequence[Problem], int]:
-        """Return the problems of the jobs that may be read, the worst first, and how many there are.
+        """Return the problems of the jobs that may be read, the worst first, and their number.
 
         Raises `UnavailableError`.
         """
@@ -53,22 +53,24 @@ class Problems:
         return found[:limit], len(found)
 
     async def jobs(self) -> Mapping[str, JobHealth]:
-        """Return every job with what is wrong with it. Raises `UnavailableError`."""
-        async with self._looking:
-            known, now_ms = self._known, self._clock.steady_ms()
-            if known is not None and now_ms - known.at_ms < min(_REST * known.took_ms, _LONGEST_MS):
-                return known.jobs
+        """Return every job with its problems. Raises `UnavailableError`."""
+        async with self._examining:
+            cached, now_ms = self._cached, self._clock.steady_ms()
+            if cached is not None and now_ms - cached.at_ms < min(
+                _REST * cached.took_ms, _LONGEST_MS
+            ):
+                return cached.jobs
             names = sorted(job.name for job in await self._reader.jobs())
             found: dict[str, JobHealth] = {}
             for start in range(0, len(names), _AT_ONCE):
-                # On the embedded stores nothing below gives way to other requests.
+                # With the embedded stores, nothing below yields to other requests.
                 await asyncio.sleep(0)
                 some = names[start : start + _AT_ONCE]
                 for job in await asyncio.gather(*map(self._examine, some)):
                     if job is not None:
                         found[job.view.name] = job
             at_ms = self._clock.steady_ms()
-            self._known = _Known(found, at_ms, at_ms - now_ms)
+            self._cached = _Cached(found, at_ms, at_ms - now_ms)
             return found
 
     async def _examine(self, job: str) -> JobHealth | None:
@@ -77,8 +79,8 @@ class Problems:
         except UnknownJobError:
             return None
 
-    async def jobs_if_known(self) -> Mapping[str, JobHealth]:
-        """Return the same; nothing, while the live store does not answer."""
+    async def jobs_if_available(self) -> Mapping[str, JobHealth]:
+        """Return every job with its problems; none, while the live store does not answer."""
         try:
             return await self.jobs()
         except UnavailableError:

@@ -1,7 +1,7 @@
-"""A stage's ranges at a glance: what a few hundred buckets of them have in common, and single ones.
+"""Summary of a stage's ranges: a few hundred buckets of neighbours, and single ranges.
 
-A stage may have a million ranges, and no page draws so many. So neighbours are counted together here,
-from one observation of all of them, and no range is left out of the counts.
+A stage may have a million ranges, more than a page can draw. So neighbours are counted together here,
+from one observation of all of them, and every range is in the counts.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from service.model.reports import RangeView
 
 
 class Condition(StrEnum):
-    """The condition of a range: the first that fits."""
+    """The condition of a range: the first that applies."""
 
     FINAL = "final"
     """Nothing more will come."""
     IDLE = "idle"
-    """It is not waited for."""
+    """The stage does not wait for it."""
     NEVER_REPORTED = "never_reported"
-    """It has never promised anything, and all wait for it."""
+    """The range has never promised, and the stage waits for it."""
     EXPIRED = "expired"
-    """Nobody has a lease on it: it stays where it is."""
+    """The range has no lease, so it does not move."""
     ACTIVE = "active"
 
 
@@ -43,7 +43,7 @@ _ACTIVE = _CONDITIONS.index(Condition.ACTIVE)
 _NOT_WAITED_FOR = (_CONDITIONS.index(Condition.FINAL), _CONDITIONS.index(Condition.IDLE))
 
 SLOWEST = "slowest"
-"""Listing of the ranges that are waited for, the lowest promise first."""
+"""Listing of the ranges that the stage waits for, the lowest promise first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Bucket:
     """Neighbouring ranges, counted together."""
 
     index: int
-    """Index of the first of them."""
+    """Index of the first range."""
     size: int
     lowest: int
-    """The least promise that is waited for; `MAX`: none is."""
+    """The least promise of ranges that the stage waits for; `MAX`: none."""
     highest: int
-    """The greatest; `MIN`: none is waited for, or none has promised."""
+    """The greatest one; `MIN`: none, or none has promised."""
     counts: Mapping[Condition, int]
 
 
@@ -68,7 +68,7 @@ class ListedRange:
     view: RangeView
     condition: Condition
     held_since_ms: int | None
-    """Since when it is leased, to one worker after the other, without a gap; None: it is not."""
+    """Begin of its leases without a gap, to any workers; None: without a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RangeSummary:
     buckets: Sequence[Bucket]
     listed: Sequence[ListedRange]
     matching: int
-    """Number of ranges that could be listed."""
+    """Number of ranges to list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Window:
 
     start: int
     end: int | None
-    """Excluded; None: the last range is the last."""
+    """Excluded; None: up to the last range."""
     buckets: int
     show: Condition | str | None
     """Ranges to list: `SLOWEST`, those of a condition, or None: all."""
@@ -99,7 +99,7 @@ class Window:
 
 
 class RangeSummaries:
-    """Summarises the ranges of stages."""
+    """Summaries of the ranges of stages."""
 
     def __init__(self, live: RecoveringLiveStore) -> None:
         self._live = live
@@ -114,8 +114,8 @@ class RangeSummaries:
         if seen is None:
             return RangeSummary(None, dict.fromkeys(Condition, 0), [], [], 0)
         start, end = _bounds(window, len(seen.layout))
-        look = partial(_look, start=start, window=window, now=now)
-        found = await on_columns(look, seen, start, end)
+        digest = partial(_digest, start=start, window=window, now=now)
+        found = await on_columns(digest, seen, start, end)
         indices = [start + k for k in found.chosen]
         views = await self._live.range_views(job, stage, indices)
         listed = [
@@ -123,7 +123,7 @@ class RangeSummaries:
             for index, view, kind, held in zip(
                 indices, views, found.conditions, found.held_since_ms, strict=False
             )
-            # Another layout may have come in between.
+            # The layout may have changed in between.
             if view.name == seen.layout.name(index)
         ]
         counts = {each: sum(bucket.counts[each] for bucket in found.buckets) for each in Condition}
@@ -131,19 +131,19 @@ class RangeSummaries:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Digest:
     buckets: Sequence[Bucket]
     chosen: Sequence[int]
-    """The ranges to list, by their index within the window, with their conditions and so on."""
+    """The ranges to list, by their index within the window; the columns below are of these."""
     conditions: Sequence[Condition]
     held_since_ms: Sequence[int | None]
     matching: int
 
 
-def _look(columns: Columns, *, start: int, window: Window, now: Instant) -> _Look:
+def _digest(columns: Columns, *, start: int, window: Window, now: Instant) -> _Digest:
     conditions = conditions_of(columns.promises, columns.idle, columns.owners)
     chosen, matching = _listed(conditions, columns.promises, window)
-    return _Look(
+    return _Digest(
         _buckets(conditions, columns.promises, start, window.buckets),
         chosen,
         [_CONDITIONS[int(conditions[k])] for k in chosen],
@@ -153,7 +153,7 @@ def _look(columns: Columns, *, start: int, window: Window, now: Instant) -> _Loo
 
 
 def conditions_of(promises: Int64s, idle: Bools, owners: Int64s) -> npt.NDArray[np.uint8]:
-    """Return the condition of each range, as its place among `Condition`.
+    """Return the condition of each range, as its index in `Condition`.
 
     >>> found = conditions_of(
     ...     np.array([MAX, 5, MIN, 7, 8]), np.array([0, 1, 0, 0, 0], bool), np.array([0, 1, 1, 0, 1]))
@@ -161,14 +161,14 @@ def conditions_of(promises: Int64s, idle: Bools, owners: Int64s) -> npt.NDArray[
     ['final', 'idle', 'never_reported', 'expired', 'active']
     """
     found = np.full(len(promises), _ACTIVE, dtype=np.uint8)
-    # The last that is written stays: so in the opposite order.
+    # The last written condition stays: so in the opposite order.
     for condition, where in (
         (Condition.EXPIRED, owners == 0),
         (Condition.NEVER_REPORTED, promises == MIN),
         (Condition.IDLE, idle),
         (Condition.FINAL, promises == MAX),
     ):
-        # Not `found[where] = …`, which keeps the interpreter's lock.
+        # Rather than `found[where] = …`, which keeps the interpreter's lock.
         np.copyto(found, _CONDITIONS.index(condition), where=where)
     return found
 
@@ -230,5 +230,5 @@ def _listed(
 def _held_since(seen: Columns, index: int, now: Instant) -> int | None:
     if not seen.owners[index]:
         return None
-    # Leases run by a clock of their own.
+    # Leases have a clock of their own.
     return now.wall_ms - (now.lease_ms - int(seen.held_since_ms[index]))

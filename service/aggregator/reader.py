@@ -1,4 +1,4 @@
-"""Reading watermarks: at once, when they change, or as a stream."""
+"""Reads of watermarks: at once, by a long poll, or as a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.tasks import Shutdown
 
 
 class Reader:
-    """Reads the jobs' watermarks and ranges."""
+    """Reads of the jobs' watermarks and ranges."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Reader:
         self._released = False
 
     def release(self) -> None:
-        """Answer every waiting reader now: the service is about to end."""
+        """Answer every long poll now: the service is about to end."""
         self._released = True
         self._store.wake_readers()
         self._feeds.release()
 
     async def stage(self, job: str, stage: str, *, soft: bool = True) -> StageState:
-        """Return the state of a stage. `soft`: with the values that are computed for readers."""
+        """Return the state of a stage. `soft`: with the values that are computed at requests."""
         try:
             found = await self._live.stage(job, stage)
             self._last_seen.note(found[0], {stage: found[2]})
@@ -63,7 +63,7 @@ class Reader:
         return (await self.complete({stage: state}))[stage] if soft else state
 
     async def complete(self, states: Mapping[str, StageState]) -> Mapping[str, StageState]:
-        """Return states of one snapshot with the values that are computed for readers.
+        """Return states of one snapshot with the values that are computed at requests.
 
         They take several steps of the live store, so they are computed only for a body.
         """
@@ -81,7 +81,7 @@ class Reader:
     ) -> Mapping[str, StageState]:
         """Return the states of these stages of a job (None: of all), at one instant.
 
-        `soft`: with the values that are computed for readers.
+        `soft`: with the values that are computed at requests.
         """
         try:
             view, censuses = await self._live.snapshot(job)
@@ -99,7 +99,7 @@ class Reader:
         return await self.complete(states) if soft else states
 
     async def healths(self, job: str) -> Mapping[str, Health]:
-        """Return the health of each stage of a job; nothing, while that is not known."""
+        """Return the health of each stage of a job; empty while unknown."""
         try:
             states = await self.snapshot(job)
         except UnavailableError:
@@ -108,7 +108,7 @@ class Reader:
         return {name: soft.health for name, soft in known.items() if soft is not None}
 
     async def job(self, job: str) -> JobView:
-        """Return one job, without what is computed for readers. Raises `UnknownJobError`."""
+        """Return one job, without values that are computed at requests. Raises `UnknownJobError`."""
         states = await self.snapshot(job, soft=False)
         return next(iter(states.values())).job
 
@@ -117,7 +117,7 @@ class Reader:
         return await self._live.progress(job, stage)
 
     async def jobs(self) -> Sequence[JobView]:
-        """Return every job; while the live store does not answer, those that `OutageReads` may still
+        """Return every job; while the live store does not answer, the jobs that `OutageReads` may still
         return.
         """
         try:
@@ -137,25 +137,25 @@ class Reader:
         *,
         poll_s: float | None = None,
     ) -> StageState:
-        """Return a stage once `until` is true of it, or as it is after the timeout.
+        """Return a stage once it meets `until`, or its state after the timeout.
 
-        `poll_s`: the poll interval where `until` depends on soft values, which change without a
-        publication. None: `until` does not, and the stage is returned without soft values.
+        `poll_s`: the poll interval if `until` depends on soft values, which change without a
+        publication. None: it does not, and the stage is returned without soft values.
         """
-        look = partial(self.stage, job, stage, soft=poll_s is not None)
+        read = partial(self.stage, job, stage, soft=poll_s is not None)
         if not timeout_s:
-            return await look()
+            return await read()
         with self._store.watch(job, stage) as watch:
             try:
                 async with asyncio.timeout(timeout_s):
                     while True:
                         watch.rearm()
-                        state = await look()
+                        state = await read()
                         if self._released or until(state):
                             return state
                         await watch_for(watch, poll_s)
             except TimeoutError:
-                return await look()
+                return await read()
 
     def changes(self, job: str, cursor: str | None) -> AsyncIterator[Changes]:
         """Follow the changes of a job; see `Feeds.follow`."""

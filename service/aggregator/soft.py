@@ -1,8 +1,8 @@
-"""Soft values: processing and percentile watermarks, and counts. They are computed when somebody reads.
+"""Soft values: processing and percentile watermarks, and counts, computed at requests.
 
-They follow from what ranges last said of their work, so each report may change them, and nobody waits
-for them to be recorded. What was shown once is joined in the live store, so that no reader sees them go
-back while its state lasts.
+They follow from the facts that ranges last reported, so each report may change them, and nothing waits
+for them to be recorded. Values that were returned once are joined in the live store, so that no reader
+gets lower ones while its state lasts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import UnavailableError, UnknownStageError
 from service.frontier.facts import (
     UNKNOWN,
     Counts,
-    all_said_pending,
+    all_report_pending,
     join_work,
     processing_watermark,
     work_since,
@@ -32,13 +32,13 @@ from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
 
 _FRESH_MS = 100
-"""Time for which values are reused if nothing has changed here: other replicas take reports, too."""
+"""Time for which values are reused without a change here: other replicas accept reports, too."""
 
 _REST = 20
-"""Values of more ranges are computed again after so many times as long as it took."""
+"""The ratio of the age of values of more ranges to the time of their computation."""
 
 _MANY = 20_000
-"""Up to so many ranges, values are computed after each report."""
+"""Number of ranges up to which values are computed after each report."""
 
 _LONGEST_MS = 1_000
 
@@ -52,33 +52,33 @@ class SoftState:
     """The soft values of a stage."""
 
     processing_ms: int | None
-    """The processing watermark; None: some range has never reported."""
+    """The processing watermark; None: a range has never reported."""
     counts: Counts
     percentiles: Mapping[int, int | None]
-    """By percentage; None: some range has not said what it has in flight."""
+    """By percentage; None: a range has not reported its rows in flight."""
     health: Health
 
 
 _Key = tuple[str, tuple[int, int, int], frozenset[str]]
-"""A job, its layout, and stages of it."""
+"""A job, its layout, and some of its stages."""
 
 
 @dataclass(slots=True)
-class _Known:
+class _Cached:
     changes: int
-    """Number of changes of the job that this process had made when these were computed."""
+    """Number of changes of the job by this process before the computation."""
     at_ms: int
     took_ms: int
     ranges: int
-    """Number of ranges of these stages and all above them."""
+    """Number of ranges of these stages and all upstream ones."""
     states: dict[str, SoftState] = field(default_factory=dict[str, SoftState])
 
 
 class SoftStates:
-    """Computes the soft values of stages, for all readers that ask at the same time at once.
+    """The soft values of stages, computed at once for all concurrent requests.
 
-    While other replicas share the live store, each reader gets values that were joined there after it
-    asked: else one that turns from replica to replica could see them go back.
+    While other replicas share the live store, each request gets values that were joined there after its
+    begin: else a client that changes replicas could get lower values.
     """
 
     def __init__(
@@ -88,34 +88,34 @@ class SoftStates:
         self._examiner = examiner
         self._clock = clock
         self._shared = shared
-        self._known: dict[_Key, _Known] = {}
-        self._next: dict[_Key, asyncio.Task[_Known]] = {}
-        """The rounds that have not begun, which readers may still join."""
-        self._running: dict[_Key, asyncio.Task[_Known]] = {}
+        self._cached: dict[_Key, _Cached] = {}
+        self._next: dict[_Key, asyncio.Task[_Cached]] = {}
+        """The rounds that have not begun, which requests may still join."""
+        self._running: dict[_Key, asyncio.Task[_Cached]] = {}
 
     async def read(self, job: JobView, stages: Iterable[str]) -> Mapping[str, SoftState]:
-        """Return the values of these stages; of none, while the live store is unavailable."""
+        """Return the values of these stages; empty while the live store is unavailable."""
         layout = (job.incarnation, job.generation, job.layout_version)
         key = (job.name, layout, frozenset(stages))
         found = None if self._shared else self._still_good(key)
         if found is not None:
-            # Another reader may have been shown more, of other stages along with these.
+            # Another request may have got higher values, together with other stages.
             await self._join(key, found.states)
         else:
             joined = self._next.get(key)
             if joined is None:
                 joined = self._next[key] = asyncio.create_task(self._round(key, job))
-                # If all its readers have gone, nobody asks for its exception.
+                # If all requests were cancelled, the exception is not retrieved otherwise.
                 joined.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # Shielded: a reader that gives up must not cancel what others wait for.
+            # Shielded: a cancelled request must not cancel the round for others.
             found = await asyncio.shield(joined)
         return found.states
 
-    async def _round(self, key: _Key, view: JobView) -> _Known:
+    async def _round(self, key: _Key, view: JobView) -> _Cached:
         before = self._running.get(key)
         if before is not None:
             await asyncio.wait((before,))
-        # From here on, whoever asks begins the next round.
+        # From here on, requests begin the next round.
         self._running[key] = self._next.pop(key)
         try:
             found = self._still_good(key)
@@ -128,11 +128,12 @@ class SoftStates:
             del self._running[key]
 
     async def _join(self, key: _Key, states: dict[str, SoftState]) -> bool:
-        """Join values with what was shown before, here or by other replicas. Those that cannot be joined
-        are dropped: they may be behind what was shown, while a store refuses writes but can be read.
+        """Join values with earlier ones, returned here or by other replicas. Values that cannot be
+        joined are dropped: they may be lower than earlier ones, while a store rejects writes but can be
+        read.
 
-        Returns whether nothing is missing that was shown before: else it is time to compute them again,
-        and what is missing then is so because a range has joined.
+        Returns whether every earlier value is still present. If not, the values must be computed again;
+        then a value is missing only because a range has joined.
         """
         marks = {name: _marks(state) for name, state in states.items()}
         joined: Mapping[str, Marks] = {}
@@ -150,17 +151,17 @@ class SoftStates:
             states[name] = _joined(state, shown)
         return is_whole
 
-    def _still_good(self, key: _Key) -> _Known | None:
-        known = self._known.get(key)
-        if known is None:
+    def _still_good(self, key: _Key) -> _Cached | None:
+        cached = self._cached.get(key)
+        if cached is None:
             return None
-        age_ms = self._clock.steady_ms() - known.at_ms
-        if known.ranges > _MANY:
-            return known if age_ms < min(_REST * known.took_ms, _LONGEST_MS) else None
-        unchanged = known.changes == self._live.changes_of(key[0])
-        return known if unchanged and age_ms < _FRESH_MS else None
+        age_ms = self._clock.steady_ms() - cached.at_ms
+        if cached.ranges > _MANY:
+            return cached if age_ms < min(_REST * cached.took_ms, _LONGEST_MS) else None
+        unchanged = cached.changes == self._live.changes_of(key[0])
+        return cached if unchanged and age_ms < _FRESH_MS else None
 
-    async def _compute(self, key: _Key, view: JobView) -> _Known:
+    async def _compute(self, key: _Key, view: JobView) -> _Cached:
         job, _, wanted = key
         pipeline = view.pipeline
         changes, began_ms = self._live.changes_of(job), self._clock.steady_ms()
@@ -168,28 +169,28 @@ class SoftStates:
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
-            # The shown processing watermark of an upstream counts for the stages behind it, too.
+            # The joined processing watermark of an upstream also counts for its downstream stages.
             shown = await self._live.raise_marks(job, key[1][1], {name: {} for name in above})
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
             await self._join(key, states)
         except (UnavailableError, UnknownStageError):
-            # The layout may have changed since the reader looked. What is soft may be missing.
+            # The layout may have changed since the job was read. Soft values may be missing.
             pass
         ended_ms = self._clock.steady_ms()
         layouts = [pipeline.stages[name].layout for name in above]
         ranges = sum(len(layout) for layout in layouts if layout is not None)
-        known = _Known(changes, ended_ms, ended_ms - began_ms, ranges, states)
-        self._known[key] = known
+        cached = _Cached(changes, ended_ms, ended_ms - began_ms, ranges, states)
+        self._cached[key] = cached
         self._drop_old(ended_ms)
-        return known
+        return cached
 
     def _drop_old(self, now_ms: int) -> None:
-        if len(self._known) > 1_000:
-            self._known = {
-                key: known
-                for key, known in self._known.items()
-                if now_ms - known.at_ms < _LONGEST_MS
+        if len(self._cached) > 1_000:
+            self._cached = {
+                key: cached
+                for key, cached in self._cached.items()
+                if now_ms - cached.at_ms < _LONGEST_MS
             }
 
 
@@ -209,7 +210,7 @@ def _derive(
         upstream = [since.get(up, UNKNOWN) for up in stage.inputs]
         own = [] if seen is None else [_work_since(seen)]
         found = join_work([*own, *upstream])
-        # The shown value stands, unless a range has joined that has not reported yet.
+        # The earlier value stays, unless a range has joined that has not reported yet.
         mark = shown.get(name, {}).get(_PROCESSING, UNKNOWN)
         since[name] = found if found == UNKNOWN else max(found, mark)
         if name in wanted:
@@ -229,10 +230,10 @@ def _work_since(seen: StageObservation) -> int:
 def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[int, int | None]:
     if not percentages:
         return {}
-    if not all_said_pending(seen.promises, seen.idle, seen.facts):
+    if not all_report_pending(seen.promises, seen.idle, seen.facts):
         return dict.fromkeys(percentages)
     found = quantiles((each.pending for each in seen.facts.values() if each.pending), percentages)
-    # With nothing pending it is the output watermark, which is joined when it is shown.
+    # Without pending rows it is the output watermark, which is joined at the response.
     values = [MIN] * len(percentages) if found is None else found
     return dict(zip(percentages, values, strict=True))
 

@@ -1,4 +1,4 @@
-"""A stage as readers see it."""
+"""A stage as published."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from service.model.jobs import Census, JobView, StageView
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """A stage as a reader sees it at one instant."""
+    """A stage as published, at one instant."""
 
     job: JobView
     name: str
     view: StageView
     census: Census
     soft: SoftState | None = None
-    """None: it is not asked for, or cannot be had now."""
+    """None: not requested, or unavailable."""
     now_ms: int = 0
-    """When it was read, on the wall clock."""
+    """Instant of the read, on the wall clock."""
 
     @property
     def etag(self) -> str:
@@ -36,10 +36,10 @@ class StageState:
 
     @property
     def version_tag(self) -> str:
-        """The tag without its checksum, for a reader that makes it of `generation` and `version`."""
+        """The tag without its checksum, for clients that derive it from `generation` and `version`."""
         return f"{self.job.generation}-{self.view.version}"
 
     def percentile(self, percentage: int) -> int:
-        """Return a percentile watermark, at least the output watermark; `MIN`: not known."""
+        """Return a percentile watermark, at least the output watermark; `MIN`: unknown."""
         found = None if self.soft is None else self.soft.percentiles.get(percentage)
         return MIN if found is None else max(found, self.view.watermark.output)

@@ -1,8 +1,8 @@
-"""Surveying all stages for the metrics, of all jobs that there are, within limits.
+"""Survey of all stages of all jobs for the metrics, within limits.
 
-A scrape comes every few seconds to every replica, whoever else is being served. So it looks at no more
-stages than the operator has set, at the ranges' work only where there are not too many, and at a few
-jobs at a time, so that other requests get their turns between.
+A scrape comes every few seconds to every replica, at any load. So the survey covers no more stages than
+the operator has set, the facts of ranges only where they are few, and a few jobs at a time, so that
+other requests run in between.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from service.telemetry.stage_metrics import Survey, SurveyedStage, Work
 
 _AT_ONCE = 8
 _RANGES = 200_000
-"""The most ranges whose work is looked at for one scrape. Jobs beyond that are shown without."""
+"""The largest number of ranges whose facts one scrape covers. Other jobs are shown without them."""
 
 
 async def survey(reader: Reader, throttling: Throttling, limit: int) -> Survey:
-    """Return the first `limit` stages, by the names of their jobs: the same ones at each scrape.
+    """Return the first `limit` stages, by the names of their jobs: the same at each scrape.
 
     Raises `UnavailableError` if neither store answers.
     """
@@ -37,34 +37,36 @@ async def survey(reader: Reader, throttling: Throttling, limit: int) -> Survey:
         stages = list(job.stages)[:left]
         left -= len(stages)
         ranges = _ranges(job)
-        looks = ranges <= ranges_left
-        ranges_left -= ranges if looks else 0
-        chosen.append((job, stages, looks))
+        reads_soft = ranges <= ranges_left
+        ranges_left -= ranges if reads_soft else 0
+        chosen.append((job, stages, reads_soft))
     found: list[SurveyedStage] = []
     for start in range(0, len(chosen), _AT_ONCE):
         some = chosen[start : start + _AT_ONCE]
-        # On the embedded stores nothing below gives way to other requests.
+        # With the embedded stores, nothing below yields to other requests.
         await asyncio.sleep(0)
-        for stages in await asyncio.gather(*(_look_at(reader, throttling, *each) for each in some)):
+        for stages in await asyncio.gather(
+            *(_stages_of(reader, throttling, *each) for each in some)
+        ):
             found.extend(stages)
     return Survey(found, sum(len(job.stages) for job in jobs) - (limit - left))
 
 
-async def _look_at(
-    reader: Reader, throttling: Throttling, job: JobView, stages: Collection[str], looks: bool
+async def _stages_of(
+    reader: Reader, throttling: Throttling, job: JobView, stages: Collection[str], reads_soft: bool
 ) -> list[SurveyedStage]:
     try:
-        states = await reader.snapshot(job.name, stages, soft=looks)
-        asked = (await throttling.read(job.name)).shards if job.pipeline.throttle else None
+        states = await reader.snapshot(job.name, stages, soft=reads_soft)
+        advice = (await throttling.read(job.name)).shards if job.pipeline.throttle else None
     except UnknownJobError:
         return []
     except UnavailableError:
         return [SurveyedStage(job.name, name, job.stages[name], None, None) for name in stages]
-    return [_surveyed(job.name, state, asked) for state in states.values()]
+    return [_surveyed(job.name, state, advice) for state in states.values()]
 
 
 def _surveyed(
-    job: str, state: StageState, asked: Mapping[str, Mapping[str, Advice]] | None
+    job: str, state: StageState, advice: Mapping[str, Mapping[str, Advice]] | None
 ) -> SurveyedStage:
     soft = state.soft
     is_source = state.job.pipeline.stages[state.name].is_source
@@ -75,12 +77,12 @@ def _surveyed(
         state.census,
         None if soft is None else Work(soft.processing_ms, soft.counts),
         None if soft is None else soft.health,
-        None if asked is None or not is_source else _throttled(asked.get(state.name, {})),
+        None if advice is None or not is_source else _throttled(advice.get(state.name, {})),
     )
 
 
-def _throttled(asked: Mapping[str, Advice]) -> int:
-    return sum(each.pause or each.rate < 1 for each in asked.values())
+def _throttled(advice: Mapping[str, Advice]) -> int:
+    return sum(each.pause or each.rate < 1 for each in advice.values())
 
 
 def _ranges(job: JobView) -> int:

@@ -1,4 +1,4 @@
-"""Throttling: what the shards of a job are asked to do now."""
+"""Throttling: the present advice for the shards of a job."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from service.model.observations import StageObservation
 from service.tasks import Shutdown
 
 POLL_S = 0.1
-"""Poll interval of readers that wait for a change."""
+"""Poll interval of requests that wait for a change."""
 
 
 class Throttling:
-    """Decides from what is in the live store now, so that all replicas decide the same."""
+    """Advice from the present state of the live store, and so the same on all replicas."""
 
     def __init__(self, live: RecoveringLiveStore, clock: Clock, shutdown: Shutdown) -> None:
         self._live = live
         self._clock = clock
         self._shutdown = shutdown
 
-    async def asked(self, job: str, stage: str, shards: Iterable[str]) -> Mapping[str, Advice]:
-        """Return what shards of a source are asked to do; nothing, while that is not known."""
+    async def advice_for(self, job: str, stage: str, shards: Iterable[str]) -> Mapping[str, Advice]:
+        """Return the advice for shards of a source; empty while unknown."""
         try:
             found = (await self.read(job)).shards.get(stage, {})
         except UnavailableError:
@@ -54,9 +54,9 @@ class Throttling:
     async def wait(
         self, job: str, until: Callable[[ThrottleView], bool], timeout_s: float
     ) -> ThrottleView:
-        """Return what is asked once `until` is true of it, or as it is after the timeout.
+        """Return the advice once it meets `until`, or its state after the timeout.
 
-        It changes with promises, which nobody is woken for, so it is looked at every now and then.
+        The advice changes with promises, which wake no waiting request, so it is polled.
         """
         deadline_ms = self._clock.steady_ms() + int(timeout_s * 1_000)
         while True:
@@ -82,7 +82,7 @@ class Throttling:
                 now, _ = await self._live.snapshot(job)
                 pipeline = now.pipeline
             observed = await self._observe(job, pipeline)
-            # The cached pipeline may be out of date. Any step of the store notices, and replaces it.
+            # The cached pipeline may be out of date. Any step of the store checks and replaces it.
             if now is not None or await self._live.pipeline(job) is pipeline:
                 return decide(pipeline, {} if now is None else now.stages, observed)
 
@@ -95,7 +95,7 @@ class Throttling:
 
 
 def version_of(view: ThrottleView) -> int:
-    """Return a number that changes with what is asked, and is the same on every replica."""
+    """Return a number that changes with the advice, and is the same on every replica."""
     digest = hashlib.blake2b(msgspec.json.encode(view), digest_size=6).digest()
     return int.from_bytes(digest, "big")
 
@@ -103,9 +103,9 @@ def version_of(view: ThrottleView) -> int:
 def decide(
     pipeline: Pipeline, stages: Mapping[str, StageView], observed: Mapping[str, StageObservation]
 ) -> ThrottleView:
-    """Decide, from the published watermarks and what the sources' shards have promised.
+    """Return the advice, from published watermarks and the promises of the sources' shards.
 
-    `stages`: as they are published; they may be left out if no stage has a bound on its lag.
+    `stages`: the published ones; they may be left out if no stage has a bound on its lag.
     """
     groups: list[GroupLimit] = []
     shards: dict[str, dict[str, Advice]] = {}
@@ -124,12 +124,12 @@ def decide(
     for name, slow in rates.items():
         layout = pipeline.stages[name].layout
         for shard in layout.names if layout is not None else ():
-            asked = shards.setdefault(name, {}).get(shard)
+            by_group = shards.setdefault(name, {}).get(shard)
             shards[name][shard] = Advice(
-                pause=asked is not None and asked.pause,
+                pause=by_group is not None and by_group.pause,
                 until=limits.get(name),
                 rate=slow.rate,
-                because=slow.because if asked is None else f"{asked.because}; {slow.because}",
+                because=slow.because if by_group is None else f"{by_group.because}; {slow.because}",
             )
     return ThrottleView(groups, shards)
 
@@ -162,10 +162,10 @@ class _Slow:
 
 
 def _rates(pipeline: Pipeline, stages: Mapping[str, StageView]) -> dict[str, _Slow]:
-    """Return the rate of each source that has to slow down: the least of what its downstreams ask for.
+    """Return the rate of each source that should slow down: the least of its downstream stages' rates.
 
-    Only sources that are ahead of a stage by more than its bound: to slow down the one that it waits for
-    would make the stage fall behind even more.
+    Only sources that are ahead of a stage by more than its bound slow down. A source that the stage
+    waits for would make it fall behind even more.
     """
     found: dict[str, _Slow] = {}
     for name, max_lag_ms in pipeline.throttle.max_lag_ms.items():

@@ -1,1 +1,1 @@
-"""HTTP: one router per resource. It translates to use cases and back, and does nothing else."""
+"""HTTP: one router per resource, which only translates to use cases and back."""

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from service.errors import OverloadedError
 
 FREE_BYTES = 64 * 2**10
-"""A body of at most this size is not counted: the bound on connections bounds those.
+"""The largest body that is not counted: the limit of connections bounds small bodies.
 
-So whoever sends many large bodies keeps only others' large bodies out, and no reports.
+So a client with many large bodies keeps out only other large bodies, and no reports.
 """
 
 
-class Hold:
-    """Share of the budget that one request has."""
+class Reservation:
+    """One request's share of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -28,28 +28,28 @@ class Hold:
 
 
 class BodyBudget:
-    """The bytes that the bodies of all requests of this process may have together."""
+    """The limit of the bodies of all requests of this process together, in bytes."""
 
     def __init__(self, limit: int, what: str = "bodies of other requests") -> None:
         self._limit = limit
         self._what = what
-        self.held = 0
+        self.reserved = 0
 
     @contextmanager
-    def hold(self) -> Generator[Hold]:
-        """Return what the block takes once it ends."""
-        hold = Hold(self)
+    def hold(self) -> Generator[Reservation]:
+        """Reserve bytes in the block; the end of the block releases them."""
+        reservation = Reservation(self)
         try:
-            yield hold
+            yield reservation
         finally:
-            self.held -= hold.bytes
+            self.reserved -= reservation.bytes
 
     def take(self, size: int) -> None:
-        """See `Hold.take`."""
-        if self.held + size > self._limit:
+        """See `Reservation.take`."""
+        if self.reserved + size > self._limit:
             raise OverloadedError(
-                f"the {self._what} have {self.held} of {self._limit} bytes"
-                f" (TIDEGAUGE_MAX_BODIES_BYTES), and this one needs {size} more: try again, or make it"
+                f"the {self._what} have {self.reserved} of {self._limit} bytes"
+                f" (TIDEGAUGE_MAX_BODIES_BYTES), and this one needs {size} more: retry, or make it"
                 " smaller"
             )
-        self.held += size
+        self.reserved += size

@@ -1,4 +1,4 @@
-"""Large responses: sent piece by piece, and counted while they are on their way."""
+"""Large responses: sent piece by piece, and counted while they are sent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PIECE = 64 * 2**10
 
 
 class Bulk(Response):
-    """Sends a response no faster than its client reads it, and others their pieces between.
+    """A large response, sent no faster than its client reads it, with other responses in between.
 
-    All that are under way have a budget: whoever asks for many and reads none takes it from other large
-    responses, and not from the memory of the process.
+    All large responses share a budget: a client that requests many and reads none takes the budget from
+    other large responses, but no memory of the process.
     """
 
     def __init__(self, request: Request, response: Response, *, shared: bool = False) -> None:
-        """`shared`: the body is in memory anyway, and takes none of the budget."""
+        """`shared`: the body is in memory anyway, and does not count in the budget."""
         self._request = request
         self._response = response
         self._shared = shared
@@ -28,9 +28,9 @@ class Bulk(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See `Response`."""
         body = bytes(self._response.body)
-        with state(self._request).responses.hold() as hold:
+        with state(self._request).responses.hold() as reservation:
             try:
-                hold.take(0 if self._shared else len(body))
+                reservation.take(0 if self._shared else len(body))
             except OverloadedError as error:
                 await refuse(self._request, error)(scope, receive, send)
                 return

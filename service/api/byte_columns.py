@@ -1,7 +1,7 @@
 """Columns of packed reports as bytes: a base64 string in place of an array of numbers.
 
-A packed report may carry ten thousand numbers. Python's objects of them would cost more than all else
-that is done with the report, and here there are none.
+A packed report may carry ten thousand numbers. Python objects for them would cost more than the rest of
+the report, and this module creates none.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _QUAD: Final = 4
 
 
 def entries(where: str, text: str, width: int) -> int:
-    """Return how many entries of `width` bytes a column has, by its length alone: it may be far too long
-    to be decoded. Raises `InvalidReportError`.
+    """Return the number of entries of `width` bytes in a column, by its length alone: the column may be
+    far too long for decoding. Raises `InvalidReportError`.
 
     >>> entries("columns.idle", "AAEA", FLAG_BYTES)
     3
     """
     if len(text) % _QUAD:
-        raise _no_base64(where, text, width)
+        raise _invalid_base64(where, text, width)
     size = len(text) // _QUAD * 3 - text[-2:].count("=")
     if size % width:
         _decode(where, text, width)
@@ -85,14 +85,14 @@ def _decode(where: str, text: str, width: int) -> bytes:
         # Three times as fast as `binascii`, and as strict as its strict mode.
         decoded = msgspec.convert(text, bytes)
     except msgspec.ValidationError:
-        raise _no_base64(where, text, width) from None
-    # The last character may have bits that belong to no byte: only zeros are standard.
+        raise _invalid_base64(where, text, width) from None
+    # The last character may have spare bits: only zeros are standard.
     if b64encode(decoded[len(decoded) - len(decoded) % 3 :]).decode() not in {"", text[-_QUAD:]}:
-        raise _no_base64(where, text, width)
+        raise _invalid_base64(where, text, width)
     return decoded
 
 
-def _no_base64(where: str, text: str, width: int) -> InvalidReportError:
+def _invalid_base64(where: str, text: str, width: int) -> InvalidReportError:
     return InvalidReportError(
         f"{where} is {_shown(text)}: it must be standard base64, padded and without whitespace, of"
         f" {_FORMS[width]}"

@@ -16,13 +16,13 @@ class Responses:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        # To look up a labelled counter takes a lock and a hash of strings; there are a few dozen.
+        # The search for a labelled counter takes a lock and a hash of strings; there are a few dozen.
         self._counters: dict[tuple[str, str, int], Counter] = {}
 
     async def give(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a response."""
         if isinstance(response, JsonResponse):
-            # Most are, and a wrapper around `send` would cost them more than all that it does.
+            # The usual case, for which a wrapper around `send` would cost more than its work.
             self._count(scope, response.status_code)
             response.raw_headers = with_browser_headers(response.raw_headers)
             await response(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The description of an endpoint, and the part of the OpenAPI that is made of it."""
+"""The description of an endpoint, and its part of the OpenAPI."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Description(TypedDict, total=False):
     headers: Mapping[str, str]
     """Headers of the response."""
     hot: bool
-    """True if it is called at the rate at which a pipeline runs."""
+    """True if a running pipeline calls the endpoint all the time."""
 
 
 def document(

@@ -26,7 +26,7 @@ DEFAULT_PROBLEMS, MAX_PROBLEMS = 100, 10_000
     errors=(UnknownJobError, UnavailableError, OverloadedError),
 )
 async def get_job_problems(call: Call[None]) -> JobProblemsBody:
-    """Show every root cause of what stands still in a job, the worst first."""
+    """Show every root cause of stages that stand still in a job, the worst first."""
     async with call.turn():
         return job_problems_body(await call.aggregator.examiner.job(call.job))
 
@@ -39,7 +39,7 @@ async def get_job_problems(call: Call[None]) -> JobProblemsBody:
     parameters=(
         query(
             "limit",
-            "How many",
+            "Number of problems",
             {"type": "integer", "minimum": 1, "maximum": MAX_PROBLEMS, "default": DEFAULT_PROBLEMS},
         ),
     ),
@@ -47,7 +47,7 @@ async def get_job_problems(call: Call[None]) -> JobProblemsBody:
 async def get_problems(call: Call[None]) -> ProblemsBody:
     """Show the problems of all jobs that the key may read, the worst first.
 
-    With very many jobs they may be up to 15 seconds old.
+    With very many jobs the answer may be up to 15 seconds old.
     """
     limit = integer(call.request, "limit", 1, MAX_PROBLEMS, DEFAULT_PROBLEMS) or DEFAULT_PROBLEMS
     async with call.turn():

@@ -14,7 +14,7 @@ from service.errors import ClientGoneError
 
 
 class EventStream(Response):
-    """Sends each piece at once, until the pieces end or the client is gone."""
+    """Sends each piece at once, until the pieces end or the client disconnects."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""Reading requests and writing responses: what all endpoints share."""
+"""Reading requests and writing responses, for all endpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
-from service.api.bodies import BodyBudget, Hold
+from service.api.bodies import BodyBudget, Reservation
 from service.api.turns import Pace, Readers, Turns
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
@@ -29,7 +29,7 @@ MAX_BODY = 16 * 2**20
 MAX_PIPELINE_BODY = 128 * 2**20
 
 _EXPLAINED: Final = 256 * 2**10
-"""In a larger body, the value that does not fit is not searched for by its name: it takes too long."""
+"""The largest body in which an invalid value is searched for by its name: that takes long."""
 
 T = TypeVar("T")
 Body = bytes | bytearray
@@ -49,12 +49,12 @@ class ServiceState:
     hosts: AllowedHosts
     bodies: BodyBudget
     responses: BodyBudget
-    """Likewise, for large responses that are on their way."""
+    """Likewise, for large responses that are being sent."""
     readers: Readers
     turns: Turns
-    """Taken while what may be a large answer is made."""
+    """Turns for making answers that may be large."""
     pace: Pace
-    """In which the pieces of large answers are sent."""
+    """Turns for sending the pieces of large answers."""
 
 
 def state(request: Request) -> ServiceState:
@@ -65,12 +65,12 @@ def state(request: Request) -> ServiceState:
 def check_name(member: str, value: str) -> None:
     """Check a name in the path. Raises `InvalidRequestError`."""
     if _name.fullmatch(value) is None:
-        raise InvalidRequestError(f"{member} {value!r} is not a name: it must match {NAME_PATTERN}")
+        raise InvalidRequestError(f"invalid {member} {value!r}: it must match {NAME_PATTERN}")
 
 
 class JsonResponse(Response):
-    """A response with JSON. It knows its headers, where Starlette would take longer to find what is
-    missing among them than the body takes to be written.
+    """A response with JSON. It sets its own headers: in Starlette, finding the missing ones takes longer
+    than writing the body.
     """
 
     media_type = "application/json"
@@ -89,27 +89,27 @@ def answer(body: object, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def encode(body: object) -> bytes:
-    """Write JSON."""
+    """Encode a body as JSON."""
     return _encoder.encode(body)
 
 
 def declared_bytes(length: bytes, limit: int) -> int | None:
-    """Return the size of the body by its header; None: the client has not said.
+    """Return the size of the body from its header; None: not declared.
 
     Raises `PayloadTooLargeError`.
     """
     if not length.isdigit():
         return None
-    # No number of a size that matters has more digits, and Python takes long for thousands of them.
+    # A valid size has fewer digits, and Python takes long for thousands of digits.
     if len(length) > 18 or int(length) > limit:
         raise PayloadTooLargeError(
-            f"the body has {length[:18].decode()} bytes, at most {limit} are read"
+            f"the body has {length[:18].decode()} bytes, and the limit is {limit}"
         )
     return int(length)
 
 
 async def read_small(request: Request) -> Body:
-    """Read a body of which is known that it is small: most are one piece. Raises `ClientGoneError`."""
+    """Read a small body: usually one piece. Raises `ClientGoneError`."""
     message = await request.receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         return message.get("body", b"")
@@ -122,17 +122,19 @@ async def read_small(request: Request) -> Body:
     raise _gone()
 
 
-async def read_large(request: Request, limit: int, declared: int | None, hold: Hold) -> Body:
-    """Read a body, and hold its size of the budget: all of it at once, if it is declared.
+async def read_large(
+    request: Request, limit: int, declared: int | None, reservation: Reservation
+) -> Body:
+    """Read a body, and reserve its size in the budget: all at once, if it is declared.
 
     Raises `OverloadedError`, `PayloadTooLargeError` or `ClientGoneError`.
     """
-    hold.take(declared or 0)
+    reservation.take(declared or 0)
     body = bytearray()
     try:
         async for chunk in request.stream():
             if declared is None:
-                hold.take(len(chunk))
+                reservation.take(len(chunk))
             body += chunk
             if len(body) > limit:
                 raise PayloadTooLargeError(f"the body has more than {limit} bytes")
@@ -142,8 +144,8 @@ async def read_large(request: Request, limit: int, declared: int | None, hold: H
 
 
 def _gone() -> ClientGoneError:
-    # Nobody receives this response, but it must not be logged as an error of the service.
-    return ClientGoneError("the client went away before its request was read")
+    # The client does not receive this response, but it must not be logged as an error of the service.
+    return ClientGoneError("the client disconnected before its request was read")
 
 
 def decode(
@@ -151,7 +153,7 @@ def decode(
     body: Body,
     refusal: type[ProblemError] = InvalidRequestError,
 ) -> T:
-    """Read JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it does not fit."""
+    """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -159,7 +161,7 @@ def decode(
     except NOT_JSON as error:
         raise _malformed(error) from None
     try:
-        # Decoding ended at the first value that does not fit: what follows may not even be JSON.
+        # Decoding ended at the first invalid value: the rest may not even be JSON.
         members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
     except NOT_JSON as error:
         raise _malformed(error) from None
@@ -167,7 +169,7 @@ def decode(
 
 
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
-"""Checks that it is JSON, and makes nothing of it: 16 MiB take 10 ms and not 200."""
+"""Check that the text is JSON, without making objects: 16 MiB take 10 ms and not 200."""
 
 
 def _malformed(error: Exception) -> MalformedJsonError:
@@ -175,7 +177,7 @@ def _malformed(error: Exception) -> MalformedJsonError:
 
 
 def _explain(body_type: type, members: object, message: str) -> str:
-    """Name the entry that does not fit: for a key of a mapping, msgspec only writes `[...]`."""
+    """Name the invalid entry: for a key of a mapping, msgspec only writes `[...]`."""
     if "[...]" not in message or not isinstance(members, dict):
         return message
     entry = _COLUMN_ENTRY.search(message)
@@ -199,7 +201,7 @@ _COLUMN_ENTRY = re.compile(r" - at `\$\.columns\.(\w+)\[\.\.\.\]\[(\d+)\]`$")
 
 
 def _explain_entry(members: dict[str, Any], entry: re.Match[str], message: str) -> str:
-    """Name the column and the value of an entry that is no number; there may be several columns."""
+    """Name the column and the value of an entry that is not a number, among several columns."""
     of, k = entry[1], int(entry[2])
     for name, column in members["columns"][of].items():
         value: Any = column[k] if k < len(column) else None
@@ -213,7 +215,7 @@ def _explain_entry(members: dict[str, Any], entry: re.Match[str], message: str) 
 
 
 def entity_tags(value: str | None) -> frozenset[str] | None:
-    """Read If-Match or If-None-Match: the tags without quotes or weakness; None: no such header.
+    """Read If-Match or If-None-Match: the tags without quotes or weakness; None: without the header.
 
     >>> sorted(entity_tags('"1-57", W/"1-58"') or ())
     ['1-57', '1-58']
@@ -224,9 +226,9 @@ def entity_tags(value: str | None) -> frozenset[str] | None:
 
 
 def preferred_wait_s(request: Request, at_most: int = 60) -> int | None:
-    """Read `Prefer: wait=N` (RFC 7240); None: no wait, or none that can be read.
+    """Read `Prefer: wait=N` (RFC 7240); None: no wait, or an unreadable one.
 
-    An unreadable preference is ignored, as the RFC says.
+    An unreadable preference is ignored, by the RFC.
     """
     for value in request.headers.getlist("prefer"):
         for preference in value.split(","):

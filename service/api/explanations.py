@@ -1,4 +1,4 @@
-"""Why a watermark is where it is, and what the sources are asked to do about it."""
+"""The explanation of a watermark, and the throttle advice for sources."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DEFAULT_HOLDERS, MAX_HOLDERS = 10, 1_000
     parameters=(
         query(
             "limit",
-            "How many of the ranges that hold it back",
+            "Number of the ranges that hold it back",
             {"type": "integer", "minimum": 1, "maximum": MAX_HOLDERS, "default": DEFAULT_HOLDERS},
         ),
     ),
 )
 async def explain(call: Call[None]) -> ExplanationBody:
-    """Explain why a stage's watermark is where it is, down to the ranges that hold it back."""
+    """Explain a stage's watermark, down to the ranges that hold it back."""
     limit = integer(call.request, "limit", 1, MAX_HOLDERS, DEFAULT_HOLDERS) or DEFAULT_HOLDERS
     async with call.turn():
         found = await call.aggregator.explainer.explain(call.job, call.stage, limit)
@@ -46,29 +46,29 @@ async def explain(call: Call[None]) -> ExplanationBody:
     also={304: "It has not changed"},
     errors=(UnknownJobError, OverloadedError),
     parameters=(
-        header("If-None-Match", "An ETag: 304 if it is still that"),
+        header("If-None-Match", "An ETag: 304 if it is unchanged"),
         header("Prefer", "`wait=30`: seconds to wait for a change, at most 60"),
     ),
     headers={
-        "ETag": "Changes with what is asked",
+        "ETag": "Changes with the advice",
         "Preference-Applied": "The wait that was granted",
     },
 )
 async def get_throttle(call: Call[None]) -> Response:
-    """Show what the shards of a job are asked to do; with `Prefer: wait`, once that has changed.
+    """Show the throttle advice for the shards of a job; with `Prefer: wait`, once it has changed.
 
-    It follows from the job's `throttle` and from where its stages are now. The answer to a report has it
-    for the reported shards.
+    The advice follows from the job's `throttle` and from the present watermarks. The answer to a report
+    has the advice for the reported shards.
     """
-    known = entity_tags(call.request.headers.get("if-none-match"))
+    tags = entity_tags(call.request.headers.get("if-none-match"))
     wait_s = preferred_wait_s(call.request)
     headers: dict[str, str] = {}
 
     def is_new(view: ThrottleView) -> bool:
-        return known is None or not ("*" in known or str(throttle_body(view).version) in known)
+        return tags is None or not ("*" in tags or str(throttle_body(view).version) in tags)
 
     throttling = call.aggregator.throttling
-    if wait_s is None or known is None:
+    if wait_s is None or tags is None:
         view = await throttling.read(call.job)
     else:
         view = await call.wait_for(throttling.wait(call.job, is_new, wait_s))

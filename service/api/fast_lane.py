@@ -1,4 +1,4 @@
-"""The application: a shortcut to the hot routes, and HEAD as the GET that it stands for."""
+"""The application: a shortcut to the hot routes, and HEAD as the corresponding GET."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _GONE: Message = {"type": "http.disconnect"}
 
 
 class Application(FastAPI):
-    """FastAPI that runs the endpoints of hot routes directly; other requests take the usual way.
+    """FastAPI that runs the endpoints of hot routes directly.
 
-    That is a stack of middlewares and a search through all routes: more than half of the cost of a
-    report for one range. The routes are those of the application, so checks, logs, responses and
-    documentation are the same.
+    Other requests pass a stack of middlewares and a search through all routes, which is more than half
+    of the cost of a report for one range. The hot routes are those of the application, so checks, logs,
+    responses and documentation are the same.
     """
 
     def __init__(self, responses: Responses, **options: Any) -> None:  # noqa: ANN401  (FastAPI's own)
@@ -31,7 +31,7 @@ class Application(FastAPI):
         self._lanes: list[tuple[str, Any, DirectRoute]] = []
 
     def open_lanes(self, routes: Iterable[DirectRoute]) -> None:
-        """Serve these routes by the shortcut, and no others."""
+        """Serve only these routes by the shortcut."""
         self._lanes = [
             (method, route.path_regex.match, route)
             for route in routes
@@ -39,7 +39,7 @@ class Application(FastAPI):
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve."""
+        """Serve a request."""
         if scope["type"] == "http":
             if scope["method"] == "HEAD":
                 scope, receive, send = _as_get(scope, receive, send)
@@ -50,7 +50,7 @@ class Application(FastAPI):
                     scope["route"] = route
                     await self._run(route, scope, receive, send)
                     return
-            # Around all else: the response to an unexpected error comes from the outermost middleware.
+            # The outermost wrapper: even the outermost middleware responds to unexpected errors.
             send = self._responses.counted(scope, send)
         await super().__call__(scope, receive, send)
 
@@ -67,10 +67,10 @@ class Application(FastAPI):
 
 
 def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
-    """Return a HEAD request as the GET that it stands for. The server leaves out the body (RFC 9110,
+    """Return a HEAD request as the corresponding GET. The server leaves out the body (RFC 9110,
     section 9.3.2).
 
-    Once the header is sent, the client counts as gone: else a stream of events would never end.
+    Once the header is sent, the client counts as disconnected: else an event stream would never end.
     """
     answered = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A stage's watermarks over time: where they were, and when they will be somewhere."""
+"""Past watermarks of a stage, and estimates."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _INSTANT = {"type": "integer", "minimum": EARLIEST, "maximum": LATEST}
     errors=(UnknownJobError, UnknownStageError, UnavailableError),
     parameters=(
         query(
-            "from", "From when, in ms of the wall clock; an hour before `to` by default", _INSTANT
+            "from", "The begin, in ms of the wall clock; an hour before `to` by default", _INSTANT
         ),
-        query("to", "Until when, included; now by default", _INSTANT),
+        query("to", "The end, included; now by default", _INSTANT),
         query(
             "points",
-            "How many at most: the last change of each of so many intervals",
+            "Number of intervals; the answer has the last change of each",
             {"type": "integer", "minimum": 1, "maximum": MAX_POINTS, "default": DEFAULT_POINTS},
         ),
     ),
 )
 async def get_history(call: Call[None]) -> HistoryBody:
-    """Show where a stage's watermarks were by wall time, in the job's present generation.
+    """Show a stage's past watermarks by wall time, in the job's present generation.
 
-    The first point is what held at `from`, unless the history no longer goes back so far. The others are
-    changes after it.
+    The first point is the state at `from`, unless the history begins later. The others are changes after
+    it.
     """
     points = integer(call.request, "points", 1, MAX_POINTS, DEFAULT_POINTS) or DEFAULT_POINTS
     until_ms = _instant(call.request, "to", call.aggregator.now_ms())
@@ -69,23 +69,23 @@ async def get_history(call: Call[None]) -> HistoryBody:
         {
             **query(
                 "at",
-                "The event time that the output watermark is to reach, in ms",
+                "The event time for the output watermark to reach, in ms",
                 {"type": "integer", "minimum": EARLIEST, "maximum": MAX},
             ),
             "required": True,
         },
     ),
-    headers={AT: "The instant that was understood by `at`. One of 1970 means: seconds were sent"},
+    headers={AT: "The instant of `at` as understood. An instant of 1970 means: seconds were sent"},
 )
 async def get_eta(call: Call[None]) -> Response:
-    """Estimate when a stage's output watermark will get to a time, from its history.
+    """Estimate when a stage's output watermark reaches an event time, from its history.
 
-    There is no estimate, but a reason, if the watermark stands still for longer than it used to, or if
-    too little is known.
+    The answer has a reason in place of an estimate if the watermark stands still for longer than
+    before, or if the history is too short.
     """
     target = integer(call.request, "at", EARLIEST, MAX, None)
     if target is None:
-        raise InvalidRequestError("at is missing: the event time that is to be reached, in ms")
+        raise InvalidRequestError("at is missing: the event time to reach, in ms")
     if not is_timestamp(target):
         raise InvalidRequestError(f"at is {target}: it must be {EARLIEST} to {LATEST}, or {MAX}")
     state, found = await call.aggregator.history.estimate(call.job, call.stage, target)

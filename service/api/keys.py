@@ -1,4 +1,4 @@
-"""Keys, and the audit of what was changed with them."""
+"""Keys, and the audit of changes made with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def create_key(call: Call[CreateKey]) -> Response:
     key, secret = await call.aggregator.keys.create(
         body.name, body.role, body.jobs, body.expires_in_ms, call.by
     )
-    # No cache on the way may keep it.
+    # Caches must not keep it.
     return answer(new_key_body(key, secret), 201)
 
 
@@ -78,7 +78,7 @@ async def revoke_key(call: Call[None]) -> Response:
     parameters=(
         query(
             "limit",
-            "How many",
+            "Number of records",
             {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
         ),
         query(
@@ -90,7 +90,7 @@ async def revoke_key(call: Call[None]) -> Response:
     ),
 )
 async def get_audit(call: Call[None]) -> AuditBody:
-    """Show who changed what, from where and when: the newest first."""
+    """Show the changes with their authors, addresses and times, the newest first."""
     request = call.request
     limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
     before = integer(request, "before", 1, 2**53, None)
@@ -104,7 +104,7 @@ async def get_audit(call: Call[None]) -> AuditBody:
 
 @endpoints.get("/v1/whoami", role=Role.READ, gives=WhoAmIBody)
 async def who_am_i(call: Call[None]) -> WhoAmIBody:
-    """Show what the key that this request is sent with may do."""
+    """Show the permissions of the key of this request."""
     key = call.key or ANYONE
     name = None if key is ANYONE else key.name
     return WhoAmIBody(name, key.role, key.jobs, call.aggregator.now_ms())

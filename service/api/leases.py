@@ -1,4 +1,4 @@
-"""Leases: who may report for which ranges, until when."""
+"""Leases: the rights to report for ranges, until a deadline."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MAX_CLAIM = 128 * 2**20
     errors=(UnknownJobError, UnknownStageError, StaleRunError, LeaseConflictError),
 )
 async def claim(call: Call[ClaimBody]) -> GrantBody:
-    """Claim ranges. Granted is what is free, run out, the same holder's or outranked.
+    """Claim ranges. A range is granted if it is free, expired, the same holder's or outranked.
 
-    A dynamic source takes in shards that it does not have yet: from this answer on it waits for them.
+    New shards join a dynamic source: from this answer on it waits for them.
     """
     body = call.body
     grant = await call.aggregator.claim(
@@ -63,7 +63,7 @@ async def claim(call: Call[ClaimBody]) -> GrantBody:
     errors=(UnknownJobError,),
 )
 async def renew(call: Call[Tokens]) -> RenewedBody:
-    """Renew leases. One that has run out is lost for ever."""
+    """Renew leases. An expired lease is never renewed."""
     renewed, lost = await call.aggregator.renew(call.job, call.body.tokens)
     return RenewedBody(
         [RenewalBody(r.token, r.expires_in_ms, await written(r.ranges)) for r in renewed],

@@ -1,4 +1,4 @@
-"""Ending what is done for a client that has gone away."""
+"""Cancellation of work for a client that has disconnected."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ T = TypeVar("T")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await some work, and cancel it if the client goes away. Raises `ClientGoneError`, or as it does.
+    """Await work, and cancel it if the client disconnects.
 
-    The request's body must have been read: what still comes is dropped.
+    Raises `ClientGoneError`, or the work's errors.
+
+    The request's body must have been read: later messages are dropped.
     """
-    # Starlette's own way is a task group for each client, and there may be thousands of them.
+    # Starlette uses a task group for each client, and there may be thousands of clients.
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGoneError("the client went away before it was answered")
+        raise ClientGoneError("the client disconnected before it was answered")
     finally:
         leaving.cancel()
         working.cancel()

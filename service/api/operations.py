@@ -21,7 +21,7 @@ async def healthz(_call: Call[None]) -> HealthBody:
 
 @endpoints.get("/readyz", role=None, gives=HealthBody, errors=(UnavailableError,))
 async def readyz(call: Call[None]) -> HealthBody:
-    """Show whether the stores take writes."""
+    """Check that the stores take writes."""
     await call.aggregator.ready()
     return HealthBody()
 
@@ -34,7 +34,7 @@ async def metrics(call: Call[None]) -> Response:
     try:
         survey = await call.aggregator.survey()
     except UnavailableError:
-        # Neither store answers. That is when the counters of this process matter most.
+        # Neither store answers. The counters of this process matter most in this case.
         survey = None
     text = await call.metrics.render(survey, call.aggregator.now_ms())
     return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -69,7 +69,7 @@ def _check_shards(
 
 
 def _keeping_back(holds: HoldColumns) -> Sequence[bool] | None:
-    """Return which ranges keep a hold; None: none does."""
+    """Return the ranges that keep a hold, as a mask; None: none does."""
     keeping = (
         np.minimum.reduce(list(holds.values())) < MAX if holds else np.zeros(0, dtype=np.bool_)
     )
@@ -85,8 +85,8 @@ async def read_keyed_columns(
     holds = {} if rows is None else _keyed_holds(columns, idle, rows)
     promises: Column | int = observed
     for column in holds.values():
-        # Mostly there is one column, and all of it is behind the input. Then the promises are that very
-        # column, which a store need not be sent twice.
+        # Mostly there is one column, and all of it is behind the input. Then the promises are the same
+        # column, and a store gets it once.
         is_least = isinstance(promises, int) and column.max() <= promises
         promises = column if is_least else np.minimum(promises, column)
     if rows is not None and isinstance(promises, int):
@@ -110,7 +110,7 @@ def _keyed_holds(columns: WorkColumns, idle: Sequence[bool] | None, rows: int) -
     """Read the holds of key ranges. Raises `InvalidReportError` if an idle range keeps one."""
     if idle is None or not any(idle):
         return _hold_columns(columns, rows, MAX)
-    # A hold at MAX is a hold, too: null is told apart from it until the idle ranges are checked.
+    # A hold at MAX is a hold, too: null stays distinct from MAX until the idle ranges are checked.
     holds = _hold_columns(columns, rows, MIN)
     is_idle = np.array(idle, dtype=np.bool_)
     for component, times in holds.items():
@@ -120,7 +120,7 @@ def _keyed_holds(columns: WorkColumns, idle: Sequence[bool] | None, rows: int) -
 
 
 def _rows(columns: WorkColumns) -> int | None:
-    """Return how many entries all columns have; None: there are no columns."""
+    """Return the common length of the columns; None: without columns."""
     given = _lengths(columns)
     if not given:
         return None
@@ -190,7 +190,7 @@ def _times_column(
     try:
         times = np.asarray(column, dtype=np.int64)
     except TypeError:
-        # null is among them: it is checked in place of the first time there is, if there is any.
+        # null is in the column: the first time, if any, is checked in its place.
         stand_in = next((time for time in column if time is not None), 0)
         given = as_column([stand_in if time is None else time for time in column])
         _check_times_column(name, column, given)
@@ -202,7 +202,7 @@ def _times_column(
 
 
 def _check_times_column(name: str, column: Sequence[int | None], times: Column) -> None:
-    """Raise `InvalidReportError` naming the first entry that is no time, if `times` has any."""
+    """Raise `InvalidReportError` with the first entry of `times` that is not a time, if any."""
     if not are_times(times):
         named = {str(k): time for k, time in enumerate(column) if time is not None}
         check_times(f"columns.{name}", named)

@@ -1,6 +1,6 @@
-"""The page for people at `/`: plain modules, with nothing from elsewhere and no inline code.
+"""The page at `/`: plain modules, without inline code or parts from other hosts.
 
-It needs no key: it has no data. What it shows it reads from the API, with the key of whoever looks.
+The page has no data, so it needs no key. It reads data from the API, with the key of its user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def mount(app: FastAPI) -> None:
     )
     for path, file in _walk(root, SITE):
         kind = _TYPES.get(path.rpartition(".")[2])
-        if kind is None:  # files that an editor or a file manager has left there
+        if kind is None:  # a file of an editor or a file manager
             continue
         served = StaticFile(kind, partial(file.read_bytes), {})
         app.add_route(f"/{path}", served.__call__, include_in_schema=False)
@@ -52,8 +52,8 @@ def mount(app: FastAPI) -> None:
 def policy(page: bytes) -> str:
     """Return the page's Content-Security-Policy.
 
-    Its import map, which says what `preact` is, is the one thing that browsers read from the page alone:
-    it is allowed by its digest.
+    Its import map, which defines `preact`, must be inline for browsers, so the policy allows it by its
+    digest.
     """
     digests = [
         f"'sha256-{base64.b64encode(hashlib.sha256(found).digest()).decode()}'"

@@ -35,7 +35,7 @@ endpoints = Endpoints("pipelines")
 
 DEFAULT_JOBS, MAX_JOBS = 200, 10_000
 
-_etag = {"ETag": "Names this specification, for If-Match"}
+_etag = {"ETag": "The version of this specification, for If-Match"}
 
 
 def _show(found: Specification, status: int) -> Response:
@@ -57,8 +57,8 @@ def _show(found: Specification, status: int) -> Response:
         UnavailableError,
     ),
     parameters=(
-        header("If-Match", "The ETag of the specification to be replaced, or *"),
-        header("If-None-Match", "*: only if there is no such job yet"),
+        header("If-Match", "The ETag of the specification to replace, or *"),
+        header("If-None-Match", "*: only if the job does not exist yet"),
     ),
     headers=_etag,
 )
@@ -109,7 +109,7 @@ async def list_pipelines(call: Call[None]) -> JobsBody:
         query("search", "Only jobs with this in their name", {"type": "string", "maxLength": 128}),
         query(
             "limit",
-            "How many",
+            "Number of jobs",
             {"type": "integer", "minimum": 1, "maximum": MAX_JOBS, "default": DEFAULT_JOBS},
         ),
     ),
@@ -119,7 +119,7 @@ async def get_overview(call: Call[None]) -> OverviewBody:
     limit = integer(call.request, "limit", 1, MAX_JOBS, DEFAULT_JOBS) or DEFAULT_JOBS
     search = call.request.query_params.get("search", "")
     if len(search) > 128:
-        raise InvalidRequestError(f"search has {len(search)} characters: it may have at most 128")
+        raise InvalidRequestError(f"search has {len(search)} characters, and the limit is 128")
     async with call.turn():
         found = await call.aggregator.overviews.read(call.may_read, search, limit)
         return overview_body(found, call.aggregator.now_ms())
@@ -133,7 +133,7 @@ async def get_overview(call: Call[None]) -> OverviewBody:
     headers=_etag,
 )
 async def get_pipeline(call: Call[None]) -> Response:
-    """Show a job's pipeline as it is stored, and the health of each stage.
+    """Show a job's stored pipeline, and the health of each stage.
 
     The health is not part of the specification: it changes without a new ETag.
     """
@@ -151,7 +151,7 @@ async def get_pipeline(call: Call[None]) -> Response:
     errors=(UnknownJobError, UnavailableError, OverloadedError),
 )
 async def get_graph(call: Call[None]) -> GraphBody:
-    """Show which stage reads which: its size is that of the graph, however many shards there are."""
+    """Show the graph of stages, without their shards, which may be very many."""
     async with call.turn():
         return graph_body(await call.aggregator.reader.job(call.job))
 

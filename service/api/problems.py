@@ -32,7 +32,7 @@ RETRY_AFTER_S = 1
 
 
 class Refusals(Protocol):
-    """Counts and logs what is refused at the door: `service.server.http_protocol`."""
+    """Counter and log of rejected connections and requests: `service.server.http_protocol`."""
 
     def count(self, reason: str, detail: str) -> None:
         """Count a refusal."""
@@ -72,7 +72,7 @@ def install_handlers(app: FastAPI) -> None:
 def refuse(request: Request, error: ProblemError) -> Response:
     """Return the problem for a request, and log it unless it is the client's fault."""
     if isinstance(error, GuardError):
-        # Counted, and logged now and then: whoever is refused may try thousands of times.
+        # Counted, and logged now and then: a rejected client may retry thousands of times.
         guard: Refusals = request.app.state.guard
         guard.count(error.slug, f"{request.method} {_path(request)}: {error.detail}")
     elif error.status >= 500:
@@ -87,7 +87,7 @@ async def _problem(request: Request, raised: Exception) -> Response:
 async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
     try:
-        # No endpoint has checked it.
+        # The request has not been checked by an endpoint.
         check_browser(request.method, asked_headers(request.scope), state(request).hosts)
     except GuardError as refusal:
         return refuse(request, refusal)
@@ -101,7 +101,7 @@ async def _http(request: Request, raised: Exception) -> Response:
         case 405:
             allowed = _allowed(request)
             return problem_response(
-                MethodNotAllowedError(f"{detail}: it takes {allowed}"), {"Allow": allowed}
+                MethodNotAllowedError(f"{detail}: the path allows {allowed}"), {"Allow": allowed}
             )
         case 413:
             return problem_response(PayloadTooLargeError(str(error.detail)), headers)
@@ -111,7 +111,7 @@ async def _http(request: Request, raised: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods of a path. Starlette names those of its first route alone."""
+    """Return the methods of a path. Starlette returns those of its first route alone."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     found = {
         method
@@ -127,12 +127,12 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 
 def fail(request: Request, error: Exception) -> Response:
-    """Return the problem for an error that nobody expected, and log it."""
+    """Return the problem for an unexpected error, and log it."""
     log.error("%s %s failed", request.method, _path(request), exc_info=error)
     return problem_response(ProblemError("an unexpected error: see the log of the service"))
 
 
 def _path(request: Request) -> str:
-    # In a log, a newline in the path would look like a line of the service's own.
+    # In a log, a newline in the path could forge a line.
     path = str(request.scope["path"])
     return path[:300] if path.isprintable() else repr(path[:300])

@@ -14,7 +14,7 @@ from service.frontier.columns import Int64s
 from service.frontier.ranges import KeyLayout, RangeNames
 
 SHORT: Final = 2_000
-"""Up to so many names are written at once, in about a millisecond."""
+"""The largest number of names that are written at once, in about a millisecond."""
 
 _SLICE: Final = 10_000
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
@@ -22,10 +22,10 @@ _ROW = np.frombuffer(b'"00000000-00000000",', dtype=np.uint8)
 
 
 async def written(names: Sequence[str]) -> list[str]:
-    """Return names as a member of a body: a list, or, if they are many, JSON that is written already."""
+    """Return names as a member of a body: a list or, for many names, JSON that is already written."""
     if len(names) <= SHORT or not isinstance(names, RangeNames):
         return list(names)
-    # In a thread: of numpy's loops, and of short slices of anything else, the event loop notices little.
+    # In a thread: numpy's loops and short slices of other work hardly delay the event loop.
     raw = await asyncio.to_thread(_json, names)
     # msgspec copies it into the body as it is.
     return cast("list[str]", msgspec.Raw(raw))
@@ -54,7 +54,7 @@ def _keys(layout: KeyLayout, indices: Int64s) -> bytes:
     ends = layout.bounds[indices + 1]
     _write_hex(ends, rows[:, 10:18])
     text = rows.tobytes()[:-1]
-    # Only the last range of all has an end of nine digits, of which eight are written.
+    # The end of the very last range has nine digits, and only eight are written so far.
     at = np.flatnonzero(ends == layout.bounds[-1])
     if len(at):
         digit = int(at[0]) * len(_ROW) + 10

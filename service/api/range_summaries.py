@@ -1,4 +1,4 @@
-"""A stage's ranges at a glance, for people: counted in buckets, with the ones that matter singly."""
+"""Summary of a stage's ranges: counts in buckets, and the most important ranges singly."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _SHOWN = (SLOWEST, *(each.value for each in Condition), ALL)
     parameters=(
         query(
             "buckets",
-            "Into how many buckets of neighbours the ranges are counted",
+            "Number of buckets, each of neighbouring ranges",
             {"type": "integer", "minimum": 1, "maximum": MAX_BUCKETS, "default": DEFAULT_BUCKETS},
         ),
         query(
             "from",
-            "The index of the first range to look at",
+            "The index of the first range",
             {"type": "integer", "minimum": 0, "maximum": MAX_RANGES, "default": 0},
         ),
         query(
             "to",
-            "The index of the first range not to look at; all by default",
+            "The index after the last range; all by default",
             {"type": "integer", "minimum": 1, "maximum": MAX_RANGES},
         ),
         query(
             "show",
-            "Which ranges to list: those of a condition, `slowest` (of those that are waited for), or"
+            "The ranges to list: those of a condition, `slowest` (of those that the stage waits for), or"
             " `all` in their order. The lowest promise comes first",
             {"type": "string", "enum": list(_SHOWN), "default": SLOWEST},
         ),
         query(
             "limit",
-            "How many to list",
+            "Number of listed ranges",
             {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
         ),
     ),

@@ -14,7 +14,7 @@ from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_wire, is_tim
 from service.model.reports import Column
 
 _BULK: Final = 64
-"""From this many numbers on, an array is faster than a list."""
+"""Number of numbers from which an array is faster than a list."""
 
 
 def as_column(values: list[int]) -> Column:
@@ -45,7 +45,7 @@ def check_times(where: str, times: Mapping[str, int]) -> None:
 
 
 def check_shard(where: str, has_watermark: bool, idle: bool, final: bool) -> None:
-    """Raise `InvalidReportError` if what a shard reports contradicts itself, or is nothing."""
+    """Raise `InvalidReportError` if the report of a shard contradicts itself, or is empty."""
     if idle and final:
         raise InvalidReportError(
             f"{where} is both idle and final: idle means that more may come, final that nothing will"
@@ -55,7 +55,7 @@ def check_shard(where: str, has_watermark: bool, idle: bool, final: bool) -> Non
 
 
 def check_idle(where: str, holds: Mapping[str, int]) -> None:
-    """Refuse a key range that is idle and keeps a hold: downstream stages would go on past the hold."""
+    """Reject an idle key range that keeps a hold: downstream stages would advance past the hold."""
     for component, time in holds.items():
         raise InvalidReportError(
             f"{where} is idle, and keeps a hold {component!r} at {time}: an idle key range holds nothing"

@@ -1,4 +1,4 @@
-"""Reading what ranges report of their work, beside their promises."""
+"""Decoding of the facts about ranges' work in a report, besides their promises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.frontier.facts import ReportedFacts
 from service.frontier.sketches import check_sketch
 
 _SKETCHES_AT_ONCE: Final = 200
-"""Sketches that are checked without a pause, in which others get their turn."""
+"""Number of sketches that are checked without a pause for other requests."""
 
 _NOTHING_IN_FLIGHT: Final = b""
 
@@ -24,7 +24,7 @@ _NOTHING_IN_FLIGHT: Final = b""
 async def read_facts(
     ranges: Mapping[str, object], silent: ReportedFacts | None
 ) -> Sequence[ReportedFacts | None] | None:
-    """Read what ranges say by name. `silent`: what it means that one says nothing."""
+    """Read the facts of ranges by name. `silent`: the facts of a range that reports none."""
     facts = [
         await _facts(f"ranges.{name}", each, silent) if isinstance(each, WorkReport) else silent
         for name, each in ranges.items()
@@ -35,7 +35,7 @@ async def read_facts(
 async def _facts(
     where: str, work: WorkReport, silent: ReportedFacts | None
 ) -> ReportedFacts | None:
-    # For shards alone: key ranges that keep a hold have no policy by which they could leave it behind.
+    # For shards alone: a key range has no policy of idleness that could skip its hold.
     keeps_back = isinstance(work, ShardReport) and bool(work.holds)
     if (
         not keeps_back
@@ -69,8 +69,8 @@ async def column_facts(
     silent: ReportedFacts | None,
     keeping_back: Sequence[bool] | None = None,
 ) -> Sequence[ReportedFacts | None] | None:
-    """Read what the ranges of a lease say in a packed report. `oldest`: its column `oldest_work`.
-    `keeping_back`: which of them keep a hold; None: none does.
+    """Read the facts of the ranges of a lease in a packed report. `oldest`: its column `oldest_work`.
+    `keeping_back`: flags of the ranges that keep a hold; None: no range does.
     """
     pending, records = columns.pending, columns.records
     late, backlog = columns.late, columns.backlog
@@ -97,7 +97,7 @@ async def column_facts(
 
 
 def _check_pending(where: str, pending: Pending | None) -> bytes:
-    """Return the sketch of what is in flight. Raises `InvalidReportError`."""
+    """Return the sketch of the rows in flight. Raises `InvalidReportError`."""
     if pending is None:
         return _NOTHING_IN_FLIGHT
     try:
@@ -106,6 +106,6 @@ def _check_pending(where: str, pending: Pending | None) -> bytes:
         raise InvalidReportError(f"{where}.event_times cannot be read: {error}") from None
     if count != pending.count:
         raise InvalidReportError(
-            f"{where}.count is {pending.count}, and its sketch is of {count} event times"
+            f"{where}.count is {pending.count}, and its sketch has {count} event times"
         )
     return pending.event_times if count else _NOTHING_IN_FLIGHT

@@ -53,9 +53,9 @@ endpoints = Endpoints("reports")
 async def report(call: Call[Body]) -> ReportedBody:
     """Report for ranges under a lease, with effect at once or, with an epoch, at its commit.
 
-    `ranges` says what it says by name, `columns` for all ranges of the lease in their order: send one of
-    them. The answer has the stage's watermarks as they are now and, if the job has a throttle, what the
-    reported shards are asked to do.
+    `ranges` has the reports of ranges by name, `columns` those of all ranges of the lease in their
+    order: send one of them. The answer has the stage's present watermarks and, if the job has a
+    throttle, the throttle advice for the reported shards.
     """
     aggregator, job, stage = call.aggregator, call.job, call.stage
     found = await aggregator.find_stage(job, stage)
@@ -67,14 +67,14 @@ async def report(call: Call[Body]) -> ReportedBody:
         [RejectedBody(one, reason) for one, reason in reported.rejected],
         reported.expires_in_ms,
         stage_watermark_body(view),
-        await _asked(call, reported.ranges) if found.policy.is_throttled else UNSET,
+        await _advice(call, reported.ranges) if found.policy.is_throttled else UNSET,
     )
 
 
-async def _asked(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBody] | UnsetType:
-    """Return what the reported shards are asked to do; unset: nothing."""
-    asked = await call.aggregator.throttling.asked(call.job, call.stage, shards)
-    return advice_bodies(asked) if asked else UNSET
+async def _advice(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBody] | UnsetType:
+    """Return the throttle advice for the reported shards; unset: none."""
+    advice = await call.aggregator.throttling.advice_for(call.job, call.stage, shards)
+    return advice_bodies(advice) if advice else UNSET
 
 
 @endpoints.post(
@@ -92,7 +92,7 @@ async def _asked(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBod
     ),
 )
 async def commit(call: Call[CommitBody]) -> CommittedBody:
-    """Commit an epoch: what was reported for it counts, for all its stages or for none."""
+    """Commit an epoch: its reports take effect, for all its stages or for none."""
     aggregator, job, body = call.aggregator, call.job, call.body
     stages: dict[str, StageCommit] = {}
     for name, committed in body.stages.items():
@@ -111,12 +111,12 @@ def _holds(
     for component, hold in committed.holds.items():
         if stage.is_passthrough:
             raise InvalidRequestError(
-                f"stages.{name}.holds.{component} is {hold}: a passthrough stage keeps nothing back;"
+                f"stages.{name}.holds.{component} is {hold}: a passthrough stage has no holds;"
                 " its watermark is that of its inputs"
             )
         if observed is None:
             raise InvalidRequestError(
-                f"stages.{name}.holds.{component} is {hold}: holds belong to an input_watermark,"
+                f"stages.{name}.holds.{component} is {hold}: holds require an input_watermark,"
                 " which is missing here"
             )
         if not is_timestamp(hold):

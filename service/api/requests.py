@@ -1,4 +1,4 @@
-"""The bodies of requests, contract version 1. One type each, which decodes, checks and documents it."""
+"""The bodies of requests, contract version 1: a type each, for decoding, checks and documentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JobsPattern = Annotated[
     str,
     Meta(
         pattern=JOBS_PATTERN,
-        description="The jobs that it is for, by name: `*` stands for any characters, `?` for one",
+        description="Pattern of the jobs' names: `*` stands for any characters, `?` for one",
     ),
 ]
 MAX_KEY_LIFE_MS = 100 * 365 * 86_400_000
@@ -44,7 +44,7 @@ _TEXT = r"^[^\x00]*$(?!\n)"
 Address = Annotated[
     str, Meta(max_length=2_000, pattern=r"^https?://[^\s\x00]+$(?!\n)", description="An HTTP URL")
 ]
-"""Not any URL: the page makes links of them, and one of `javascript:` would be run."""
+"""Only HTTP: the page makes links of these URLs, and a browser would run one of `javascript:`."""
 
 HoldName = Annotated[str, Meta(min_length=1, max_length=128)]
 Holds = Annotated[
@@ -56,19 +56,19 @@ Holds = Annotated[
 
 
 class OpenRun(Struct, frozen=True, forbid_unknown_fields=True):
-    """A program that starts to execute some stages."""
+    """The start of a program that executes some stages."""
 
     stages: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_STAGES)]
     holder: Holder
     program: (
-        Annotated[str, Meta(max_length=256, pattern=_TEXT, description="Its name, for people")]
+        Annotated[str, Meta(max_length=256, pattern=_TEXT, description="Its name, for display")]
         | None
     ) = None
     links: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)], Address],
         Meta(
             max_length=10,
-            description="Where more is shown of it, by name",
+            description="Addresses of its pages, by name",
             extra_json_schema={"examples": [{"spark": "http://driver:4040"}]},
         ),
     ] = field(default_factory=dict[str, str])
@@ -80,12 +80,11 @@ class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Annotated[
         Outcome,
         Meta(
-            description="`finished`: it has done all that it had to do; `stopped`: somebody stopped it;"
-            " `failed`"
+            description="`finished`: it has done all its work; `stopped`: it was stopped; `failed`"
         ),
     ]
     because: Annotated[
-        str, Meta(max_length=1_000, pattern=_TEXT, description="Why, in the program's own words")
+        str, Meta(max_length=1_000, pattern=_TEXT, description="The program's reason")
     ] = ""
 
 
@@ -107,9 +106,9 @@ class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pending(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The event times of the records that are in flight in a range: read, and not yet emitted."""
+    """The event times of a range's records in flight: read, and not yet emitted."""
 
-    count: Annotated[Number, Meta(description="How many records; the sketch must be of so many")]
+    count: Annotated[Number, Meta(description="Number of records, equal to the sketch's")]
     event_times: Annotated[
         bytes,
         Meta(
@@ -123,41 +122,39 @@ class Pending(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 OldestWork = Annotated[
     int,
     Meta(
-        description="Since when, on the wall clock in ms, the range's oldest unfinished work has been"
-        " waiting. Left out or null: nothing waits. The processing watermark is made of these"
+        description="Wall-clock arrival (ms) of the range's oldest unfinished work. Left out or null:"
+        " all work is finished. The processing watermark follows from these arrivals"
     ),
 ]
 Records = Annotated[
     Number,
     Meta(
-        description="Records since the range's last report. 0 says that it looked and nothing came;"
-        " a report that leaves it out says nothing of it, and counts as activity"
+        description="Records since the range's last report. 0: the worker has polled and nothing came."
+        " A report without this member counts as activity"
     ),
 ]
 Late = Annotated[
-    Number, Meta(description="Records since its last report that were behind the watermark")
+    Number, Meta(description="Records since the last report that were behind the watermark")
 ]
 Backlog = Annotated[
     Number,
-    Meta(description="Records that it has not read yet. As long as there are any, it is not quiet"),
+    Meta(description="Records that are not read yet. A shard with a backlog is not quiet"),
 ]
 InFlight = Annotated[
     Pending | UnsetType | None,
     Meta(
-        description="What is in flight, for the percentile watermarks. Left out: as said last; null:"
-        " nothing"
+        description="The records in flight, for the percentile watermarks. Left out: as reported last;"
+        " null: none"
     ),
 ]
 Idle = Annotated[
     bool,
     Meta(
-        description="A shard: no data for now, do not wait for me. A key range: I hold nothing that has"
-        " not been emitted. It lasts until the range reports without it, or its lease ends"
+        description="A shard: no data for now, so the stage does not wait for it. A key range: it holds"
+        " nothing that has not been emitted. Ends with the next report without it, or with the lease"
     ),
 ]
-Final = Annotated[
-    bool, Meta(description="Nothing will ever come again: a promise of the end of time")
-]
+Final = Annotated[bool, Meta(description="Nothing more will come: a promise of the end of time")]
 
 
 class WorkReport(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -194,7 +191,7 @@ class KeyRangeWorkReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc
 
 Row = Annotated[tuple[T, ...], Meta(max_length=MAX_RANGES)]
 
-# No `pattern`, which would be applied with each request: `service.api.byte_columns` checks them.
+# Without a `pattern`, which would be applied to each request: `service.api.byte_columns` checks them.
 TimesAsBytes = Annotated[
     str,
     Meta(
@@ -219,20 +216,20 @@ TimeColumn = Row[Time | None] | TimesAsBytes
 class WorkColumns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A packed report. Each column has one entry for each range of the lease, in the order of `granted`.
 
-    It speaks for all of them. What an entry means is described at the member of the same name in
-    `ranges`.
+    The report is for all ranges of the lease. The member of the same name in `ranges` describes the
+    meaning of an entry.
     """
 
     holds: Annotated[
         dict[HoldName, TimeColumn],
-        Meta(max_length=100, description="By component; null: it keeps no hold on this range"),
+        Meta(max_length=100, description="By component; null: no hold on this range"),
     ] = field(default_factory=dict[str, TimeColumn])
     idle: Row[Idle] | FlagsAsBytes | None = None
     oldest_work: Row[OldestWork | None] | TimesAsBytes | None = None
     pending: (
         Annotated[
             Row[Pending | None],
-            Meta(description="null: nothing is in flight. Without the column: as said last"),
+            Meta(description="null: nothing is in flight. Without the column: as reported last"),
         ]
         | None
     ) = None
@@ -244,8 +241,8 @@ class WorkColumns(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A source's packed report: one entry for each range of the lease, in the order of `granted`.
 
-    It speaks for all of them. What an entry means is described at the member of the same name in
-    `ranges`.
+    The report is for all ranges of the lease. The member of the same name in `ranges` describes the
+    meaning of an entry.
     """
 
     watermark: (
@@ -259,7 +256,7 @@ class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report of a source with nothing but a watermark for each shard."""
+    """A report of a source with only a watermark for each shard."""
 
     token: Token
     ranges: dict[str, int]
@@ -278,7 +275,7 @@ class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainKeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """A report for key ranges with nothing but holds."""
+    """A report for key ranges with only holds."""
 
     token: Token
     ranges: dict[str, KeyRangeReport]
@@ -297,7 +294,7 @@ class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The input watermark that a keyed stage's epoch ran with, and what all of its ranges keep back."""
+    """The input watermark that a keyed stage's epoch ran with, and the holds of all its ranges."""
 
     input_watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
@@ -312,7 +309,7 @@ class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CreateKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """A key that is to be created."""
+    """A key to be created."""
 
     name: Name
     role: Role

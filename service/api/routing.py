@@ -10,15 +10,15 @@ from fastapi.routing import APIRoute
 from starlette.routing import request_response
 
 HOT: Final = "x-hot"
-"""In a route's documentation: it is called at the rate at which a pipeline runs."""
+"""Extension in a route's documentation: the route is called at the rate of the pipeline."""
 
 
 class DirectRoute(APIRoute):
-    """Runs an endpoint that takes the request and returns the response.
+    """A route to an endpoint that takes the request and returns the response.
 
     FastAPI would resolve its parameters and open two exit stacks for each request: half of the cost of a
-    report. The endpoints read their requests themselves (`service.api.exchange`), so FastAPI only does
-    the documentation, and handles errors as usual.
+    report. The endpoints read their requests themselves (`service.api.exchange`), so FastAPI only
+    documents the route, and handles errors as usual.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (APIRoute's own)
@@ -34,16 +34,15 @@ class DirectRoute(APIRoute):
 
 
 def hot_routes(*routers: APIRouter) -> list[DirectRoute]:
-    """Return those routes that are marked as hot."""
+    """Return the hot routes."""
     routes = [route for one in routers for route in one.routes]
     return [r for r in routes if isinstance(r, DirectRoute) and HOT in (r.openapi_extra or {})]
 
 
 def mount(app: FastAPI, *routers: APIRouter) -> None:
-    """Serve these routers' routes, in this order: the hot ones should come first.
+    """Serve these routers' routes, in this order: hot routes should come first.
 
-    Added one by one: of an included router, all routes would be searched for each request before those
-    of the next one.
+    Each route is added singly: FastAPI searches an included router as a whole before the next router.
     """
     if app.router.dependencies:
         raise TypeError("direct routes run no dependencies of the application")

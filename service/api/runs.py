@@ -1,4 +1,4 @@
-"""Runs: which execution of a program reports for which stages, and what it has committed."""
+"""Runs: the executions of programs, their stages, and their commits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def open_run(call: Call[OpenRun]) -> RunBody:
     parameters=(
         query(
             "limit",
-            "How many",
+            "Number of runs",
             {"type": "integer", "minimum": 1, "maximum": MAX_RUNS, "default": DEFAULT_RUNS},
         ),
     ),
@@ -66,10 +66,10 @@ async def get_runs(call: Call[None]) -> RunsBody:
     errors=(UnknownJobError, UnknownRunError, StaleRunError, InvalidRequestError, UnavailableError),
 )
 async def end_run(call: Call[EndRun]) -> EndedBody:
-    """End a run with its outcome. No watermark moves, and its leases are given back.
+    """End a run with its outcome. Its leases are released, and its watermarks stay.
 
-    To end it again with the same outcome changes nothing. A commit of the run that comes later counts
-    all the same. A run that no stage belongs to any more is fenced: 409, as for another outcome.
+    A second end with the same outcome changes nothing. A later commit of the run still counts. A run
+    that has lost all its stages is fenced: 409, as for another outcome.
     """
     body = call.body
     ended = await call.aggregator.end_run(call.job, call.run, body.outcome, body.because, call.by)
@@ -83,6 +83,6 @@ async def end_run(call: Call[EndRun]) -> EndedBody:
     errors=(UnknownJobError, UnknownStageError, UnavailableError),
 )
 async def get_commits(call: Call[None]) -> CommitsBody:
-    """Show which run a stage belongs to, and its last committed epoch."""
+    """Show the run that a stage belongs to, and its last committed epoch."""
     generation, progress = await call.aggregator.reader.progress(call.job, call.stage)
     return CommitsBody(call.job, call.stage, generation, progress.run or None, progress.epoch)

@@ -1,4 +1,4 @@
-"""Files that are served as they are, to everyone: the page, and the documentation."""
+"""Unchanged files, served to everyone: the page, and the documentation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StaticFile:
             body = made.compressed
             headers["Content-Encoding"] = "gzip"
         response = Response(body, headers=headers, media_type=self._media_type)
-        # These are open to everyone. What is shared takes no memory for each who asks.
+        # Everyone may read these files. A shared body takes no memory for each request.
         return Bulk(request, response, shared=True)
 
     async def _make_once(self) -> _Made:

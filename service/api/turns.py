@@ -1,4 +1,4 @@
-"""Turns: large answers are made and sent a few at a time, so that other requests go on between."""
+"""Turns: large answers are made and sent a few at a time, so that other requests run in between."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SENT_AT_ONCE: Final = 8
 
 
 class Turns:
-    """Lets a few large answers be made at once. The others wait, in the order in which they came.
+    """Limit of large answers that are made at once. The others wait, in the order of their requests.
 
-    Each takes processor time, connections to the ledger, and more memory than it has as it is sent.
+    A large answer takes processor time, connections to the ledger, and more memory than its final body.
     """
 
     def __init__(self, at_once: int, most_waiting: int) -> None:
@@ -30,11 +30,11 @@ class Turns:
     async def take(self, request: Request) -> AsyncGenerator[None]:
         """Wait for a turn, which lasts as long as the block.
 
-        Raises `OverloadedError` if too many wait already, and `ClientGoneError` if nobody waits for this
-        answer any more when its turn comes.
+        Raises `OverloadedError` if too many wait already, and `ClientGoneError` if the client has
+        disconnected when its turn comes.
         """
         if self._waiting >= self._most_waiting:
-            raise OverloadedError(f"{self._waiting} large answers wait for their turn: try again")
+            raise OverloadedError(f"{self._waiting} large answers wait for their turn: retry")
         self._waiting += 1
         try:
             await self._turn.acquire()
@@ -42,16 +42,16 @@ class Turns:
             self._waiting -= 1
         try:
             if await request.is_disconnected():
-                raise ClientGoneError("the client went away before its answer was made")
+                raise ClientGoneError("the client disconnected before its answer was made")
             yield
         finally:
             self._turn.release()
 
 
 class Readers:
-    """Bounds how many answers one client may wait for: long polls, and streams of events.
+    """Limit of the long polls and event streams of one client.
 
-    They last, so whoever opens many would keep others out for as long as he likes.
+    They last long, so a client with many of them would keep others out.
     """
 
     def __init__(self, most_of_client: int) -> None:
@@ -59,7 +59,7 @@ class Readers:
         self._of_client: Counter[str] = Counter()
 
     def enter(self, request: Request) -> ExitStack:
-        """Return what ends the wait when it is closed. Raises `OverloadedError`."""
+        """Enter, and return the stack whose close leaves. Raises `OverloadedError`."""
         client = "" if request.client is None else request.client.host
         if self._of_client[client] >= self._most:
             raise OverloadedError(
@@ -78,10 +78,10 @@ class Readers:
 
 
 class Pace:
-    """Lets a few tasks go on in each iteration of the event loop.
+    """Limit of tasks that continue in each iteration of the event loop.
 
-    A thousand clients that read large answers would otherwise all be sent their next piece in one
-    iteration, and nobody else gets anything between.
+    Otherwise a thousand clients that read large answers would all be sent their next piece in one
+    iteration, and other requests would wait.
     """
 
     def __init__(self, at_once: int = _SENT_AT_ONCE) -> None:
@@ -91,7 +91,7 @@ class Pace:
         self._scheduled = False
 
     async def next(self) -> None:
-        """Return once it is this task's turn: at once, unless others had theirs in this iteration."""
+        """Return at this task's turn: at once, unless others had theirs in this iteration."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._begin)

@@ -1,4 +1,4 @@
-"""Watermarks: read at once, when they change, or as a stream."""
+"""Watermarks: read at once, by a long poll, or as a stream."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ endpoints = Endpoints("watermarks")
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
 _AT_ONCE = 100
-"""Ranges that are written without a pause, in which others get their turn."""
+"""Number of ranges that are written without a pause for other requests."""
 
 AT_LEAST = "Tidegauge-At-Least"
 
 _SOFT_POLL_S = 0.25
-"""Poll interval of a reader that waits for a soft value: it changes without a publication."""
+"""Poll interval of a wait for a soft value, which changes without a publication."""
 
 _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
 
@@ -57,25 +57,25 @@ _TIME = {"type": "integer", "minimum": EARLIEST, "maximum": MAX}
     also={304: "It has not changed"},
     errors=(UnknownJobError, UnknownStageError, OverloadedError),
     parameters=(
-        query("at_least", "With `Prefer: wait`: until the output watermark has reached it", _TIME),
+        query("at_least", "With `Prefer: wait`: the output watermark to wait for", _TIME),
         query(
             "percentile",
             "One of the stage's percentiles: its watermark stands in place of the output watermark",
             {"type": "integer", "minimum": 1, "maximum": 99},
         ),
-        header("If-None-Match", "An ETag: 304 if it is still that"),
-        header("Prefer", "`wait=30`: seconds to wait for what is asked for, at most 60"),
+        header("If-None-Match", "An ETag: 304 if it is unchanged"),
+        header("Prefer", "`wait=30`: seconds to wait for the change or the time, at most 60"),
     ),
     headers={
         "ETag": "Changes with input, output and status",
         "Preference-Applied": "The wait that was granted",
-        AT_LEAST: "The instant that was understood by `at_least`. One of 1970 means: seconds were sent",
+        AT_LEAST: "The instant of `at_least` as understood. An instant of 1970 means: seconds were sent",
     },
 )
 async def get_watermark(call: Call[None]) -> Response:
     """Show a stage's watermark; with `Prefer: wait`, once it has changed or reached a time.
 
-    The lags, the counts, the processing and the percentile watermarks are computed for the reader: they
+    Lags, counts, the processing and the percentile watermarks are computed at the request: they
     change without a new ETag, and may start over if the live store is lost.
     """
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
@@ -83,13 +83,13 @@ async def get_watermark(call: Call[None]) -> Response:
         state = await aggregator.reader.stage(job, stage)
         return answer(read_body(state), headers={"ETag": f'"{state.etag}"'})
     percentile = await _percentile(call)
-    known = entity_tags(request.headers.get("if-none-match"))
+    tags = entity_tags(request.headers.get("if-none-match"))
     at_least = _at_least(request)
-    until = _until(at_least, known, percentile)
+    until = _until(at_least, tags, percentile)
     wait_s = preferred_wait_s(request)
     headers = {} if at_least is None else {AT_LEAST: understood(at_least)}
-    # Most polls find the ETag unchanged, and a plain one is made of what is published alone. That of a
-    # percentile is made of the percentile, too.
+    # Most polls find the ETag unchanged. A plain ETag follows from published values alone, but the ETag
+    # of a percentile includes the percentile.
     if wait_s is None or until is None:
         state = await aggregator.reader.stage(job, stage, soft=percentile is not None)
     else:
@@ -100,7 +100,7 @@ async def get_watermark(call: Call[None]) -> Response:
         headers["Preference-Applied"] = f"wait={wait_s}"
     etag = _etag(state, percentile)
     headers["ETag"] = f'"{etag}"'
-    if known is not None and _is_known(state, percentile, known):
+    if tags is not None and _matches(state, percentile, tags):
         return Response(status_code=304, headers=headers)
     if percentile is None:
         state = (await aggregator.reader.complete({stage: state}))[stage]
@@ -108,7 +108,7 @@ async def get_watermark(call: Call[None]) -> Response:
 
 
 async def _percentile(call: Call[None]) -> int | None:
-    """Return the percentile that is asked for. Raises `InvalidRequestError` if it is not declared."""
+    """Return the requested percentile. Raises `InvalidRequestError` if it is not declared."""
     percentile = integer(call.request, "percentile", 1, 99, None)
     if percentile is None:
         return None
@@ -127,10 +127,10 @@ def _etag(state: StageState, percentile: int | None) -> str:
     return f"{state.etag}-{percentile}-{state.percentile(percentile)}"
 
 
-def _is_known(state: StageState, percentile: int | None, known: frozenset[str]) -> bool:
-    """Return whether a reader has what it would be given."""
+def _matches(state: StageState, percentile: int | None, tags: frozenset[str]) -> bool:
+    """Return whether the client already has the answer."""
     named = {"*", _etag(state, percentile)}
-    return not known.isdisjoint(named if percentile is not None else named | {state.version_tag})
+    return not tags.isdisjoint(named if percentile is not None else named | {state.version_tag})
 
 
 def _at_least(request: Request) -> int | None:
@@ -143,17 +143,17 @@ def _at_least(request: Request) -> int | None:
 
 
 def _until(
-    at_least: int | None, known: frozenset[str] | None, percentile: int | None
+    at_least: int | None, tags: frozenset[str] | None, percentile: int | None
 ) -> Callable[[StageState], bool] | None:
-    """Return the condition to wait for; None: there is none."""
+    """Return the condition to wait for; None: without a condition."""
 
     def output(state: StageState) -> int:
         return state.view.watermark.output if percentile is None else state.percentile(percentile)
 
     if at_least is not None:
         return lambda state: output(state) >= at_least
-    if known is not None:
-        return lambda state: not _is_known(state, percentile, known)
+    if tags is not None:
+        return lambda state: not _matches(state, percentile, tags)
     return None
 
 
@@ -161,7 +161,7 @@ def _until(
     "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
 )
 async def get_snapshot(call: Call[None]) -> SnapshotBody:
-    """Show the watermarks of all stages of a job: no input is ahead of the outputs it comes from."""
+    """Show the watermarks of all stages of a job, as one consistent snapshot."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
     bodies = {stage: read_body(state) for stage, state in states.items()}
@@ -174,16 +174,16 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
     gives=WatermarkBody,
     media_type="text/event-stream",
     errors=(UnknownJobError, OverloadedError),
-    parameters=(header("Last-Event-ID", "The id of the last event that was seen"),),
+    parameters=(header("Last-Event-ID", "The id of the last received event"),),
 )
 async def get_events(call: Call[None]) -> Response:
     """Stream the state of every stage, then each change, as server-sent events.
 
     `event: watermark` has the body of a stage's watermark. For a job with a throttle, `event: throttle`
-    has the body of `GET …/throttle`. After a removal, `event: stages` names those that remain.
+    has the body of `GET …/throttle`. After a removal, `event: stages` lists the remaining stages.
     """
     await call.aggregator.reader.snapshot(call.job)
-    # Taken here, so that a refusal is a problem, and given back when the stream ends.
+    # Entered here, so that a rejection is a problem, and left when the stream ends.
     waiting = call.waiting()
     return EventStream(_events(call, call.request.headers.get("last-event-id")), waiting)
 
@@ -195,7 +195,7 @@ async def _events(call: Call[None], cursor: str | None) -> AsyncIterator[bytes]:
         try:
             call.confirm_key()
         except (UnauthenticatedError, UnavailableError):
-            # The stream ends; the client that comes back is told why.
+            # The stream ends; the answer to the client's reconnect has the reason.
             return
         yield changes.written(_write)
 
@@ -226,18 +226,18 @@ def _write(changes: Changes) -> bytes:
     parameters=(
         query(
             "limit",
-            "How many",
+            "Number of ranges",
             {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
         ),
         query(
             "order",
-            "`range`, or `promise`: those that hold the stage back most first",
+            "`range`, or `promise`: the lowest promise first",
             {"type": "string", "enum": ["range", "promise"], "default": "range"},
         ),
     ),
 )
 async def get_ranges(call: Call[None]) -> Response:
-    """Show ranges: their promises and holds, and who holds them."""
+    """Show ranges: their promises, holds and holders."""
     aggregator, job, stage, request = call.aggregator, call.job, call.stage, call.request
     limit = integer(request, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT) or DEFAULT_LIMIT
     order = request.query_params.get("order", "range")

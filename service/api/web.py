@@ -1,10 +1,10 @@
-"""The web's rules: what a page that somebody has opened must not do to a service that he can reach.
+"""The web's rules, which protect the service from pages of other sites in a user's browser.
 
-A browser sends a page's requests to any address, loopback included, and with whatever rights the user's
-machine has. It asks first (a *preflight*, which this service never grants) unless the request looks like
-a form's. So bodies must say that they are JSON, and what changes something must not come from another
-site. A page can also give its own name the address of this service, and then is no other site; so the
-name in `Host` must be one that the service goes by.
+A browser sends a page's requests to any address, loopback included, and with the network rights of the
+user's machine. It sends a *preflight* first (which this service never grants), unless the request could
+come from a form. So bodies must declare that they are JSON, and changes must not come from another site.
+A page can also point its own name at the address of this service, and then is the same site; so the name
+in `Host` must be a name of the service.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from service.errors import (
 )
 
 JSON_HEADERS: Final = [
-    # Watermarks move: nothing between here and the reader may keep one.
+    # Watermarks move: caches must not keep them.
     (b"cache-control", b"no-store"),
-    # A browser takes it for JSON, so never for a page. What follows is about pages.
+    # A browser never takes JSON for a page. The remaining headers are about pages.
     (b"x-content-type-options", b"nosniff"),
 ]
-"""Headers of each response with JSON: few, since uvicorn takes a microsecond for each."""
+"""Headers of each JSON response: few, since uvicorn takes a microsecond for each."""
 
 HEADERS: Final = [
     *JSON_HEADERS,
@@ -38,13 +38,13 @@ HEADERS: Final = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
 ]
-"""Headers of every other response, unless it has such a header of its own."""
+"""Headers of every other response, unless the response sets them itself."""
 
 _HEADER_NAMES: Final = frozenset(name for name, _ in HEADERS)
 JSON: Final = (b"content-type", b"application/json")
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, and values, as ASGI has them."""
+"""Names in lower case, and values, in ASGI's form."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -53,7 +53,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The names that the service goes by. None: any."""
+    """The names of the service. None: any."""
 
     names: frozenset[str] | None
 
@@ -74,7 +74,7 @@ class AllowedHosts:
     def allows(self, host: bytes) -> bool:
         """Return whether a request may be addressed to this host, with or without a port.
 
-        An address is always allowed, as probes and scrapers use it: a page that gives its own name the
+        An address is always allowed, for probes and scrapers: a page that points its own name at the
         address of the service still sends its name.
 
         >>> hosts = AllowedHosts.of("gauge.example", "0.0.0.0")
@@ -87,7 +87,7 @@ class AllowedHosts:
 
 @lru_cache(256)
 def _is_among(names: frozenset[str], host: bytes) -> bool:
-    # None is what HTTP/1.0 may say, and no browser does.
+    # Without a host: HTTP/1.0 allows this, and browsers do not send it.
     name = _without_port(host.decode("latin-1")).lower().removesuffix(".")
     return not name or name in names or _is_address(name)
 
@@ -111,39 +111,39 @@ def _is_loopback(host: str) -> bool:
 
 
 def with_browser_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Return a response's headers with those of `HEADERS` that it has not set itself."""
+    """Return a response's headers, and the ones of `HEADERS` that it does not set itself."""
     if JSON in headers:
         return [*headers, *JSON_HEADERS]
     own = {name for name, _ in headers if name in _HEADER_NAMES}
     return [*headers, *(header for header in HEADERS if header[0] not in own)]
 
 
-_ASKED: Final = frozenset(
+_CHECKED: Final = frozenset(
     {b"host", b"origin", b"sec-fetch-site", b"content-type", b"content-length", b"authorization"}
 )
 
 
 def asked_headers(scope: Scope) -> dict[bytes, bytes]:
-    """Find the headers that every request is checked by. Raises `MalformedHttpError`.
+    """Return the headers that the checks of every request need. Raises `MalformedHttpError`.
 
-    All in one pass: this is on the way of every report.
+    A single pass, since every report takes it.
     """
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        if name in _ASKED and found.setdefault(name, value) != value:
+        if name in _CHECKED and found.setdefault(name, value) != value:
             raise MalformedHttpError(f"the request has two {name.decode().title()} headers")
     return found
 
 
 def check_browser(method: str, found: Mapping[bytes, bytes], hosts: AllowedHosts) -> None:
-    """Refuse what a page of another site could have sent, by its `asked_headers`.
+    """Reject a request that a page of another site could have sent, by its `asked_headers`.
 
     Raises `UnknownHostError`, `CrossSiteError` or `UnsupportedMediaTypeError`.
     """
     host = found.get(b"host", b"")
     if not hosts.allows(host):
         raise UnknownHostError(
-            f"Host is {host.decode('latin-1')[:200]!r}: list the names that the service goes by in"
+            f"Host is {host.decode('latin-1')[:200]!r}: list the names of the service in"
             " TIDEGAUGE_ALLOWED_HOSTS"
         )
     if method not in SAFE_METHODS:
@@ -155,19 +155,19 @@ def _check_site(host: bytes, origin: bytes | None, site: bytes | None) -> None:
     if site == b"cross-site" or site == b"same-site":  # noqa: PLR1714  (narrows the type)
         raise CrossSiteError(
             f"Sec-Fetch-Site is {site.decode()!r}: only pages of this service itself, and clients that"
-            " are no browsers, may change something"
+            " are not browsers, may change something"
         )
-    # Without the scheme: a proxy that ends TLS has another one than the browser.
+    # Without the scheme: behind a proxy that ends TLS it differs from the browser's.
     if origin is not None and origin.partition(b"://")[2].lower() != host.lower():
         raise CrossSiteError(
             f"Origin is {origin.decode('latin-1')[:200]!r}, and Host is"
             f" {host.decode('latin-1')[:200]!r}: only pages of this service itself, and clients that"
-            " are no browsers, may change something"
+            " are not browsers, may change something"
         )
 
 
 def _check_kind(kind: bytes) -> None:
-    # None at all is fine: a page that sends none is told by its origin.
+    # A missing type is fine: the origin identifies a page that sends none.
     if not kind or kind == b"application/json":
         return
     media = kind.partition(b";")[0].strip().lower()

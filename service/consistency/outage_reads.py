@@ -10,13 +10,13 @@ from service.model.jobs import Census, JobView, StageView
 
 
 class OutageReads:
-    """Remembers the last view of each job that the live store returned.
+    """The last view of each job that the live store returned.
 
-    An advance is in the ledger before any reader sees it. So if the ledger is still where the live store
-    was at the last read, no reader has seen anything newer, and the same view may be returned again. If
-    the ledger is ahead, the newer values may or may not have been read from another replica, and neither
-    is safe: the older value may be a step back for such a reader, and the newer one would cause a step
-    back later, when the live store returns with the older one.
+    An advance is in the ledger before it is visible. So if the ledger has the position of the last
+    read, no reader has received anything newer, and the same view may be returned again. If the ledger
+    is ahead, the newer values may or may not have been read from another replica, and neither value is
+    safe: the older one may be a step back for a reader of the newer one, and the newer one would cause
+    a step back later, when the live store returns with the older one.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -25,7 +25,7 @@ class OutageReads:
         self._censuses: dict[str, dict[str, Census]] = {}
 
     def note(self, view: JobView, censuses: Mapping[str, Census]) -> None:
-        """Remember what the live store has just returned."""
+        """Keep a view that the live store has just returned."""
         before = self._views.get(view.name)
         if before is not None and _position(before) > _position(view):
             return
@@ -35,18 +35,18 @@ class OutageReads:
         self._censuses[view.name].update(censuses)
 
     def forget(self, job: str) -> None:
-        """Forget a job that was deleted."""
+        """Drop a deleted job."""
         self._views.pop(job, None)
         self._censuses.pop(job, None)
 
     def last(self, job: str) -> JobView | None:
-        """Return the last view of a job, whether or not it is still the newest."""
+        """Return the last view of a job, even if it is not the newest."""
         return self._views.get(job)
 
     async def stage(
         self, job: str, stage: str, outage: UnavailableError
     ) -> tuple[JobView, StageView, Census]:
-        """Return a stage. Raises `outage` if that could be a step back for some reader."""
+        """Return a stage. Raises `outage` if it could be a step back for a reader."""
         view, censuses = await self.snapshot(job, outage)
         if stage not in view.stages:
             raise UnknownStageError(f"job {job!r} has no stage {stage!r}")
@@ -57,7 +57,7 @@ class OutageReads:
     async def snapshot(
         self, job: str, outage: UnavailableError
     ) -> tuple[JobView, Mapping[str, Census]]:
-        """Return a job, with the censuses of those stages that were read before. Raises `outage`."""
+        """Return a job, with the censuses of stages that were read before. Raises `outage`."""
         view = self._views.get(job)
         try:
             head = await self._ledger.head(job)
@@ -68,11 +68,11 @@ class OutageReads:
             raise outage from None
         if view is None or _position(view) != _position(head):
             raise outage
-        # The job may have been deleted while the ledger was asked.
+        # The job may have been deleted during the request to the ledger.
         return view, self._censuses.get(job, {})
 
     async def jobs(self) -> Sequence[JobView]:
-        """Return the jobs of which no newer view can have been read. Raises `UnavailableError`."""
+        """Return the jobs whose last view is still the newest. Raises `UnavailableError`."""
         return [
             view
             for head in await self._ledger.heads()

@@ -1,8 +1,8 @@
-"""Bringing the live store up to date with the ledger, after it lost its state or missed a change.
+"""Bringing the live store up to date with the ledger, after a lost state or a missed change.
 
-The live store may lose state: it may come back empty, or as it was a while ago. And a replica that has
-written to the ledger may die before it writes to the live store. A request that finds no trustworthy
-state notices, or else, within a second, the comparison of the two stores.
+The live store may lose state: it may come back empty, or with an older state. And a replica that has
+written to the ledger may die before it writes to the live store. A request finds that the state is not
+trustworthy, or else, within a second, the comparison of the two stores finds it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _RESTORE_TIMEOUT_MS = 5_000
-"""Wait of a request for its job's state to be restored."""
+"""Wait of a request for the restoration of its job's state."""
 
-_INSTALL_LOOKS = 50
-"""Number of checks for the incarnation that another replica has begun to install."""
+_INSTALL_CHECKS = 50
+"""Number of checks for an incarnation that another replica is installing."""
 
 _POLL_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 _RESTORED_AT_ONCE = 100
-"""Jobs whose incarnations begin together. The others wait for the first to be installed."""
+"""Number of jobs whose incarnations begin together. Others wait until these are installed."""
 
 
 class Reconciler:
-    """Restores the live state of single jobs, and compares all jobs."""
+    """Restoration of the live state of single jobs, and comparison of all jobs."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Reconciler:
         self._metrics = metrics
         self._restoring: dict[str, asyncio.Task[None]] = {}
         self._incarnations: dict[str, int] = {}
-        """The last incarnation of each job that this process knows to have begun."""
+        """The last begun incarnation of each job, as far as this process has observed."""
         self._missing_before: Collection[str] | None = None
-        """Jobs without live state in the last comparison; None: there was none yet. Every job is in the
-        ledger alone for a moment after its creation: only one that stays so, or had a state, is lost."""
+        """Jobs without live state in the last comparison; None: not yet compared. Every job is in the
+        ledger alone for a moment after its creation: a job is lost if it stays so, or had a state."""
         self._behind_before: dict[str, Position] = {}
         """Jobs that were behind the ledger in the last comparison. Every job is, for a moment, between
-        the two writes of an advance: only one that stays at the same position needs to catch up."""
+        the two writes of an advance: a job needs to catch up if it stays at the same position."""
 
     async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
-        """Run a step on a job's live state; if that was lost, restore it and retry.
+        """Run a step on a job's live state; if the state was lost, restore it and retry.
 
-        Raises `UnknownJobError` if there is no such job, `UnavailableError` if it takes too long.
+        Raises `UnknownJobError` if the job does not exist, `UnavailableError` after a timeout.
         """
         deadline_ms: int | None = None
         pause_s = 0.0
@@ -79,8 +79,8 @@ class Reconciler:
                 now_ms = self._clock.steady_ms()
                 if deadline_ms is None:
                     deadline_ms = now_ms + _RESTORE_TIMEOUT_MS
-                # It may be lost again while it is restored, or another replica may begin its next
-                # incarnation meanwhile: then the next attempt finds that.
+                # The state may be lost again during the restoration, or another replica may begin its
+                # next incarnation meanwhile: then the next attempt finds it.
                 with suppress(StateLostError, TimeoutError):
                     async with asyncio.timeout(_RESTORE_TIMEOUT_MS / 1_000):
                         await self.restore(job)
@@ -88,13 +88,13 @@ class Reconciler:
                     raise UnavailableError(
                         f"the state of job {job!r} is being restored: retry"
                     ) from None
-                # The first retry is at once. A state that is lost again and again is not restored in a
-                # loop that leaves nothing to others.
+                # The first retry is at once. The pauses keep a state that is lost again and again from
+                # taking all the time in restorations.
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s + _POLL_S, _LONGEST_PAUSE_S)
 
     def note_installed(self, job: str, incarnation: int) -> None:
-        """Note that this process has installed a job: if it is missing from now on, it is lost."""
+        """Note that this process has installed a job: a missing job is lost from now on."""
         self._incarnations[job] = incarnation
 
     async def restore(self, job: str) -> None:
@@ -104,7 +104,7 @@ class Reconciler:
             task = asyncio.ensure_future(self._restore(job))
             self._restoring[job] = task
             task.add_done_callback(lambda _: self._restoring.pop(job, None))
-        # Shielded: a client that gives up must not cancel what others wait for.
+        # Shielded: a cancelled request must not cancel the restoration for others.
         await asyncio.shield(task)
 
     async def _restore(self, job: str) -> None:
@@ -119,16 +119,16 @@ class Reconciler:
             if live.is_behind(head):
                 await self._catch_up(job)
             return
-        # A job that this process has never seen was perhaps created just now: whoever does that is about
-        # to install it, and would be overwritten with all that it has granted since.
+        # A job that is new to this process was perhaps created just now: its creator is about to install
+        # it, and an installation here would overwrite the leases granted since.
         begun_elsewhere = head.incarnation > self._incarnations.get(job, 0)
         if begun_elsewhere and await self._wait_for_install(head):
             return
         await self._begin([head])
 
     async def _wait_for_install(self, head: JobHead) -> bool:
-        """Wait for another replica to install its incarnation; False: it has probably died."""
-        for _ in range(_INSTALL_LOOKS):
+        """Wait for another replica to install its incarnation; False: the replica has probably died."""
+        for _ in range(_INSTALL_CHECKS):
             live = await self._live.head(head.job)
             if live is not None and live.incarnation >= head.incarnation:
                 self._incarnations[head.job] = live.incarnation
@@ -140,8 +140,8 @@ class Reconciler:
     async def _begin(self, heads: Sequence[JobHead]) -> None:
         if not heads:
             return
-        # Compare and set: of all replicas that find the state lost, one begins the next incarnation. It
-        # is installed by that replica alone, and once: else two states could grant the same fences.
+        # Compare and set: of all replicas that find the state lost, one begins the next incarnation.
+        # Only this replica installs it, and once: two installed states could grant the same fences.
         stored = await self._ledger.begin_incarnations(
             {head.job: head.incarnation for head in heads}, self._clock.wall_ms()
         )
@@ -157,7 +157,7 @@ class Reconciler:
             next(iter(stored)),
         )
         self._metrics.incarnations.inc(len(stored))
-        # Noted before they are installed: if that fails, the retry does not wait for another replica.
+        # Noted before the installation: if it fails, the retry does not wait for another replica.
         self._incarnations |= {job: each.installed.incarnation for job, each in stored.items()}
         for job, each in stored.items():
             await self._live.begin(each.installed)
@@ -170,9 +170,9 @@ class Reconciler:
         self._publisher.touch(job, stored.installed.stages)
 
     async def reconcile(self) -> None:
-        """Compare every job; restore those that were lost, and update those that are behind.
+        """Compare every job; restore lost jobs, and update those that are behind.
 
-        Raises `UnavailableError` if a store does not answer; some jobs may have been done by then.
+        Raises `UnavailableError` if a store does not answer; some jobs may be done by then.
         """
         heads = await self._ledger.heads()
         positions = await self._live.heads()
@@ -194,22 +194,22 @@ class Reconciler:
         await self._remove_deleted(positions.keys() - names)
 
     def _is_lost(self, head: JobHead) -> bool:
-        """Return whether a job that has no live state now has lost it."""
-        before, known = self._missing_before, self._incarnations.get(head.job, 0)
-        return before is None or head.job in before or known >= head.incarnation
+        """Return whether a job without live state has lost it."""
+        before, begun = self._missing_before, self._incarnations.get(head.job, 0)
+        return before is None or head.job in before or begun >= head.incarnation
 
     async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
-        """Restore jobs that have no live state: many at a time, as when the whole store was lost."""
+        """Restore jobs without live state: many at a time, as after the loss of the whole store."""
         for start in range(0, len(heads), _RESTORED_AT_ONCE):
             part = heads[start : start + _RESTORED_AT_ONCE]
-            # Those that another replica may be installing, or a request of this one, are left to that.
+            # Without jobs that another replica, or a request of this one, may be installing.
             ours = [
                 head
                 for head in part
                 if head.job not in self._restoring
                 and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
             ]
-            # The live store says that it has none; but only now, and this may be an old answer.
+            # The comparison may be out of date: read the positions in the live store again.
             there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
             await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
             for head in part:
@@ -218,9 +218,9 @@ class Reconciler:
                         await self.restore(head.job)
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:
-        """Remove jobs that another replica has deleted from the ledger, and then died."""
+        """Remove jobs that another replica has deleted from the ledger before it died."""
         if unknown:
-            # A job that was created since is none of these: its row was never, or is no longer, deleted.
+            # A job created since is not among these: its row was never, or is no longer, deleted.
             for job, generation in (await self._ledger.deleted(unknown)).items():
                 await self._live.remove(job, generation)
 
@@ -238,5 +238,5 @@ class Reconciler:
                     )
                     await self._catch_up(head.job)
             elif self._live.shared:
-                # Reports that a replica took just before it died are published by any other one.
+                # Any replica publishes reports that another one has accepted just before its death.
                 self._publisher.touch(head.job, (await self._live.pipeline(head.job)).stages)

@@ -1,7 +1,7 @@
-"""The live store as the use cases see it: expired leases are ended, and lost state is restored.
+"""The live store for the use cases, which ends expired leases and restores lost state.
 
-Every use of a job's live state has to end the leases that have run out first, and must be ready to find
-the state lost. This module does both for every step, so that no use case can forget it.
+Every use of a job's live state must first end expired leases, and must restore a lost state. This module
+does both for every step, so that a use case cannot forget it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _FLUSH_TIMEOUT_S = 5.0
 _NONE_EXPIRED: Mapping[str, Mapping[str, int]] = {}
 
 _VIEWS_AT_ONCE = 50
-"""Number of ranges that are shown singly before other requests get their turn."""
+"""Number of ranges that are read singly without a pause for other requests."""
 
 
 class RecoveringLiveStore(JobState):
     """A live store that restores the lost state of a job, and retries the step.
 
-    All steps raise `UnknownJobError`, and `UnavailableError` if restoring takes too long.
+    All steps raise `UnknownJobError`, and `UnavailableError` if the restoration takes too long.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class RecoveringLiveStore(JobState):
         self._changes: Counter[str] = Counter()
 
     def changes_of(self, job: str) -> int:
-        """Return how many changes of this job's ranges and leases this process has made."""
+        """Return the number of changes of this job's ranges and leases by this process."""
         return self._changes[job]
 
     async def begin(self, job: InstalledJob) -> None:
-        """Install a job that was just created."""
+        """Install a new job."""
         await self._live.begin(job)
         self._reconciler.note_installed(job.name, job.incarnation)
 
-    # ---- steps that depend on which leases are current
+    # ---- steps that depend on current leases
 
     @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
@@ -144,7 +144,7 @@ class RecoveringLiveStore(JobState):
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        # Each takes some 30 µs: other requests get their turn in between.
+        # Each takes some 30 µs: other requests run in between.
         views: list[RangeView] = []
         for start in range(0, len(indices), _VIEWS_AT_ONCE):
             some = indices[start : start + _VIEWS_AT_ONCE]
@@ -154,7 +154,7 @@ class RecoveringLiveStore(JobState):
             await asyncio.sleep(0)
         return views
 
-    # ---- steps that do not
+    # ---- steps that do not depend on leases
 
     @override
     async def install(self, job: InstalledJob) -> None:
@@ -179,9 +179,9 @@ class RecoveringLiveStore(JobState):
         return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
 
     async def shown(self, job: str) -> JobView | None:
-        """Return what readers are shown of a job; None: nothing, until its state is restored.
+        """Return the published view of a job; None: not available until its state is restored.
 
-        While the live store is unavailable, this is the last that was read here.
+        While the live store is unavailable, this is the last view that was read here.
         """
         try:
             return await self._live.job(job)
@@ -211,7 +211,7 @@ class RecoveringLiveStore(JobState):
             return await self._run(job, step)
 
     def note_expired(self, expired: Mapping[str, Mapping[str, int]]) -> None:
-        """Count leases that have run out, by job and stage, and publish what follows from that."""
+        """Count expired leases, by job and stage, and publish the consequences."""
         for job, stages in expired.items():
             self._changes[job] += 1
             self._metrics.count_expired(job, stages)
@@ -220,7 +220,7 @@ class RecoveringLiveStore(JobState):
     async def flush(self, job: str) -> Published:
         """Wait until the advances of this job are visible; see `Publisher.flush`.
 
-        Raises `UnavailableError` also if that takes too long.
+        Raises `UnavailableError` also after a timeout.
         """
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Jobs that were touched since the last round, and the requests that wait for them."""
+"""Jobs that changed since the last round, and the requests that wait for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MOST_LINKS: Final = 128
-"""As many as OpenTelemetry's SDK keeps of one span."""
+"""Number of links that OpenTelemetry's SDK keeps of one span."""
 
 Published = JobView | None
 """A job after a round; None: its state was lost, and is being restored."""
@@ -39,7 +39,7 @@ class TouchedJob:
     discarded: bool = False
     """True if epochs were discarded for which a request may wait."""
     last_error: str | None = None
-    """Why the last round could not publish it."""
+    """The error for which the last round did not publish the job."""
     done: asyncio.Future[Published] = field(default_factory=_new_future)
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
     """Spans of these reports and commits, while requests are traced; at most `MOST_LINKS`."""
@@ -61,15 +61,15 @@ class TouchedJob:
         return self.discarded or bool(self.epochs and self.state != current)
 
     def resolve(self, published: Published) -> None:
-        """Answer those who wait."""
+        """Answer the waiting requests."""
         _resolve(self.done, published)
 
     def reject(self, error: BaseException) -> None:
-        """Fail those who wait. The job is not retried for them."""
+        """Fail the waiting requests. The job is not retried for them."""
         _reject(self.done, error)
 
     def fail(self, error: UnavailableError) -> None:
-        """Fail those who wait. The job stays touched, with a new future for the next round."""
+        """Fail the waiting requests. The job stays touched, with a new future for the next round."""
         self.reject(error)
         self.done = _new_future()
         self.last_error = error.detail
@@ -91,7 +91,7 @@ def _resolve(done: asyncio.Future[Published], published: Published) -> None:
 def _reject(done: asyncio.Future[Published], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
-        # Perhaps nobody waits. Retrieving the error keeps asyncio from warning.
+        # There may be no waiting request. Retrieving the error keeps asyncio from warning.
         done.exception()
 
 

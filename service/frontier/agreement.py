@@ -1,16 +1,16 @@
 """The agreement of many promises: their minimum, once every member has promised.
 
 The same rule serves twice: for the ranges of a stage (its output watermark) and for the upstreams of
-a stage (its input watermark). A *member* of the agreement is one range, or one upstream:
+a stage (its input watermark). A *member* of the agreement is a range, or an upstream:
 
-- *unknown*: it never promised. That is neither zero nor absence: the watermark does not advance.
-- *active*: it promised, and more may come.
-- *idle*: it asked not to be waited for. It is left out of the minimum.
-- *final*: it promised `MAX`. It holds nothing back, but does not advance the rest either.
+- *unknown*: it has never promised. Unknown is neither zero nor absent: the watermark does not advance.
+- *active*: it has promised, and more may come.
+- *idle*: it is left out of the minimum.
+- *final*: it has promised `MAX`. It holds nothing back, but does not advance the others either.
 
-While a member is idle and none is active, what all of them have promised stays true: the watermark
-is the minimum over *all* promises, those of the idle members included. One final and one idle
-member must not jump to the end of time (a known bug of Flink, FLINK-38477).
+While a member is idle and none is active, the promises of all members stay true: the watermark is the
+minimum over *all* promises, including those of the idle members. One final and one idle member must not
+jump to the end of time (a known bug of Flink, FLINK-38477).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.frontier.timestamps import MAX, MIN
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an agreement: its promise, and whether it asked not to be waited for."""
+    """A member of an agreement: its promise, and its idleness."""
 
     promise: int = MIN
     idle: bool = False
@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The result: a watermark to advance to (`MIN`: stand still), and whether nobody is waited for."""
+    """The result: a watermark to advance to (`MIN`: stand still), and the idleness of all members."""
 
     watermark: int
     idle: bool = False
@@ -42,7 +42,7 @@ FINAL = Agreement(MAX)
 
 
 def weight(promise: int, *, idle: bool) -> int:
-    """Return a member's weight in the minimum: `MAX` if it is not waited for.
+    """Return a member's weight in the minimum: `MAX` if it is idle.
 
     >>> weight(5, idle=False), weight(5, idle=True) == MAX
     (5, True)
@@ -54,8 +54,8 @@ def agree(lowest: int, idle: int, lowest_idle: int) -> Agreement:
     """Return the agreement, from three numbers that a store can update with each report.
 
     `lowest` is the least `weight` of all members, `idle` the number of members that are idle and not
-    final, `lowest_idle` the least promise of those (it counts only if the least weight is `MAX`). If
-    it is, no member is active: then the watermark is the least of what was promised.
+    final, `lowest_idle` their least promise. If `lowest` is `MAX`, no member is active: then the
+    watermark is the least promise of all, and only then `lowest_idle` counts.
 
     >>> agree(lowest=17, idle=1, lowest_idle=3)
     Agreement(watermark=17, idle=False)
@@ -72,12 +72,11 @@ def agree(lowest: int, idle: int, lowest_idle: int) -> Agreement:
 
 
 def agree_keyed(lowest: int, total: int, idle: int, final: int) -> Agreement:
-    """Return the agreement of a keyed stage's ranges, whose idleness takes none of them out of the
-    minimum.
+    """Return the agreement of a keyed stage's ranges. Idle ranges stay in the minimum.
 
-    A key range that is idle holds nothing that it has not emitted, so its promise is all that there is
-    to say. `lowest` is the least promise. They are idle together if each is idle or final, and not
-    all are final; whether the stage is, depends on its upstreams, too (see `Pipeline.propagate`).
+    An idle key range has emitted everything that it held, so its promise is complete. `lowest` is the
+    least promise. The ranges are idle together if each is idle or final, and not all are final. Idleness
+    of the stage depends on its upstreams, too (see `Pipeline.propagate`).
 
     >>> agree_keyed(lowest=7, total=3, idle=2, final=0)
     Agreement(watermark=7, idle=False)

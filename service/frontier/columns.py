@@ -1,7 +1,7 @@
 """The rules of reports for whole columns of ranges at once.
 
-A property test compares each with the scalar rule that its docstring names. Whether any is true is asked
-of `count_nonzero`, which takes a third of the time of `any` for a thousand of them.
+A property test compares each with the scalar rule that its docstring names. Conditions on any range use
+`count_nonzero`, which takes a third of the time of `any` for a thousand ranges.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def are_behind(promises: Int64s, reported: Int64s) -> Bools:
     [True, False, False]
     """
     lower = reported < promises
-    # Mostly none is, and then there is no need to look at all of them again.
+    # Mostly no range is behind, and the second comparison is saved.
     return lower & (reported != MIN) if np.count_nonzero(lower) else lower
 
 
@@ -52,7 +52,7 @@ def lowest(values: Int64s, count: int) -> Int64s:
     """
     chosen = np.arange(len(values))
     if count < len(values):
-        # Often very many have the least value, and then no others are looked for.
+        # Often very many have the least value, and the search for others is saved.
         least = np.flatnonzero(values == values.min())
         if len(least) >= count:
             return least[:count]

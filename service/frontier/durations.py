@@ -1,4 +1,4 @@
-"""Durations as people read them."""
+"""Durations and moments as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reports in an epoch wait, and take effect only when the epoch is committed, as a whole.
 
 An epoch may have several attempts: a task is retried, or runs twice at the same time. Their reports are
-joined to the smaller promise, which is true whichever attempt Spark lets win.
+joined to the smaller promise, which is true for every attempt that Spark may choose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.frontier.facts import NO_FACTS, ReportedFacts
 from service.frontier.timestamps import MIN
 
 MAX_WAITING_EPOCHS = 64
-"""Epochs of one stage that may wait for their commit."""
+"""The largest number of epochs of one stage that wait for their commit."""
 
 
 class Arrival(StrEnum):
@@ -22,13 +22,13 @@ class Arrival(StrEnum):
 
     WAITS = "waits"
     STALE = "stale"
-    """Its epoch, or a later one, is committed already."""
+    """The epoch, or a later one, is already committed."""
     TOO_MANY = "too many"
-    """Too many other epochs wait for their commit."""
+    """The stage has too many epochs that wait for their commit."""
 
 
 def arrival(epoch: int, committed: int | None, waiting: Collection[int]) -> Arrival:
-    """Return the outcome of a report of an epoch. `committed` is the stage's last committed one, if any.
+    """Return the outcome of a report of an epoch. `committed` is the stage's last committed epoch.
 
     >>> arrival(3, committed=2, waiting=[]), arrival(2, committed=2, waiting=[])
     (<Arrival.WAITS: 'waits'>, <Arrival.STALE: 'stale'>)
@@ -47,7 +47,7 @@ class Admission(StrEnum):
 
     FRESH = "fresh"
     REPEATED = "repeated"
-    """It is committed already: a retry changes nothing, and is not an error."""
+    """The epoch is already committed: a retry changes nothing, and is not an error."""
     STALE = "stale"
 
 
@@ -70,7 +70,7 @@ class Waiting:
 
     promise: int
     capped_at_commit: bool
-    """True if the promise lacks the input watermark, which the commit brings."""
+    """True if the promise lacks the input watermark, which the commit adds."""
     idle: bool
     fence: int
     """Fence of the lease under which it was reported."""
@@ -87,11 +87,12 @@ class Waiting:
 def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
     """Join the reports of two attempts at an epoch for one range: the smaller promise counts.
 
-    It is idle only if both were, and neither attempt has promised anything: beside another attempt's
-    promise nobody is idle, since one of the two has seen data. (Under one lease it is the same attempt,
-    which repeats itself.) At the commit, that is checked against the later lease. The facts are those of
-    the attempt whose promise counts, so that no record counts twice; of two equal ones, the later. But
-    what either has left unfinished is unfinished, whichever of them Spark takes.
+    The range is idle only if both attempts were, and neither has promised anything: beside another
+    attempt's promise, an idle attempt contradicts data that was read. (Under one lease both reports are
+    of the same attempt, which repeats itself.) The commit checks idleness against the later lease. The
+    facts are those of the attempt with the smaller promise, so that each record counts once; of two
+    equal promises, those of the later attempt. But work that either attempt has left unfinished is
+    unfinished, since Spark may choose either attempt.
 
     >>> joined = join_attempts(Waiting(9, False, True, fence=1), Waiting(7, True, False, fence=2))
     >>> joined.promise, joined.capped_at_commit, joined.idle, joined.fence
@@ -112,7 +113,7 @@ def join_attempts(earlier: Waiting, later: Waiting) -> Waiting:
 
 
 def lacks_cap(observed_input: int | None, *, capped_at_commit: bool) -> bool:
-    """Return whether a commit fails to bring the input watermark that a report has left to it.
+    """Return whether a commit lacks the input watermark that a report has left to it.
 
     >>> lacks_cap(None, capped_at_commit=True), lacks_cap(5, capped_at_commit=True)
     (True, False)
@@ -121,7 +122,7 @@ def lacks_cap(observed_input: int | None, *, capped_at_commit: bool) -> bool:
 
 
 def promise_at_commit(promise: int, observed_input: int | None) -> int:
-    """Return a range's promise when its epoch is committed with the input watermark that it ran with.
+    """Return a range's promise at the commit of its epoch, with the epoch's input watermark.
 
     >>> promise_at_commit(9, observed_input=7), promise_at_commit(9, observed_input=None)
     (7, 9)
@@ -132,8 +133,8 @@ def promise_at_commit(promise: int, observed_input: int | None) -> int:
 def idle_at_commit(*, idle: bool, same_lease: bool, is_current: bool) -> bool:
     """Return whether a range is idle once its epoch is committed.
 
-    A promise stays true whoever holds the range now. Idleness does not: the next worker may have seen
-    data. So it counts only while the lease that reported it is current.
+    A promise stays true for every later holder of the range. Idleness does not: the next worker may have
+    read data. So idleness counts only while the lease that reported it is current.
 
     >>> idle_at_commit(idle=True, same_lease=True, is_current=True)
     True

@@ -1,14 +1,14 @@
-"""Errors in a pipeline or a range, with messages that help its author to correct it."""
+"""Errors in a pipeline or a range, with messages for its author."""
 
 from __future__ import annotations
 
 
 class FrontierError(ValueError):
-    """Something that has no meaning in terms of watermarks."""
+    """A value without a meaning in terms of watermarks."""
 
 
 class InvalidRangeError(FrontierError):
-    """A key range is not a range of the key space, or a set of them does not tile it."""
+    """A key range is not within the key space, or a set of ranges does not tile it."""
 
 
 class InvalidPipelineError(FrontierError):
@@ -21,4 +21,4 @@ class InvalidPipelineError(FrontierError):
 
 
 class InvalidSketchError(FrontierError):
-    """Bytes that are no sketch of event times."""
+    """The bytes are not a sketch of event times."""

@@ -1,13 +1,13 @@
-"""When a watermark will get to a time: judged by how long it took to advance so far before.
+"""Estimate of the instant when a watermark reaches a value, from the times of its earlier advances.
 
-Nothing is assumed of the pipeline but that it goes on as it did. D is the distance that is left, and *a*
-the time since the last advance. Look at each earlier advance after which the watermark stood still for
-as long as *a*: how long, from *a* after it, did it take to get D ahead? These waits are the sample.
-Their median is the estimate, and what lies between their outer quantiles is the interval.
+The only assumption is that the pipeline continues as before. D is the distance that is left, and *a* the
+time since the last advance. Consider each earlier advance after which the watermark stood still for at
+least *a*, and the time from *a* after it until the watermark was D ahead. These waits are the sample.
+Their median is the estimate, and the range between their outer quantiles is the interval.
 
-For a pipeline that gets faster or slower, waits are also taken relative to the pace before them: to how
-long the last D (or the last 4 D) had taken at that moment. Whichever of the three samples is the
-narrowest is used. `benchmarks/eta.py` shows how often the truth lies in the interval.
+For a pipeline that gets faster or slower, waits are also taken relative to the pace before them: to the
+time that the last D (or the last 4 D) had taken at that moment. The narrowest of the three samples is
+used. `benchmarks/eta.py` measures the share of intervals that contain the truth.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from service.frontier.durations import duration_text
 from service.frontier.timestamps import LATEST, MAX, MIN
 
 CONFIDENCE: Final = 0.8
-"""The share of cases in which the truth should lie in the interval."""
+"""The intended share of intervals that contain the truth."""
 
 ENOUGH: Final = 50
-"""With so many cases, older history is not worth looking at."""
+"""Number of cases from which older history is not read."""
 
 NEWEST: Final = 1_000
-"""Number of the newest advances to read, before longer windows of which only some are read."""
+"""Number of the newest advances to read, before samples of longer windows."""
 
 WINDOWS_MS: Final = tuple(10 * 60_000 * 6**n for n in range(6))
 """Windows of history: 10 minutes, then six times as much each time, up to 54 days."""
 
 INTERVALS: Final = 500
-"""Into how many intervals the history in a window is divided."""
+"""Number of intervals into which the history in a window is divided."""
 
 _NEEDED: Final = 9
-"""Cases without which nothing is said: of 9, the extremes are an interval of 80 %."""
+"""Least number of cases for an estimate: of 9, the extremes are an interval of 80 %."""
 
 _TAIL: Final = 0.08
-"""Part that is left out at each end. Less than 10 %, as the sample is chosen to be narrow."""
+"""Part that is left out at each end: less than 10 %, as the sample is chosen to be narrow."""
 
 _USUAL: Final = (0.9, 0.75, 0.5)
 _NEGLIGIBLE: Final = 0.1
-"""Share of the wait up to which a difference does not matter. Where few pauses were as long as the
-present one, it counts as one of these quantiles of the pauses, unless the difference is larger."""
+"""Share of the wait up to which a difference is negligible. If few pauses were as long as the present
+pause, it counts as one of these quantiles of the pauses, unless the difference is larger."""
 
 _PACES: Final = (0, 1, 4)
-"""Bases of the waits: the time that so many times the distance had taken before. 0: absolute."""
+"""Bases of the waits: the time that this multiple of the distance had taken before. 0: absolute."""
 
 _Floats = NDArray[np.float64]
 
@@ -65,29 +65,29 @@ class Observation:
     output: int
     """The stage's output watermark from then on."""
     version: int
-    """Rises by one with each advance, also with those that were left out."""
+    """Rises by one with each advance, including those that were left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """When the output watermark is expected to be there."""
+    """An estimate of the instant when the output watermark reaches the target."""
 
     at_ms: int
     between_ms: tuple[int, int]
-    """It is there at such a time in `CONFIDENCE` of all cases."""
+    """The interval that contains the instant in `CONFIDENCE` of all cases."""
     cases: int
-    """Number of consecutive stretches of history from which it is derived."""
+    """Number of disjoint stretches of history in the sample."""
     because: str
 
 
 @dataclass(frozen=True, slots=True)
-class CannotSay:
-    """Nothing can be said, and why."""
+class NoEstimate:
+    """The reason why an estimate is not possible."""
 
     because: str
 
 
-Estimate = Expected | CannotSay
+Estimate = Expected | NoEstimate
 
 
 def settled(found: Estimate) -> bool:
@@ -96,12 +96,12 @@ def settled(found: Estimate) -> bool:
 
 
 def better(found: Estimate, older: Estimate) -> Estimate:
-    """Choose between an estimate and the one from the next longer window: by the number of cases.
+    """Choose between the estimates of two windows, by the number of cases.
 
     >>> few, more = Expected(9, (8, 10), 10, "…"), Expected(7, (6, 8), 12, "…")
     >>> better(few, more) is more, better(more, few) is more
     (True, True)
-    >>> better(few, CannotSay("…")) is few, better(CannotSay("…"), CannotSay("now")).because
+    >>> better(few, NoEstimate("…")) is few, better(NoEstimate("…"), NoEstimate("now")).because
     (True, 'now')
     """
     if isinstance(found, Expected) and not (
@@ -112,13 +112,13 @@ def better(found: Estimate, older: Estimate) -> Estimate:
 
 
 class Trace:
-    """An output watermark over wall time: when it reached each of its values.
+    """An output watermark over wall time: the instants when it reached its values.
 
     >>> trace = Trace([Observation(MIN, 0, 100, 1), Observation(0, 10, 200, 2)])
     >>> trace.reached_ms(np.array([100.0, 101.0, 200.0])).tolist()
     [0.0, 10.0, 10.0]
 
-    Of two advances of which the first was left out, that one is taken to be half way between:
+    An advance that was left out is taken to be half way between its neighbours:
 
     >>> trace = Trace([Observation(MIN, 0, 100, 1), Observation(0, 10, 200, 3)])
     >>> trace.reached_ms(np.array([150.0, 151.0])).tolist()
@@ -136,7 +136,7 @@ class Trace:
             if rises and MIN < each.output < MAX:
                 at_ms.append(each.at_ms)
                 output.append(each.output)
-                # The first advance that was left out may be as early as that.
+                # The earliest possible instant of an advance that was left out.
                 since_ms.append(each.at_ms if before is None else max(before.at_ms, each.after_ms))
                 steps.append(1 if before is None else max(each.version - before.version, 1))
             before = each
@@ -149,19 +149,19 @@ class Trace:
         return len(self.at_ms)
 
     def reached_ms(self, outputs: _Floats) -> _Floats:
-        """Return when it reached these, none of which may be above its last output."""
+        """Return the instants when it reached these outputs, up to its last one."""
         index = np.searchsorted(self.output, outputs)
         before, after = self.output[np.maximum(index - 1, 0)], self.output[index]
         steps, since_ms = self._steps[index], self._since_ms[index]
         part = np.ones_like(outputs)
         np.divide(outputs - before, after - before, out=part, where=after > before)
-        # A watermark advances in steps: it is there with the first step that is as far.
+        # A watermark advances in steps: it reaches an output with the first step that is as far.
         part = np.minimum(np.ceil(part * steps - 1e-9) / steps, 1.0)
         return since_ms + part * (self.at_ms[index] - since_ms)
 
 
 def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
-    """Estimate when the output watermark, whose history this is, will get to `target`.
+    """Estimate the instant when the output watermark of this history reaches `target`.
 
     `target` is above the last output of the trace.
 
@@ -172,34 +172,34 @@ def estimate(trace: Trace, now_ms: int, target: int) -> Estimate:
     >>> estimate(trace, now_ms=320, target=1_860).because
     'it has stood still for 30 ms, which it did fewer than 9 times in the last 320 ms'
     >>> estimate(trace, now_ms=293, target=9_000).because
-    'too little is known: in the last 293 ms it advanced by 7.3 s fewer than 9 times'
+    'too little history: in the last 293 ms it advanced by 7.3 s fewer than 9 times'
     """
     if target == MAX:
-        return CannotSay("nothing tells when a stage will be final")
+        return NoEstimate("the end of a stage cannot be estimated")
     if not len(trace):
-        return CannotSay("it has no output watermark yet")
+        return NoEstimate("it has no output watermark yet")
     distance = target - trace.output[-1]
     stood_ms = max(now_ms - trace.at_ms[-1], 0.0)
-    known_ms = now_ms - trace.at_ms[0]
+    history_ms = now_ms - trace.at_ms[0]
     completed = trace.output[:-1] + distance <= trace.output[-1]
     if _disjoint(trace.output[:-1][completed], distance) < _NEEDED:
-        return CannotSay(
-            f"too little is known: in the last {duration_text(known_ms)} it advanced by"
+        return NoEstimate(
+            f"too little history: in the last {duration_text(history_ms)} it advanced by"
             f" {duration_text(distance)} fewer than {_NEEDED} times"
         )
     best = _narrowest(trace, completed, distance, now_ms, stood_ms)
     if best is None:
-        return CannotSay(
+        return NoEstimate(
             f"it has stood still for {duration_text(stood_ms)}, which it did fewer than {_NEEDED}"
-            f" times in the last {duration_text(known_ms)}"
+            f" times in the last {duration_text(history_ms)}"
         )
     return Expected(
         at_ms=_instant(now_ms + best.middle_ms),
         between_ms=(_instant(now_ms + best.low_ms), _instant(now_ms + best.high_ms)),
         cases=best.cases,
         because=(
-            f"in the last {duration_text(known_ms)} it advanced by {duration_text(distance)}"
-            f" {best.cases} times over; judged by how long that took{_RELATIVE[best.pace]}"
+            f"in the last {duration_text(history_ms)} it advanced by {duration_text(distance)}"
+            f" {best.cases} times; estimated from the times that took{_RELATIVE[best.pace]}"
         ),
     )
 
@@ -229,7 +229,7 @@ class _Sample:
 def _narrowest(
     trace: Trace, completed: NDArray[np.bool_], distance: float, now_ms: int, stood_ms: float
 ) -> _Sample | None:
-    """Return the best sample; None: the watermark stood still for so long too few times."""
+    """Return the best sample; None: too few pauses were as long as the present one."""
     pauses = np.diff(trace.at_ms)
     usual = np.quantile(pauses[completed], _USUAL)
     for pause_ms in (stood_ms, *usual[usual < stood_ms].tolist()):
@@ -253,7 +253,7 @@ def _sample(
     stood_ms: float,
     pace: int,
 ) -> _Sample | None:
-    """Return the waits after these advances, relative to a pace; None: they are too few."""
+    """Return the waits after these advances, relative to a pace; None: too few."""
     first = trace.output[0] + pace * distance
     chosen = chosen & (trace.output[:-1] >= first)
     output = trace.output[:-1][chosen]
@@ -267,16 +267,16 @@ def _sample(
         took = from_ms - trace.reached_ms(output - pace * distance)
         scale = now_ms - trace.reached_ms(trace.output[-1:] - pace * distance)[0]
         waits = waits / np.maximum(took, 1.0)
-    # With few cases the quantiles move outwards, to the extremes of nine: as where they are only drawn
-    # from the same distribution as the truth, and no more is known.
+    # With few cases the quantiles move outwards, to the extremes of nine, as for a sample that is drawn
+    # from the same distribution as the truth.
     tail = max((_TAIL * (cases + 1) - 1) / (cases - 1), 0.0)
     low, middle, high = np.quantile(waits, [tail, 0.5, 1 - tail]) * scale
     return _Sample(float(low), float(middle), float(high), cases, pace)
 
 
 def _disjoint(outputs: _Floats, distance: float) -> int:
-    """Count how many stretches of this length begin at these outputs and do not overlap."""
-    # A list is searched in a fifth of the time that an array takes for a single value.
+    """Count the disjoint stretches of this length that begin at these outputs."""
+    # A single value is found in a list in a fifth of the time that an array takes.
     starts: list[float] = outputs.tolist()
     count, index = 0, 0
     while index < len(starts):

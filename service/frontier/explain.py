@@ -1,4 +1,4 @@
-"""Why a watermark is where it is: from the stage that is asked for to the ranges that hold it back."""
+"""Explanation of a watermark: from the requested stage to the ranges that hold it back."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ STALLED_AFTER = 3
 
 
 class Reason(StrEnum):
-    """Why a range holds its stage back; the first that fits."""
+    """The reason why a range holds its stage back: the first that applies."""
 
     NEVER_REPORTED = "never_reported"
     ENDED = "ended"
-    """Nobody holds it, since the last run of its stage has finished."""
+    """The range has no holder, since the last run of its stage has finished."""
     LEASE_EXPIRED = "lease_expired"
-    """Nobody holds it: its lease has run out, or there never was one."""
+    """The range has no holder: its lease has expired, or it was never claimed."""
     WAITING_FOR_COMMIT = "waiting_for_commit"
-    """It has reported a better promise, in an epoch that is not committed."""
+    """The range has reported a higher promise, in an epoch that is not committed."""
     THROTTLED = "throttled"
     STALLED = "stalled"
-    """Reports keep coming, its promise does not move, and its oldest work ages."""
+    """Reports continue, the promise does not move, and the oldest work ages."""
     BUFFERING = "buffering"
-    """A hold is its minimum."""
+    """A hold is the minimum of the range."""
     NO_INPUT = "no_input"
-    """It has observed less input than is published."""
+    """The range has observed less input than is published."""
     IDLE = "idle"
     BEHIND = "behind"
-    """It is simply the lowest."""
+    """The range is the lowest, without another reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Holder:
 
     promise: int
     has_reported: bool
-    """True if any report of it was applied, or waits."""
+    """True if any of its reports was applied, or waits."""
     is_leased: bool
     has_ended: bool
     """True if the last run of its stage has finished."""
     better_waits: bool
-    """True if a better promise waits in an epoch."""
+    """True if a higher promise waits in an epoch."""
     is_throttled: bool
     is_idle: bool
     holds: Mapping[str, int]
     facts: Facts | None
     raised_at_ms: int | None
-    """Since when its promise has not moved."""
+    """The instant of the last move of its promise."""
 
 
 def least_hold(holds: Mapping[str, int]) -> str | None:
@@ -66,7 +66,9 @@ def least_hold(holds: Mapping[str, int]) -> str | None:
 
 
 def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reason:
-    """Return why a range is where it is. `published_input`: of its stage; None: it is a source.
+    """Return the reason why a range holds its stage back.
+
+    `published_input`: of its stage; None: a source.
 
     >>> from dataclasses import replace
     >>> held = Holder(5, True, True, False, False, False, False, {"state": 5}, None, 90)
@@ -92,7 +94,7 @@ def reason(holder: Holder, *, published_input: int | None, now_ms: int) -> Reaso
 
 
 def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bool:
-    """Return whether reports keep coming, the promise has not moved for some of them, and old work ages.
+    """Return whether reports continue, the promise has not moved for some of them, and old work ages.
 
     >>> facts = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
     >>> is_stalled(facts, raised_at_ms=60, now_ms=100), is_stalled(facts, raised_at_ms=80, now_ms=100)
@@ -111,9 +113,9 @@ def is_stalled(facts: Facts | None, raised_at_ms: int | None, now_ms: int) -> bo
 def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
     """Return whether a stage with this hold lags by its input rather than by the hold.
 
-    Both are lags: the input's behind the furthest of the sources above it, and the hold's behind the
-    input. The larger one is the answer. A hold of a millisecond is none: it only says that rows of the
-    very moment of the input watermark may still come out.
+    Both are lags: the input's behind the furthest upstream source, and the hold's behind the input. The
+    larger one is the answer. A hold of a millisecond does not count: rows at exactly the input watermark
+    may still come out.
 
     >>> follows_input(furthest=100, published_input=40, hold=30)
     True
@@ -127,7 +129,7 @@ def follows_input(*, furthest: int, published_input: int, hold: int) -> bool:
 
 
 class Step(StrEnum):
-    """Cause for which a stage on the way waits."""
+    """The cause for which a stage on the path waits."""
 
     INPUT = "input"
     RANGES = "ranges"
@@ -137,11 +139,11 @@ class Step(StrEnum):
 def path(
     pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: Mapping[str, int]
 ) -> list[tuple[str, Step]]:
-    """Return the way from a stage to the root of its delay, each with what it waits for.
+    """Return the path from a stage to the root of its delay, each stage with its cause.
 
     `lowest` is the least promise of each stage that has ranges. A stage waits for its ranges as long as
-    one of them has promised less than the stage's input: that has arrived, and they hold on to it. Else
-    it waits for the lowest of its inputs that is waited for.
+    one of them has promised less than the stage's input: the input has arrived, and the ranges hold it.
+    Else the stage waits for its slowest input.
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import KeyLayout, ShardLayout
@@ -163,7 +165,7 @@ def path(
 def next_step(
     pipeline: Pipeline, stage: str, views: Mapping[str, StageWatermark], lowest: int | None
 ) -> Step:
-    """Return what a stage waits for, given the least promise of its ranges (None: it has none).
+    """Return the cause for which a stage waits, given the least promise of its ranges (None: no ranges).
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import KeyLayout, ShardLayout
@@ -182,7 +184,7 @@ def next_step(
 
 
 def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> str:
-    """Return the input that is waited for: the lowest that is not idle, else the lowest.
+    """Return the input that the stage waits for: the lowest that is not idle, else the lowest.
 
     >>> views = {"a": StageWatermark(output=3, idle=True), "b": StageWatermark(output=9)}
     >>> slowest_input(("a", "b"), views)
@@ -192,7 +194,7 @@ def slowest_input(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) 
 
 
 def slowest_inputs(inputs: tuple[str, ...], views: Mapping[str, StageWatermark]) -> list[str]:
-    """Return the inputs that are waited for: several, if they are equally low.
+    """Return the inputs that the stage waits for: several, if they are equally low.
 
     >>> views = {name: StageWatermark(output=at) for name, at in (("a", 3), ("b", 9), ("c", 3))}
     >>> slowest_inputs(("a", "b", "c"), views)

@@ -1,10 +1,10 @@
 """Facts about a range's work, reported beside its promise, and their consequences for its stage.
 
-A promise speaks of event time alone. Whether work is stuck, late, or simply not there is told by when it
-was done: the *processing watermark*, a lower bound on the wall clock of when the oldest unfinished work
-came in (Akidau, Chernyak and Lax, *Streaming Systems*, chapter 3, "Processing-time watermarks"). These
-facts are soft: they are lost with the live store, and nothing is promised by them. One is not: whether a
-range has something unfinished is saved with its promise, since a quiet shard may leave the minimum.
+A promise is about event time alone. Stuck and late work shows in the time of its processing: the
+*processing watermark* is a lower bound on the wall-clock arrival of the oldest unfinished work (Akidau,
+Chernyak and Lax, *Streaming Systems*, chapter 3, "Processing-time watermarks"). These facts are soft:
+they are lost with the live store, and no promise depends on them. One fact is not soft: unfinished work
+of a range is saved with its promise, since a quiet shard may leave the minimum.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class ReportedFacts:
     """Facts about a range in one report, besides its promise."""
 
     oldest_work_ms: int | None = None
-    """Since when, on the wall clock, its oldest unfinished work has been waiting; None: it has none."""
+    """Wall-clock arrival of its oldest unfinished work; None: all work is finished."""
     pending: bytes | None = None
-    """A sketch of the event times in flight; empty: nothing is; None: as reported last."""
+    """A sketch of the event times in flight; empty: nothing in flight; None: as reported last."""
     records: int | None = None
-    """Records since its last report; None: not said."""
+    """Records since its last report; None: not reported."""
     late: int = 0
     backlog: int = 0
-    """Records that it has not read yet."""
+    """Records that are not read yet."""
     keeps_back: bool = False
-    """True if the range keeps a hold: something is still to come out that no other fact here shows."""
+    """True if the range keeps a hold: output is still to come that the other facts do not show."""
 
     @property
     def is_unfinished(self) -> bool:
-        """True if something of it is still to come out.
+        """True if output of it is still to come.
 
         >>> ReportedFacts(records=1).is_unfinished, ReportedFacts(backlog=1).is_unfinished
         (False, True)
@@ -45,7 +45,7 @@ class ReportedFacts:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing came, and nothing is left to read.
+        """True if no record came, and no backlog is left.
 
         >>> ReportedFacts(records=0).is_quiet, ReportedFacts().is_quiet
         (True, False)
@@ -54,7 +54,7 @@ class ReportedFacts:
 
     @property
     def is_nothing(self) -> bool:
-        """True if nothing came, and nothing is unfinished.
+        """True if no record came, and no work is unfinished.
 
         >>> ReportedFacts(records=0).is_nothing, ReportedFacts(records=0, keeps_back=True).is_nothing
         (True, False)
@@ -70,21 +70,21 @@ class Facts:
     """Facts about a range, from all of its reports so far."""
 
     reported_at_ms: int
-    """When its last report was applied, on the service's wall clock; 0: none was."""
+    """Instant of its last applied report, on the service's wall clock; 0: never."""
     interval_ms: int | None
-    """Between its last two reports; None: there was only one."""
+    """Time between its last two reports; None: only one report so far."""
     oldest_work_ms: int | None
     pending: bytes | None
-    """None: it has never said."""
+    """None: never reported."""
     backlog: int
     quiet_since_ms: int
-    """Since when no record has come, on the clock that leases run by."""
+    """Instant of its last record, on the clock of leases."""
     keeps_back: bool = False
-    """As reported last, or by any attempt at the epoch that was committed last."""
+    """As reported last, or by any attempt at the last committed epoch."""
 
     @property
     def is_unfinished(self) -> bool:
-        """True if something of it is still to come out."""
+        """True if output of it is still to come."""
         return _is_unfinished(self.keeps_back, self.backlog, self.oldest_work_ms, self.pending)
 
 
@@ -95,16 +95,16 @@ def _is_unfinished(
 
 
 UNFINISHED = Facts(0, None, None, None, 0, quiet_since_ms=0, keeps_back=True)
-"""All that is known of a range, after a loss of the live store, that had something unfinished."""
+"""The facts of a range with unfinished work after a loss of the live store."""
 
 
 def merge_facts(
     earlier: Facts | None, reported: ReportedFacts, *, now_ms: int, wall_ms: int
 ) -> Facts:
-    """Merge a report into what its range has said so far.
+    """Merge a report into the facts of its range so far.
 
-    What is in flight stays as said until it is said anew; the rest is as reported last. Work that claims
-    to have waited since a moment ahead of the service's clock waits since now.
+    Rows in flight stay as reported until the next report of them; the rest is as reported last. An
+    arrival of work ahead of the service's clock is taken as now.
 
     >>> first = merge_facts(None, ReportedFacts(oldest_work_ms=70, pending=b"x"), now_ms=5, wall_ms=60)
     >>> first.oldest_work_ms, first.quiet_since_ms, first.interval_ms
@@ -128,7 +128,7 @@ def merge_facts(
 
 
 def note_activity(earlier: Facts | None, *, now_ms: int) -> Facts:
-    """Note that records have come, in a report that waits for its commit: the range is not quiet.
+    """Note that records came in a report that waits for its commit: the range is not quiet.
 
     >>> note_activity(None, now_ms=7).quiet_since_ms
     7
@@ -146,7 +146,7 @@ class Counts:
     late: int = 0
 
     def plus(self, reported: ReportedFacts) -> Counts:
-        """Add what a report counts.
+        """Add the counts of a report.
 
         >>> Counts(5, 1).plus(ReportedFacts(records=2))
         Counts(records=7, late=1)
@@ -155,21 +155,21 @@ class Counts:
 
 
 UNKNOWN = -1
-"""In place of a processing watermark: some range has never reported."""
+"""In place of a processing watermark: a range has never reported."""
 
-NOBODY = MAX
-"""In place of a processing watermark: there is nobody whose work could be waiting, so it is now."""
+NO_WORK = MAX
+"""In place of a processing watermark: no range counts, so it is now."""
 
 
 def work_since(
     reported_at_ms: Int64s, promises: Int64s, idle: Bools, facts: Mapping[int, Facts]
 ) -> int:
-    """Return since when the oldest work of a stage's ranges may have been waiting (or `UNKNOWN`,
-    `NOBODY`).
+    """Return the earliest possible arrival of the oldest unfinished work of a stage's ranges (or
+    `UNKNOWN`, `NO_WORK`).
 
-    For a range that names its oldest work it is that; for another the moment of its last report (0:
-    never), since it may have taken in more by now. A final or idle range counts only if it names work. A
-    range whose lease has run out does not report, so its moment stands still.
+    For a range that reports its oldest work, this is its arrival. For another, it is the moment of its
+    last report (0: never), since more work may have arrived since. A final or idle range counts only if
+    it reports work. A range whose lease has expired does not report, so its moment stands still.
 
     >>> at, promises = np.array([50, 60, 40]), np.array([7, 8, MAX])
     >>> work_since(at, promises, np.zeros(3, bool), {})
@@ -180,30 +180,29 @@ def work_since(
     True
     """
     counted = ~(idle | (promises == MAX))
-    moments = np.where(counted, reported_at_ms, NOBODY)
+    moments = np.where(counted, reported_at_ms, NO_WORK)
     for index, each in facts.items():
         if each.oldest_work_ms is not None:
             moments[index] = each.oldest_work_ms
-    least = int(moments.min()) if len(moments) else NOBODY
+    least = int(moments.min()) if len(moments) else NO_WORK
     return UNKNOWN if least == 0 else least
 
 
 def join_work(since: Iterable[int]) -> int:
-    """Join the moments of a stage's ranges and of its upstreams: nothing is done before they have
-    done it.
+    """Join the moments of a stage's ranges and of its upstreams: the earliest counts.
 
-    >>> join_work([50, 60, NOBODY]), join_work([50, UNKNOWN]) == UNKNOWN
+    >>> join_work([50, 60, NO_WORK]), join_work([50, UNKNOWN]) == UNKNOWN
     (50, True)
     """
-    return min(since, default=NOBODY)
+    return min(since, default=NO_WORK)
 
 
 def processing_watermark(since: int, now_ms: int) -> int | None:
-    """Return the processing watermark; None: some range has never reported.
+    """Return the processing watermark; None: a range has never reported.
 
     It never passes the clock.
 
-    >>> processing_watermark(50, now_ms=70), processing_watermark(NOBODY, now_ms=70)
+    >>> processing_watermark(50, now_ms=70), processing_watermark(NO_WORK, now_ms=70)
     (50, 70)
     >>> processing_watermark(UNKNOWN, now_ms=70) is None
     True
@@ -211,13 +210,13 @@ def processing_watermark(since: int, now_ms: int) -> int | None:
     return None if since == UNKNOWN else min(since, now_ms)
 
 
-def all_said_pending(promises: Int64s, idle: Bools, facts: Mapping[int, Facts]) -> bool:
+def all_report_pending(promises: Int64s, idle: Bools, facts: Mapping[int, Facts]) -> bool:
     """Return whether each range that is neither idle nor final has reported its rows in flight.
 
-    >>> said = Facts(1, None, None, b"", 0, 1)
-    >>> all_said_pending(np.array([1, MAX]), np.zeros(2, bool), {0: said})
+    >>> facts = Facts(1, None, None, b"", 0, 1)
+    >>> all_report_pending(np.array([1, MAX]), np.zeros(2, bool), {0: facts})
     True
-    >>> all_said_pending(np.array([1, 2]), np.zeros(2, bool), {0: said})
+    >>> all_report_pending(np.array([1, 2]), np.zeros(2, bool), {0: facts})
     False
     """
     silent = ~(idle | (promises == MAX))

@@ -1,4 +1,4 @@
-"""The pipeline: a directed acyclic graph of stages, and how a watermark travels along it."""
+"""The pipeline: a directed acyclic graph of stages, and the propagation of watermarks along it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Stage:
 
     @property
     def is_source(self) -> bool:
-        """It has shards: it brings data in."""
+        """True for a source: its ranges are shards."""
         return isinstance(self.layout, ShardLayout)
 
     @property
     def is_passthrough(self) -> bool:
-        """It has no ranges that could hold data back."""
+        """True for a stage without ranges."""
         return self.layout is None
 
 
@@ -46,13 +46,13 @@ class Status(StrEnum):
     """A stage's status, which follows from its output watermark."""
 
     UNKNOWN = "unknown"
-    """No output watermark yet."""
+    """The output watermark does not exist yet."""
     ACTIVE = "active"
-    """It has an output watermark, and more may come."""
+    """The stage has an output watermark, and more may come."""
     IDLE = "idle"
-    """No range is active: it stands still, and its downstreams do not wait for it."""
+    """No range is active: the watermark stands still, and downstreams do not wait for it."""
     FINAL = "final"
-    """Its output is at the end of time."""
+    """The output is at the end of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class StageWatermark:
         return Status.UNKNOWN if self.output == MIN else Status.ACTIVE
 
     def advance(self, input_: int, output: int, *, idle: bool) -> StageWatermark:
-        """Join with newer knowledge. Watermarks never go back; idleness may come and go.
+        """Join with newer values. Watermarks never go back; idleness may come and go.
 
         >>> StageWatermark(10, 8).advance(9, 12, idle=False)
         StageWatermark(input=10, output=12, idle=False)
@@ -88,7 +88,7 @@ class StageWatermark:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A checked graph. Raises `InvalidPipelineError`, naming the stage, if it is none.
+    """A checked graph. Raises `InvalidPipelineError`, naming the stage, if it is invalid.
 
     >>> Pipeline({"s": Stage((), ShardLayout.of("0")), "k": Stage(("s",))}).order
     ('s', 'k')
@@ -97,7 +97,7 @@ class Pipeline:
     service.frontier.errors.InvalidPipelineError: stage 'a': inputs form a cycle: a → b → a
     >>> Pipeline({"k": Stage(("s",))})
     Traceback (most recent call last):
-    service.frontier.errors.InvalidPipelineError: stage 'k': its input 's' is no stage of this pipeline
+    service.frontier.errors.InvalidPipelineError: stage 'k': its input 's' is not in the pipeline
     """
 
     stages: Mapping[str, Stage] = field(hash=False)
@@ -130,16 +130,16 @@ class Pipeline:
 
     @cached_property
     def downstreams(self) -> Mapping[str, tuple[str, ...]]:
-        """For each stage, those that read it."""
+        """The downstream stages of each stage."""
         found: dict[str, list[str]] = {name: [] for name in self.stages}
         for name in self.order:
             for upstream in self.stages[name].inputs:
                 found[upstream].append(name)
-        return {name: tuple(readers) for name, readers in found.items()}
+        return {name: tuple(downstream) for name, downstream in found.items()}
 
     @cached_property
     def sources_above(self) -> Mapping[str, frozenset[str]]:
-        """For each stage, the sources that it gets data from; for a source, itself."""
+        """The upstream sources of each stage; for a source, itself."""
         found: dict[str, frozenset[str]] = {}
         for name in self.order:
             stage = self.stages[name]
@@ -148,7 +148,7 @@ class Pipeline:
         return found
 
     def ancestors(self, stages: Iterable[str]) -> tuple[str, ...]:
-        """Return these stages and all stages above them, each after its inputs.
+        """Return these stages and all stages upstream of them, each after its inputs.
 
         >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
         >>> flow.ancestors(["u"]), flow.ancestors(["s"])
@@ -188,9 +188,9 @@ class Pipeline:
         """Propagate the agreements of the `touched` stages along the graph; return the changed
         watermarks.
 
-        `published` is where every stage is, `agreements` what the ranges of each stage that has any
-        agree on. The result, laid over `published`, is one consistent snapshot: stages are taken in
-        the order of the graph, so no input is ahead of the outputs that it was made of.
+        `published` is the watermark of every stage, `agreements` the agreement of the ranges of each
+        stage that has ranges. The result, laid over `published`, is one consistent snapshot: stages are
+        taken in the order of the graph, so no input is ahead of the outputs that it was made of.
 
         >>> flow = Pipeline({"s": Stage((), ShardLayout.of("0")), "u": Stage(("s",))})
         >>> flow.propagate({}, {"s": Agreement(7)}, ["s"])["u"]
@@ -246,12 +246,11 @@ def input_agreement(upstreams: Iterable[StageWatermark]) -> Agreement:
 
 
 def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: int) -> bool:
-    """Return whether a keyed stage is idle: nothing is active upstream, and its ranges hold nothing of
-    the rows that came.
+    """Return whether a keyed stage is idle: its upstreams are idle, and its ranges hold no rows.
 
-    A range may hold events that its idle upstreams once brought, and a downstream that went on without
-    it would find them late. So each range must be idle, and must have observed the published input: a
-    promise says so, since it never exceeds what its range has observed.
+    A range may hold events of its idle upstreams, and a downstream that continued without the range
+    would get them late. So each range must be idle, and must have observed the published input. A
+    promise proves the latter, since it never exceeds the input that its range has observed.
 
     >>> quiet, ranges = Agreement(7, idle=True), Agreement(7, idle=True)
     >>> is_keyed_idle(quiet, ranges, published_input=7), is_keyed_idle(quiet, ranges, published_input=8)
@@ -263,8 +262,8 @@ def is_keyed_idle(upstreams: Agreement, ranges: Agreement, *, published_input: i
 
 
 def is_ahead(reached: Agreement, published: StageWatermark) -> bool:
-    """Return whether the agreement of a stage's ranges may be ahead of what is published, so that it
-    must be checked.
+    """Return whether the agreement of a stage's ranges may be ahead of its published watermark, so that
+    it must be checked.
 
     >>> is_ahead(Agreement(7), StageWatermark(output=5))
     True
@@ -283,7 +282,7 @@ def _check_stage(name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
         raise InvalidPipelineError(name, "a stage without shards needs inputs")
     for upstream in stage.inputs:
         if upstream not in stages:
-            raise InvalidPipelineError(name, f"its input {upstream!r} is no stage of this pipeline")
+            raise InvalidPipelineError(name, f"its input {upstream!r} is not in the pipeline")
     if len(set(stage.inputs)) < len(stage.inputs):
         raise InvalidPipelineError(name, "an input is named twice")
 
@@ -293,19 +292,19 @@ def _check_throttle(throttle: ThrottlePolicy, stages: Mapping[str, Stage]) -> No
     for group in throttle.groups:
         for name in group.stages:
             if name not in stages or not stages[name].is_source:
-                raise InvalidPipelineError(name, "throttle.groups names it, but it is no source")
+                raise InvalidPipelineError(name, "throttle.groups names it, but it is not a source")
             if name in grouped:
                 raise InvalidPipelineError(name, "throttle.groups names it twice")
             grouped.add(name)
     for name in throttle.max_lag_ms:
         if name not in stages or stages[name].is_source:
             raise InvalidPipelineError(
-                name, "throttle.stages names it, but it is no stage with inputs"
+                name, "throttle.stages names it, but it is not a stage with inputs"
             )
 
 
 def _from_smallest(cycle: list[str]) -> list[str]:
-    """Turn a cycle so that it begins, and ends, with its smallest name."""
+    """Rotate a cycle so that it begins, and ends, with its smallest name."""
     ring = cycle[:-1][::-1]
     first = ring.index(min(ring))
     return [*ring[first:], *ring[:first], ring[first]]

@@ -1,7 +1,7 @@
 """Health: whether a stage's watermark can move, and the first reason why it cannot.
 
-The *status* of a stage is about its watermark alone: one that stands still because all of its workers
-have died is `active`. The health is about those who would have to move it.
+The *status* of a stage is about its watermark alone: a stage that stands still because all of its
+workers have died is `active`. The health is about the workers that would have to move the watermark.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Outcome(StrEnum):
     """The outcome of a run, in the words of the program that ended it."""
 
     FINISHED = "finished"
-    """The program did all that it had to do: a job between two nights."""
+    """The program has done all its work, as a nightly job by day."""
     STOPPED = "stopped"
-    """Somebody stopped it, with work left."""
+    """The program was stopped, with work left."""
     FAILED = "failed"
 
 
@@ -38,22 +38,22 @@ def past(outcome: Outcome) -> str:
 
 
 class Health(StrEnum):
-    """The health of a stage: the first that fits."""
+    """The health of a stage: the first that applies."""
 
     FINAL = "final"
     """Nothing more will come."""
     FAILED = "failed"
-    """Its last run ended so."""
+    """The last run failed."""
     SILENT = "silent"
     """A range has never reported, and all wait for it."""
     NO_WORKER = "no_worker"
     """A range that counts has no current lease while its run goes on, or its last run was stopped."""
     STALLED = "stalled"
-    """Reports keep coming for a range that holds it back, and its oldest work ages."""
+    """A range that holds the stage back continues to report, and its oldest work ages."""
     WAITING = "waiting"
-    """It is where its inputs let it be, and one of their causes is one of the four above."""
+    """The stage has followed its inputs, and one of them has one of the four causes above."""
     ENDED = "ended"
-    """Its last run finished."""
+    """The last run finished."""
     IDLE = "idle"
     OK = "ok"
 
@@ -62,15 +62,15 @@ class Severity(StrEnum):
     """The severity of a problem."""
 
     CRITICAL = "critical"
-    """Nobody is there who could move the watermark: it stands until somebody acts."""
+    """The watermark has no worker that could move it: it stands until an operator acts."""
     WARNING = "warning"
-    """It may pass by itself."""
+    """The problem may pass by itself."""
 
 
 SEVERITIES: Final[Mapping[Health, Severity]] = {
     Health.FAILED: Severity.CRITICAL,
     Health.NO_WORKER: Severity.CRITICAL,
-    # Likewise before the first run of a job that was only just defined.
+    # Also before the first run of a job that was just defined.
     Health.SILENT: Severity.WARNING,
     # Three intervals of reports may be three seconds.
     Health.STALLED: Severity.WARNING,
@@ -89,20 +89,20 @@ _WORST_FIRST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """The ranges of a stage that hold it back for a reason of its own, and the end of its last run."""
+    """The ranges of a stage that hold it back for a cause of its own, and the end of its last run."""
 
     silent: int = 0
     """Ranges that have never reported."""
     no_worker: int = 0
-    """Ranges that have reported and count, and that nobody holds a lease on."""
+    """Ranges that have reported and count, and have no lease."""
     stalled: int = 0
     """Ranges that report without moving, as in `explain.is_stalled`."""
     outcome: Outcome | None = None
-    """None: the last run goes on, or there never was one."""
+    """None: the last run continues, or the stage never had a run."""
 
 
 def silent_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
-    """Return which ranges have never reported, and are waited for.
+    """Return the ranges that have never reported, and that the stage waits for.
 
     >>> import numpy as np
     >>> promises, idle = np.array([MIN, MIN, MIN, 7]), np.array([False, True, False, False])
@@ -113,7 +113,7 @@ def silent_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bool
 
 
 def counted_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Bools:
-    """Return which ranges have reported and count: they are neither idle nor final.
+    """Return the ranges that have reported and count: they are neither idle nor final.
 
     >>> import numpy as np
     >>> promises, idle = np.array([MIN, 7, 7, MAX]), np.array([False, True, False, False])
@@ -127,7 +127,7 @@ def counted_ranges(promises: Int64s, idle: Bools, reported_at_ms: Int64s) -> Boo
 def stalled_ranges(
     promises: Int64s, idle: Bools, raised_at_ms: Int64s, facts: Mapping[int, Facts], now_ms: int
 ) -> list[int]:
-    """Return those ranges at a stage's minimum that are stalled, as far as their own facts tell.
+    """Return the ranges at a stage's minimum that are stalled, by their own facts.
 
     >>> import numpy as np
     >>> stuck = Facts(95, 10, oldest_work_ms=40, pending=None, backlog=0, quiet_since_ms=0)
@@ -150,7 +150,7 @@ def stalled_ranges(
 
 
 NO_VITALS: Final = Vitals()
-"""Those of a stage without ranges."""
+"""The vitals of a stage without ranges."""
 
 
 def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
@@ -169,7 +169,7 @@ def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
     """
     outcome = vitals.outcome
     if status is Status.ACTIVE and outcome is None and not waits and not has_trouble(vitals):
-        # Most are, and each reader asks.
+        # The usual case, on every read.
         return Health.OK
     fits = {
         Health.FINAL: status is Status.FINAL,
@@ -186,7 +186,7 @@ def health(status: Status, vitals: Vitals, *, waits: bool) -> Health:
 
 
 def has_trouble(vitals: Vitals) -> bool:
-    """Return whether any range of a stage holds it back for a reason of its own.
+    """Return whether any range of a stage holds it back for a cause of its own.
 
     >>> has_trouble(NO_VITALS), has_trouble(Vitals(stalled=1))
     (False, True)
@@ -201,9 +201,9 @@ def healths(
     vitals: Mapping[str, Vitals],
     lowest: Callable[[str], int | None],
 ) -> Mapping[str, Health]:
-    """Return the health of each of these stages, which come in an order in which inputs come first.
+    """Return the health of each of these stages, given in an order in which inputs come first.
 
-    `vitals` has those with ranges. `lowest` returns a stage's least promise (None: it has no ranges); it
+    `vitals` has the stages with ranges. `lowest` returns a stage's least promise (None: no ranges); it
     is called only for a stage that may be waiting.
 
     >>> from service.frontier.graph import Stage
@@ -230,9 +230,9 @@ def waits_for_trouble(
     above: Mapping[str, Health],
     lowest: Callable[[str], int | None],
 ) -> bool:
-    """Return whether a stage has followed its inputs, and one of these is in trouble itself."""
+    """Return whether a stage has followed its inputs, and one of them is in trouble."""
     inputs = pipeline.stages[stage].inputs
-    # Most are not, and then the promises need not be looked at.
+    # Inputs are rarely in trouble, and then the promises are not read.
     if not any(above.get(each) in _TROUBLED for each in inputs):
         return False
     if next_step(pipeline, stage, watermarks, lowest(stage)) is not Step.INPUT:
@@ -241,7 +241,7 @@ def waits_for_trouble(
 
 
 def worst(found: Iterable[Health]) -> Health:
-    """Return the health of a job, given those of its stages; `OK` of none.
+    """Return the health of a job, given those of its stages; `OK` without stages.
 
     >>> worst([Health.FINAL, Health.OK]), worst([Health.WAITING, Health.SILENT])
     (<Health.OK: 'ok'>, <Health.SILENT: 'silent'>)
@@ -252,7 +252,7 @@ def worst(found: Iterable[Health]) -> Health:
 
 
 def badness(of: Health) -> int:
-    """Return the place of a health among all, the worst first.
+    """Return the rank of a health, the worst first.
 
     >>> sorted(Health, key=badness)[:3]
     [<Health.FAILED: 'failed'>, <Health.NO_WORKER: 'no_worker'>, <Health.SILENT: 'silent'>]
@@ -266,7 +266,7 @@ def holds_back(
     watermarks: Mapping[str, StageWatermark],
     found: Mapping[str, Health],
 ) -> list[str]:
-    """Return the stages below that wait for this one, in the pipeline's order.
+    """Return the downstream stages that wait for this one, in the pipeline's order.
 
     >>> from service.frontier.graph import Stage
     >>> from service.frontier.ranges import ShardLayout

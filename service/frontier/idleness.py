@@ -1,9 +1,8 @@
-"""When a quiet shard of a source is no longer waited for, by the policy of its author.
+"""Idleness of a quiet shard of a source, by the policy of its author.
 
-A shard that brings nothing holds back everything downstream. Whether more will come, only somebody
-who watches it can know: a worker that is merely silent proves nothing. So a shard is idle only if
-it was quiet *and known to be watched* for all that time (Flink calls this `withIdleness`, and asks
-only for silence).
+A shard without records holds back everything downstream. Only a worker that watches the shard has
+evidence that it is quiet: a silent worker proves nothing. So a shard is idle only if it was quiet *and
+watched* for the policy's time (Flink's `withIdleness` requires only silence).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from service.frontier.facts import Facts
 from service.frontier.timestamps import MAX, MIN
 
 MIN_COMMITS = 2
-"""So many commits of a run, none with a report for a shard, show that the run found nothing in it."""
+"""Number of commits of a run without a report for a shard that prove that the shard was quiet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """An unbroken series of a stage's commits. Instants are of the clock that leases run by."""
+    """An unbroken series of a stage's commits. Instants are on the clock of leases."""
 
     since_ms: int
-    """Instant of the first."""
+    """Instant of the first commit."""
     last_ms: int
     count: int
 
@@ -44,9 +43,9 @@ def next_commit(series: Commits | None, now_ms: int, *, after_ms: int) -> Commit
 
 
 def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) -> bool:
-    """Return whether the stage's run committed epochs throughout the policy's time, and still does.
+    """Return whether the stage's run has committed epochs throughout the policy's time, until now.
 
-    Only what is before the last commit is proved: the batch after it may have read something.
+    Only the time before the last commit is proved: the batch after it may have read records.
 
     >>> committed_throughout(Commits(since_ms=0, last_ms=100, count=2), 150, after_ms=100)
     True
@@ -64,63 +63,64 @@ def committed_throughout(series: Commits | None, now_ms: int, *, after_ms: int) 
 
 
 MAX_GAP_MS: Final = 1_000
-"""Looks that are further apart than this, and than half of the policy's time, or than all of it, are no
-series: a pause may have come and gone in between."""
+"""The largest gap in a series of samples, unless half of the policy's time is longer. A larger gap, or
+one longer than the policy's time, breaks the series: a pause may have begun and ended in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """An unbroken series of looks at which shards of a stage are asked to pause. Instants are of the
-    clock that leases run by.
+class PauseSamples:
+    """An unbroken series of samples of the paused shards of a stage.
+
+    Instants are on the clock of leases.
     """
 
     since_ms: int = MIN
-    """Instant of the first; `MIN`: no shard can have been paused before."""
+    """Instant of the first sample; `MIN`: no shard can have been paused before."""
     last_ms: int = MIN
     unpaused_since_ms: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By shard: the first look after its pause; `MAX`: it is asked to pause now. Only shards that were
-    paused lately."""
+    """By shard: the first sample after its pause; `MAX`: paused now. Only shards that were paused
+    recently."""
 
     def unpaused_since(self, shard: str) -> int:
-        """Return since when a shard is known not to be paused."""
+        """Return the instant from which a shard was not paused."""
         return self.unpaused_since_ms.get(shard, self.since_ms)
 
     def is_paused(self, shard: str) -> bool:
-        """Return whether a shard is to pause now."""
+        """Return whether a shard is paused now."""
         return self.unpaused_since_ms.get(shard) == MAX
 
 
-NEVER_PAUSED: Final = Looks()
-"""Looks at a stage whose shards are never throttled."""
+NEVER_PAUSED: Final = PauseSamples()
+"""Samples of a stage whose shards are never throttled."""
 
 
-def next_look(
-    series: Looks | None, now_ms: int, paused: Collection[str], *, after_ms: int
-) -> Looks:
-    """Return the series after a look that found these shards paused.
+def next_sample(
+    series: PauseSamples | None, now_ms: int, paused: Collection[str], *, after_ms: int
+) -> PauseSamples:
+    """Return the series after a sample with these shards paused.
 
-    >>> series = next_look(None, 10, {"a"}, after_ms=4_000)
+    >>> series = next_sample(None, 10, {"a"}, after_ms=4_000)
     >>> series.is_paused("a"), series.is_paused("b"), series.unpaused_since("b")
     (True, False, 10)
-    >>> series = next_look(series, 110, (), after_ms=4_000)
+    >>> series = next_sample(series, 110, (), after_ms=4_000)
     >>> series.is_paused("a"), series.unpaused_since("a"), series.unpaused_since("b")
     (False, 110, 10)
-    >>> next_look(series, 2_110, (), after_ms=4_000).unpaused_since("b")
+    >>> next_sample(series, 2_110, (), after_ms=4_000).unpaused_since("b")
     10
-    >>> next_look(series, 2_111, (), after_ms=4_000).unpaused_since("b")
+    >>> next_sample(series, 2_111, (), after_ms=4_000).unpaused_since("b")
     2111
     """
     allowed_ms = min(max(MAX_GAP_MS, after_ms // 2), after_ms)
     is_broken = series is None or not 0 <= now_ms - series.last_ms <= allowed_ms
     if series is None or is_broken:
-        return Looks(now_ms, now_ms, dict.fromkeys(paused, MAX))
+        return PauseSamples(now_ms, now_ms, dict.fromkeys(paused, MAX))
     since = {
         shard: now_ms if unpaused == MAX else unpaused
         for shard, unpaused in series.unpaused_since_ms.items()
-        # Commits from before the policy's time make no difference any more.
+        # Commits from before the policy's time no longer count.
         if unpaused > now_ms - 2 * after_ms
     }
-    return Looks(series.since_ms, now_ms, since | dict.fromkeys(paused, MAX))
+    return PauseSamples(series.since_ms, now_ms, since | dict.fromkeys(paused, MAX))
 
 
 def is_quiet(
@@ -132,16 +132,17 @@ def is_quiet(
     now_ms: int,
     after_ms: int,
 ) -> bool:
-    """Return whether a shard has been quiet for `after_ms`, without backlog, not paused, and watched all
-    that time, and its last report left nothing unfinished (`Facts.is_unfinished`). `keeps_back` is
+    """Return whether a shard has been quiet for `after_ms`: without backlog, not paused, and watched
+    throughout, and its last report left nothing unfinished (`Facts.is_unfinished`). `keeps_back` is
     the rest.
 
-    Watched means that its lease was current all the time (`held_since_ms`: since when, without a gap),
-    or that its stage's run committed all the time (`commits`), with nothing reported for it. Commits
-    prove nothing of the time since the last one: a long batch may be reading the shard just now.
+    Watched means that its lease was current throughout (`held_since_ms`: the begin of the leases
+    without a gap), or that its stage's run committed throughout (`commits`), without a report for the
+    shard. Commits prove nothing about the time since the last one: a long batch may be reading the
+    shard just now.
 
-    While a shard is asked to pause, its worker keeps the lease and does not look. So it counts as
-    watched only from `unpaused_since_ms` on (`MAX`: it is paused), whatever lease and commits say.
+    The worker of a paused shard keeps the lease and does not read. So the shard counts as watched only
+    from `unpaused_since_ms` on (`MAX`: it is paused), regardless of lease and commits.
 
     >>> quiet = Facts(0, None, None, None, backlog=0, quiet_since_ms=0)
     >>> at = {"commits": None, "unpaused_since_ms": 0, "now_ms": 100, "after_ms": 100}
@@ -170,9 +171,9 @@ def is_quiet(
 
 
 def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
-    """Return whether something of a quiet shard may still come out that its facts do not show: it has a
-    hold, or a report for an epoch that is not committed yet. If it left the minimum, the
-    watermark would pass that.
+    """Return whether output of a quiet shard may still come that its facts do not show: it has a hold,
+    or a report for an epoch that is not committed yet. If the shard left the minimum, the watermark
+    would pass this output.
 
     >>> keeps_back((), None), keeps_back(("buffer",), None), keeps_back((), 5)
     (False, True, True)
@@ -183,8 +184,8 @@ def keeps_back(holds: Collection[str], waiting_promise: int | None) -> bool:
 def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
     """Return the instant since which the last of several quiet shards are quiet.
 
-    Those leave the minimum after the others, and after the others' leaving is published. If all left at
-    once, nobody would be active, and the watermark would stand at the least promise of all: at that of
+    These shards leave the minimum after the others, once the others' departure is published. If all left
+    at once, no shard would be active, and the watermark would stand at the least promise of all: that of
     the shard that has been quiet for longest. None: they may leave together.
 
     >>> wait_for_last([70, None, 90, 90]), wait_for_last([90, 90]), wait_for_last([])
@@ -195,7 +196,7 @@ def wait_for_last(quiet_since_ms: Iterable[int | None]) -> int | None:
 
 
 def stays_idle(*, was_idle_by_policy: bool, reported_nothing: bool) -> bool:
-    """Return whether a shard that is idle by policy remains so after a report: as long as nothing
+    """Return whether a shard that is idle by policy remains so after a report: as long as no record
     comes, and nothing is unfinished.
 
     >>> stays_idle(was_idle_by_policy=True, reported_nothing=True)

@@ -1,9 +1,8 @@
 """The right to report for a range: leases, the ranks of claims, and runs.
 
-A range has at most one current lease. It is *fenced* from the moment the next one is granted, so what
-its old holder still sends has no effect, however late it arrives (Gray and Cheriton, SOSP 1989,
-for leases; Kleppmann, *How to do distributed locking*, 2016, for why the token must be checked where
-it is used).
+A range has at most one current lease. It is *fenced* from the moment the next one is granted, so reports
+of its old holder have no effect, however late they arrive (Gray and Cheriton, SOSP 1989, for leases;
+Kleppmann, *How to do distributed locking*, 2016, on the check of the token at the place of its use).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ class Rank:
     """
 
     run: int = 0
-    """0: of no run."""
+    """0: without a run."""
     epoch: int = 0
     attempt: int = 0
 
 
 def is_current(deadline_ms: int, now_ms: int) -> bool:
-    """Return whether a lease is current. At its deadline it no longer is, and then it is never renewed.
+    """Return whether a lease is current. It ends at its deadline, and is never renewed after it.
 
     >>> is_current(deadline_ms=1_000, now_ms=999), is_current(deadline_ms=1_000, now_ms=1_000)
     (True, False)
@@ -35,9 +34,9 @@ def is_current(deadline_ms: int, now_ms: int) -> bool:
 
 
 def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
-    """Return whether a claim may have a range that is under a current lease.
+    """Return whether a claim takes over a range that is under a current lease.
 
-    An equal rank of another holder may not: the first of two equals keeps it.
+    An equal rank of another holder does not: the first of two equals keeps the range.
 
     >>> takes_over(Rank(epoch=5, attempt=1), Rank(epoch=5), same_holder=False)
     True
@@ -48,7 +47,7 @@ def takes_over(rank: Rank, held_by: Rank, *, same_holder: bool) -> bool:
 
 
 def opens_run(run: int, current: int) -> bool:
-    """Return whether a run takes a stage over from the current one. Runs only rise.
+    """Return whether a run takes over a stage from the current one. Runs only rise.
 
     >>> opens_run(3, current=2), opens_run(2, current=2)
     (True, False)
@@ -57,7 +56,7 @@ def opens_run(run: int, current: int) -> bool:
 
 
 def is_of_run(run: int, current: int) -> bool:
-    """Return whether a claim or a commit belongs to the stage's run. 0: a stage without a run.
+    """Return whether a claim or a commit belongs to the stage's run. 0: without a run.
 
     >>> is_of_run(2, current=2), is_of_run(0, current=2), is_of_run(3, current=2)
     (True, False, False)
@@ -66,7 +65,7 @@ def is_of_run(run: int, current: int) -> bool:
 
 
 def is_fenced(run: int, current: int) -> bool:
-    """Return whether a lease is void since a newer run has taken its stage over.
+    """Return whether a lease is void since a newer run has taken over its stage.
 
     >>> is_fenced(1, current=2), is_fenced(2, current=2)
     (True, False)

@@ -1,4 +1,4 @@
-"""Policies that the author of a pipeline decides, besides its graph."""
+"""Policies of a pipeline's author, besides its graph."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """When a quiet shard of a source is no longer waited for."""
+    """Conditions under which a source does not wait for a quiet shard."""
 
     after_ms: int
     slack_ms: int | None = None
-    """None: it is left out. Else its promise follows the clock, by so much behind."""
+    """None: the shard is left out. Else its promise follows the clock, this far behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StagePolicy:
 
     @property
     def needs_facts(self) -> bool:
-        """True if each report matters to it, even one without facts about its work.
+        """True if every report is necessary, even one without facts about its work.
 
         >>> StagePolicy().needs_facts, StagePolicy((33,)).needs_facts
         (False, True)
@@ -54,7 +54,7 @@ class ThrottlePolicy:
 
     groups: tuple[ThrottleGroup, ...] = ()
     max_lag_ms: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By stage: how far its output may be behind the furthest output of the sources above it."""
+    """By stage: the largest distance of its output behind the furthest of its upstream sources."""
 
     def __bool__(self) -> bool:
         """Return whether anything is throttled."""

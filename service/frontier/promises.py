@@ -8,7 +8,7 @@ from service.frontier.timestamps import MAX
 
 
 def source_promise(watermark: int, holds: Iterable[int] = (), *, final: bool = False) -> int:
-    """Return the promise of a source's shard: its watermark, held back by what it has not emitted yet.
+    """Return the promise of a source's shard: its watermark, held back by rows that it has yet to emit.
 
     >>> source_promise(1_000), source_promise(1_000, [400, 700])
     (1000, 400)
@@ -21,9 +21,9 @@ def source_promise(watermark: int, holds: Iterable[int] = (), *, final: bool = F
 def keyed_promise(observed_input: int, holds: Iterable[int] = ()) -> int:
     """Return the promise of a key range: the input watermark *it has observed*, held back by its state.
 
-    Not the newest input watermark: there may be messages in flight to this worker that precede it, and
-    whose results it has yet to emit. (MillWheel, VLDB 2013, §4.3:
-    the low watermark of a computation is capped by the oldest work it has not finished.)
+    The newest input watermark would be wrong: messages to this worker may precede it, and their results
+    are yet to be emitted. (MillWheel, VLDB 2013, §4.3: the low watermark of a computation is capped by
+    the oldest work it has not finished.)
 
     >>> keyed_promise(10_000), keyed_promise(10_000, [9_000]), keyed_promise(10_000, [11_000])
     (10000, 9000, 10000)

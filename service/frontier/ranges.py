@@ -1,8 +1,8 @@
-"""The ranges of a stage, for which workers report, and how promises survive a change of layout.
+"""The ranges of a stage, for which workers report, and the inheritance of promises by a new layout.
 
 A keyed stage owns the whole 32-bit key space, cut into ranges `[start, end)` that *tile* it: a hole
-would be keys that nobody reports for, an overlap keys that two ranges report for. A source has named
-shards. Either way a stage's ranges are a `Layout`: a sequence of names, in a fixed order.
+would be keys without a report, an overlap keys with two reports. A source has named shards. In both
+cases a stage's ranges are a `Layout`: a sequence of names, in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KEY_SPACE: Final = 2**32
 """Keys are hashed to `0 … 2^32`, end excluded."""
 
 MAX_TILES: Final = 2**20
-"""So many ranges may tile the key space evenly."""
+"""The largest number of ranges that tile the key space evenly."""
 
 _INDEXED: Final = 2**16
-"""Up to so many key ranges are indexed by a dictionary."""
+"""Key ranges up to this number are indexed by a dictionary."""
 
 _MANY: Final = 1_000
-"""From so many names on, they are read as an array."""
+"""Names from this number on are read as an array."""
 
 _ID_LENGTH: Final = 17
 _DIGIT: Final = np.full(256, -1, dtype=np.int64)
@@ -50,7 +50,7 @@ class KeyRange:
     '80000000-100000000'
     >>> KeyRange(5, 5)
     Traceback (most recent call last):
-    service.frontier.errors.InvalidRangeError: [5, 5) is no key range: 0 ≤ start < end ≤ 4294967296
+    service.frontier.errors.InvalidRangeError: invalid key range [5, 5): 0 ≤ start < end ≤ 4294967296
     """
 
     start: int
@@ -59,27 +59,27 @@ class KeyRange:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end <= KEY_SPACE:
             raise InvalidRangeError(
-                f"[{self.start}, {self.end}) is no key range: 0 ≤ start < end ≤ {KEY_SPACE}"
+                f"invalid key range [{self.start}, {self.end}): 0 ≤ start < end ≤ {KEY_SPACE}"
             )
 
     @property
     def id(self) -> str:
-        """Its name: the bounds as hex digits, the end exclusive."""
+        """The name: the bounds as hex digits, the end exclusive."""
         return range_id(self.start, self.end)
 
     @classmethod
     def parse(cls, name: str) -> KeyRange:
-        """Read a name back.
+        """Parse a name.
 
         >>> KeyRange.parse("80000000-100000000") == KeyRange(2**31, 2**32)
         True
-        >>> KeyRange.parse("zero-one")
+        >>> KeyRange.parse("x")
         Traceback (most recent call last):
-        service.frontier.errors.InvalidRangeError: 'zero-one' is no key range, as 00000000-40000000 is
+        service.frontier.errors.InvalidRangeError: invalid key range 'x': write it like 00000000-40000000
         """
         match = _ID.fullmatch(name)
         if match is None:
-            raise InvalidRangeError(f"{name!r} is no key range, as 00000000-40000000 is")
+            raise InvalidRangeError(f"invalid key range {name!r}: write it like 00000000-40000000")
         return cls(int(match[1], 16), int(match[2], 16))
 
 
@@ -96,7 +96,7 @@ def range_id(start: int, end: int) -> str:
 class KeyLayout:
     """Key ranges that tile the key space: range i is `[bounds[i], bounds[i + 1])`.
 
-    Kept as bounds, because a stage may have a million of them.
+    The layout keeps bounds only, because a stage may have a million ranges.
 
     >>> list(KeyLayout.tile(4).names)[1:3]
     ['40000000-80000000', '80000000-c0000000']
@@ -107,7 +107,7 @@ class KeyLayout:
 
     @classmethod
     def tile(cls, count: int) -> KeyLayout:
-        """Split the key space into `count` ranges, as even as integers allow.
+        """Split the key space into `count` ranges, as evenly as integers allow.
 
         >>> KeyLayout.tile(3).bounds.tolist()
         [0, 1431655765, 2863311530, 4294967296]
@@ -126,19 +126,19 @@ class KeyLayout:
         True
         >>> KeyLayout.of([KeyRange(0, 16), KeyRange(32, 2**32)])
         Traceback (most recent call last):
-        service.frontier.errors.InvalidRangeError: no range holds the keys 16 to 31
+        service.frontier.errors.InvalidRangeError: the keys 16 to 31 are in no range
         >>> KeyLayout.of([KeyRange(0, 16), KeyRange(8, 2**32)])
         Traceback (most recent call last):
-        service.frontier.errors.InvalidRangeError: two ranges hold the keys 8 to 15
+        service.frontier.errors.InvalidRangeError: the keys 8 to 15 are in two ranges
         """
         ordered = sorted(ranges)
         ends = [0, *(r.end for r in ordered)]
         starts = [*(r.start for r in ordered), KEY_SPACE]
         for end, start in zip(ends, starts, strict=True):
             if end < start:
-                raise InvalidRangeError(f"no range holds the keys {end} to {start - 1}")
+                raise InvalidRangeError(f"the keys {end} to {start - 1} are in no range")
             if end > start:
-                raise InvalidRangeError(f"two ranges hold the keys {start} to {end - 1}")
+                raise InvalidRangeError(f"the keys {start} to {end - 1} are in two ranges")
         return cls.at(starts)
 
     @classmethod
@@ -182,7 +182,7 @@ class KeyLayout:
         return _KeyIndex(self)
 
     def find(self, names: Sequence[str]) -> Int64s:
-        """Return the index of each name, -1 where there is no such range.
+        """Return the index of each name, -1 for an unknown one.
 
         >>> KeyLayout.tile(4).find(["40000000-80000000", "40000000-80000001", "shard"]).tolist()
         [1, -1, -1]
@@ -206,7 +206,7 @@ class KeyLayout:
 
 
 class _KeyIndex(Mapping[str, int]):
-    """Finds ranges by bisection: slower than a dictionary, and without a hundred bytes for each range.
+    """Index of ranges by bisection: slower than a dictionary, but saves a hundred bytes for each range.
 
     >>> index = _KeyIndex(KeyLayout.tile(4))
     >>> index["40000000-80000000"], "40000000-80000001" in index, "shard" in index, len(index)
@@ -236,7 +236,7 @@ class _KeyIndex(Mapping[str, int]):
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The named shards of a source. Their order has no meaning, so it is fixed.
+    """The named shards of a source, in alphabetical order.
 
     >>> ShardLayout.of(["log-2", "log-1"]) == ShardLayout.of(["log-1", "log-2"])
     True
@@ -246,7 +246,7 @@ class ShardLayout:
 
     @classmethod
     def of(cls, shards: Iterable[str]) -> ShardLayout:
-        """Check that no shard is named twice and that there is one.
+        """Check that there is a shard, and none twice.
 
         >>> ShardLayout.of(["a", "a"])
         Traceback (most recent call last):
@@ -278,7 +278,7 @@ class ShardLayout:
         return {name: i for i, name in enumerate(self.shards)}
 
     def find(self, names: Sequence[str]) -> Int64s:
-        """Return the index of each name, -1 where there is no such shard."""
+        """Return the index of each name, -1 for an unknown one."""
         return _look_up(self.index, names)
 
 
@@ -290,7 +290,7 @@ def _look_up(index: Mapping[str, int], names: Sequence[str]) -> Int64s:
 
 
 class RangeNames(Sequence[str]):
-    """The names of some ranges of a layout, made as they are read: there may be a million.
+    """The names of some ranges of a layout, made on access: there may be a million.
 
     >>> list(RangeNames(KeyLayout.tile(4), np.array([0, 3])))
     ['00000000-40000000', 'c0000000-100000000']
@@ -347,9 +347,9 @@ def staying(old: Layout, new: Layout) -> tuple[Int64s, Int64s]:
 def inherit(old: Layout, promises: Sequence[int] | Int64s, new: Layout) -> Int64s:
     """Carry promises over to a new layout; return one promise for each range of `new`.
 
-    A promise holds for each key of its range, so the parts of a split range inherit it and a merged
-    range takes the minimum. A range that never promised stays at `MIN`, and a new shard starts there:
-    the stage then waits for it.
+    A promise holds for each key of its range, so the parts of a split range inherit it, and a merged
+    range takes the minimum. A range without a promise stays at `MIN`. A new shard starts at `MIN`, so
+    the stage waits for it.
 
     >>> inherit(KeyLayout.tile(2), [10, 20], KeyLayout.tile(4)).tolist()
     [10, 10, 20, 20]
@@ -362,8 +362,8 @@ def inherit(old: Layout, promises: Sequence[int] | Int64s, new: Layout) -> Int64
     if isinstance(old, KeyLayout) and isinstance(new, KeyLayout):
         first = np.searchsorted(old.bounds, new.bounds[:-1], side="right") - 1
         end = np.searchsorted(old.bounds, new.bounds[1:], side="left")
-        # Every other one of the results is the minimum from `first` up to `end`; MAX stands for what is
-        # behind the last range.
+        # Every other one of the results is the minimum from `first` up to `end`; MAX stands for the
+        # place behind the last range.
         spans = np.stack((first, end), axis=1).ravel()
         return np.minimum.reduceat(np.append(column, MAX), spans)[::2]
     inherited = np.full(len(new), MIN, dtype=np.int64)

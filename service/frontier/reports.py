@@ -9,7 +9,7 @@ from service.frontier.timestamps import MAX, MIN
 def join_report(promise: int, reported: int, *, idle: bool) -> tuple[int, bool]:
     """Join a report with a range's promise, which never goes back; idleness is as reported last.
 
-    An accepted promise stays true for ever, so the larger of two counts, in whatever order they arrive.
+    An accepted promise stays true for ever, so the larger of two counts, in any order of arrival.
     `MIN` promises nothing.
 
     >>> join_report(10, 15, idle=False), join_report(10, 5, idle=False)
@@ -18,7 +18,7 @@ def join_report(promise: int, reported: int, *, idle: bool) -> tuple[int, bool]:
     (10, True)
 
     The end of a lease acts like an empty report: the promise stays, and idleness ends, since the shard
-    may have data that its next worker has yet to see.
+    may have data that its next worker has yet to read.
 
     >>> join_report(10, MIN, idle=False)
     (10, False)
@@ -36,7 +36,7 @@ def is_behind(promise: int, reported: int) -> bool:
 
 
 def may_observe(observed_input: int | None, published_input: int) -> bool:
-    """Return whether a worker can have observed this input watermark. None: it has observed none.
+    """Return whether a worker can have observed this input watermark. None: not observed.
 
     >>> may_observe(10, published_input=10), may_observe(11, published_input=10)
     (True, False)

@@ -1,7 +1,7 @@
-"""Sketches of event times: what is in flight in a range, as an Apache DataSketches KLL *doubles* sketch.
+"""Sketches of event times in flight, in the format of Apache DataSketches' KLL *doubles* sketch.
 
 Spark's `kll_sketch_agg_double` and every DataSketches library write the same bytes. The library
-that reads them here is in C++ and trusts what it reads: damaged bytes end the process. So the bytes
+that reads them here is in C++ and does not check its input: damaged bytes end the process. So the bytes
 are checked first, completely, against the published layout of the format (Karnin, Lang and Liberty,
 *Optimal Quantile Approximation in Streams*, FOCS 2016, for the sketch):
 
@@ -11,7 +11,7 @@ are checked first, completely, against the published layout of the format (Karni
 | 3 | flags: 1 empty, 2 level zero is sorted, 4 a single item |
 | 4 to 7 | `k` (two bytes), `m`, nothing |
 | 8 to 19 | `n` (eight bytes), least `k` (two), number of levels, nothing |
-| from 20 | where each level begins (four bytes each), least and greatest item, items |
+| from 20 | begin of each level (four bytes each), least and greatest item, items |
 
 An item of level `h` stands for 2^h event times.
 """
@@ -30,7 +30,7 @@ from service.frontier.timestamps import EARLIEST, LATEST
 
 
 class Sketch(Protocol):
-    """The used part of the library's sketch, which has no types."""
+    """The used part of the library's sketch; the library is not typed."""
 
     n: int
 
@@ -47,7 +47,7 @@ class Sketch(Protocol):
         ...
 
     def serialize(self) -> bytes:
-        """Pack it."""
+        """Pack the sketch."""
         ...
 
 
@@ -71,7 +71,7 @@ def new_sketch() -> Sketch:
 
 
 MAX_SKETCH = 65_536
-"""Bytes of a sketch that are read at most."""
+"""The largest sketch that is read, in bytes."""
 
 _FAMILY = 15
 _EMPTY, _SINGLE = 1, 4
@@ -83,7 +83,7 @@ _EXACT = 2**53
 
 
 def check_sketch(packed: bytes) -> int:
-    """Check a packed sketch; return how many event times it is of. Raises `InvalidSketchError`.
+    """Check a packed sketch; return the number of its event times. Raises `InvalidSketchError`.
 
     >>> sketch = new_sketch()
     >>> check_sketch(sketch.serialize())
@@ -91,14 +91,14 @@ def check_sketch(packed: bytes) -> int:
     >>> sketch.update(1_000.0)
     >>> check_sketch(sketch.serialize())
     1
-    >>> check_sketch(b"no sketch")
+    >>> check_sketch(b"not a sketch")
     Traceback (most recent call last):
-    service.frontier.errors.InvalidSketchError: it is no KLL sketch
+    service.frontier.errors.InvalidSketchError: it is not a KLL sketch
     """
     if len(packed) > MAX_SKETCH:
-        raise InvalidSketchError(f"it has {len(packed)} bytes, at most {MAX_SKETCH} are read")
+        raise InvalidSketchError(f"it has {len(packed)} bytes, and the limit is {MAX_SKETCH}")
     if len(packed) < _HEAD.size or packed[2] != _FAMILY:
-        raise InvalidSketchError("it is no KLL sketch")
+        raise InvalidSketchError("it is not a KLL sketch")
     words, version, _, flags, k, m, _ = _HEAD.unpack_from(packed)
     if not _MIN_K <= k <= _MAX_K or m != 8:
         raise InvalidSketchError(f"its parameters are k={k} and m={m}: k is 8 to 65535, m is 8")
@@ -117,11 +117,11 @@ def _check_head(
     packed: bytes, head: tuple[int, int], expected: tuple[int, int], size: int | None
 ) -> None:
     if head != expected or (size is not None and len(packed) != size):
-        raise InvalidSketchError("it is damaged: its head and its length do not fit together")
+        raise InvalidSketchError("it is damaged: its header does not match its length")
 
 
 def _check_levels(packed: bytes, k: int, m: int) -> int:
-    damaged = InvalidSketchError("it is damaged: its levels and its length do not fit together")
+    damaged = InvalidSketchError("it is damaged: its levels do not match its length")
     start = _HEAD.size + _FULL.size
     if len(packed) < start:
         raise damaged
@@ -134,11 +134,11 @@ def _check_levels(packed: bytes, k: int, m: int) -> int:
     if bool((sizes < 0).any()) or len(packed) != start + 4 * count + 8 * (2 + int(sizes.sum())):
         raise damaged
     if n >= _EXACT or n != sum(size << level for level, size in enumerate(sizes.tolist())):
-        raise InvalidSketchError("it is damaged: its items are not as many as it says")
+        raise InvalidSketchError("it is damaged: its number of items does not match its header")
     ends_and_items = np.frombuffer(packed, "<f8", offset=start + 4 * count)
     _check_items(ends_and_items)
     ends, items = ends_and_items[:2], ends_and_items[2:]
-    # Level zero may be unsorted; the others are sorted, and what merges them relies on it.
+    # Level zero may be unsorted; the others are sorted, and a merge relies on it.
     first = int(sizes[0])
     falls = np.diff(items[first:]) < 0
     falls[(levels[2:-1] - levels[1] - 1)[sizes[2:] > 0]] = False
@@ -157,7 +157,7 @@ def _check_items(items: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
 
 
 def _capacity(k: int, m: int, levels: int) -> int:
-    """Return how many items a sketch of so many levels has room for, as the format defines it."""
+    """Return the number of items that a sketch of these levels has room for, by the format."""
     return sum(max(m, _level_capacity(k, levels - 1 - level)) for level in range(levels))
 
 
@@ -169,8 +169,8 @@ def _level_capacity(k: int, depth: int) -> int:
 
 
 def quantiles(sketches: Iterable[bytes], percentages: Sequence[int]) -> list[int] | None:
-    """Return, for each percentage p, the largest t such that at least p % of what is pending is at t or
-    later; None: nothing is pending. The sketches must have passed `check_sketch`.
+    """Return, for each percentage p, the largest t such that at least p % of the pending times are at t
+    or later; None: nothing is pending. The sketches must have passed `check_sketch`.
 
     >>> one, other = new_sketch(), new_sketch()
     >>> for at in (10, 20, 30, 40): one.update(at)
@@ -188,7 +188,7 @@ def quantiles(sketches: Iterable[bytes], percentages: Sequence[int]) -> list[int
         return None
     found: list[int] = []
     for percentage in percentages:
-        # The m-th largest, of which at least p % are at or above.
+        # The m-th largest: at least p % are at or above it.
         largest = -(-percentage * n // 100)
         # Half of one below, so that rounding cannot lead to the next one.
         rank = (n - largest + 0.5) / n

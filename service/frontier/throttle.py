@@ -1,13 +1,13 @@
 """Slowing sources down: alignment within groups, and back-pressure.
 
-*Alignment*: no shard of a group should run ahead of the slowest one by more than a drift, since whatever
-joins them has to keep what the fast ones bring (Flink, FLIP-182 and FLIP-217, *watermark alignment*).
+*Alignment*: no shard of a group should run ahead of the slowest one by more than a drift, since a join
+of them has to keep the rows of the fast ones (Flink, FLIP-182 and FLIP-217, *watermark alignment*).
 
-*Back-pressure*: while a stage is further behind a source above it than its bound, that source reads at a
-fraction of its rate, in proportion to how far over the bound it is, and never below `MIN_RATE`. (A
-source that the stage itself waits for is not ahead of it, and is never slowed down by it.) The rate
-follows from the lag alone: there is no state that could swing or stick, and every replica computes
-the same. As the lag shrinks towards its bound, the rate returns to 1.
+*Back-pressure*: while a stage is further behind an upstream source than its bound, the source reads at a
+fraction of its rate, in inverse proportion to the lag, and never below `MIN_RATE`. (A source that the
+stage itself waits for is not ahead of it, and is never slowed down by it.) The rate follows from the lag
+alone: without state it can neither oscillate nor persist, and every replica computes the same rate. As
+the lag shrinks towards its bound, the rate returns to 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from service.frontier.timestamps import MAX, MIN
 
 MIN_RATE: Final = 0.1
 RATE_STEP: Final = 0.05
-"""Rates are rounded down to steps of this, so that not each report changes them."""
+"""Step to which rates are rounded down, so that not every report changes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GroupLimit:
 
     stages: tuple[str, ...]
     limit: int | None
-    """None: there is no limit, since no shard counts."""
+    """None: without a limit, since no shard counts."""
     held_by: ShardAt | None = None
     """The slowest shard."""
 
@@ -50,7 +50,7 @@ class Advice:
 
     pause: bool = False
     until: int | None = None
-    """The furthest event time that it may run to; None: there is no limit."""
+    """The furthest event time that it may run to; None: without a limit."""
     rate: float = 1.0
     """The fraction of its usual rate at which it should read."""
     because: str = ""
@@ -64,7 +64,7 @@ class ThrottleView:
     shards: Mapping[str, Mapping[str, Advice]] = field(
         default_factory=dict[str, Mapping[str, Advice]]
     )
-    """By stage and shard: only those that are asked to do something."""
+    """By stage and shard: only shards that should pause or slow down."""
 
 
 NO_ADVICE = ThrottleView()
@@ -83,7 +83,7 @@ def slowest(shards: Iterable[ShardAt]) -> ShardAt | None:
 
 
 def limit_of(lowest: int, max_drift_ms: int) -> int:
-    """Return how far the shards of a group may run, given the slowest.
+    """Return the limit of a group, given its slowest shard.
 
     >>> limit_of(42, 1_000), limit_of(MAX - 1, 1_000) == MAX
     (1042, True)
@@ -101,8 +101,7 @@ def must_pause(promise: int, limit: int | None) -> bool:
 
 
 def lag_of(output: int, source: int) -> int | None:
-    """Return how far a stage is behind a source above it; None: that is not known yet, or the source
-    has ended.
+    """Return the lag of a stage behind an upstream source; None: not known yet, or the source is final.
 
     >>> lag_of(400, 1_000), lag_of(MIN, 1_000) is None, lag_of(400, MAX) is None
     (600, True, True)
@@ -111,7 +110,7 @@ def lag_of(output: int, source: int) -> int | None:
 
 
 def rate_of(lag_ms: int | None, max_lag_ms: int) -> float:
-    """Return the fraction of their rate at which the sources above a stage should read.
+    """Return the fraction of their rate at which the upstream sources of a stage should read.
 
     >>> rate_of(500, 1_000), rate_of(2_000, 1_000), rate_of(10**9, 1_000), rate_of(None, 1_000)
     (1.0, 0.5, 0.1, 1.0)

@@ -1,6 +1,6 @@
 """Points in event time: integer milliseconds since the Unix epoch, UTC.
 
-Event time is totally ordered, with two ends that are no instants: `MIN` (-∞, *no watermark yet*) and
+Event time is totally ordered, with two ends that are not instants: `MIN` (-∞, *no watermark yet*) and
 `MAX` (the end of time, *nothing more will come*). Both are integers, so that `min` and `max` are the
 whole arithmetic of watermarks.
 
@@ -31,7 +31,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_timestamp(value: int) -> bool:
-    """Return whether a worker may report `value`: an instant of the years 0001 to 9999, or `MAX`.
+    """Return whether a worker may report the value: an instant of the years 0001 to 9999, or `MAX`.
 
     >>> is_timestamp(0), is_timestamp(LATEST), is_timestamp(LATEST + 1), is_timestamp(MAX)
     (True, True, False, True)
@@ -40,7 +40,7 @@ def is_timestamp(value: int) -> bool:
 
 
 def from_wire(value: int | None) -> int:
-    """Read a watermark as JSON writes it, where `null` is *no watermark yet*.
+    """Decode a watermark from JSON, where `null` is *no watermark yet*.
 
     >>> from_wire(None) == MIN, from_wire(12)
     (True, 12)
@@ -49,7 +49,7 @@ def from_wire(value: int | None) -> int:
 
 
 def to_wire(value: int) -> int | None:
-    """Write a watermark as JSON does.
+    """Encode a watermark for JSON.
 
     >>> to_wire(MIN), to_wire(12)
     (None, 12)
@@ -58,7 +58,7 @@ def to_wire(value: int) -> int | None:
 
 
 def data_lag_ms(watermark: int, now_ms: int) -> int | None:
-    """Return how far a watermark is behind the clock; None: there is none yet. At the end of time: 0.
+    """Return the lag of a watermark behind the clock; None: not yet. At the end of time: 0.
 
     >>> data_lag_ms(400, now_ms=1_000), data_lag_ms(MAX, now_ms=1_000), data_lag_ms(MIN, now_ms=1_000)
     (600, 0, None)
@@ -69,7 +69,7 @@ def data_lag_ms(watermark: int, now_ms: int) -> int | None:
 
 
 def understood(value: int) -> str:
-    """Write an instant that a request names, for a header of the answer.
+    """Write an instant of a request, for a header of the answer.
 
     >>> understood(1_767_225_600), understood(MAX)
     ('1970-01-21T10:53:45.600Z', '9223372036854775807')

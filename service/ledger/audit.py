@@ -23,7 +23,7 @@ async def write_audit(
     key: str | None = None,
     detail: str = "",
 ) -> None:
-    """Record a change in the transaction that makes it. None: nobody asked for it."""
+    """Record a change in its own transaction. None: a change without a request."""
     if deed is None:
         return
     row = {
@@ -60,5 +60,5 @@ async def read_audit(
 
 
 async def trim_audit(db: AsyncConnection, keep_until_ms: int) -> int:
-    """Delete old records; return how many."""
+    """Delete old records; return their number."""
     return (await db.execute(TRIM_AUDIT, {"b_keep_until_ms": keep_until_ms})).rowcount

@@ -18,7 +18,7 @@ _ORDER: Final = ("generation", "layout_since", "incarnation", "stamp")
 
 
 class Checkpoints:
-    """Saves chunks. Checkpoints of several replicas arrive in any order: the newest of each stays."""
+    """Saving of chunks. Checkpoints of several replicas arrive in any order, and the newest stays."""
 
     def __init__(self, upsert: Any) -> None:  # noqa: ANN401 - `insert` of one of the dialects
         chunk = upsert(promise_chunks)
@@ -30,7 +30,7 @@ class Checkpoints:
         )
 
     async def save(self, db: AsyncConnection, chunks: Sequence[CheckpointChunk]) -> None:
-        """Save those chunks that are of the current layout, of jobs whose rows are locked."""
+        """Save the chunks of the current layout, of jobs whose rows are locked."""
         if not chunks:
             return
         names = sorted({chunk.job for chunk in chunks})

@@ -1,7 +1,7 @@
 """Access to the ledger's database: every wait has a timeout, and every failure is an `UnavailableError`.
 
-SQLite has one connection, and one transaction at a time. Postgres has a pool; its transactions run side
-by side, and it is the locks on its rows that keep them apart.
+SQLite has one connection, and one transaction at a time. Postgres has a pool, and its transactions run
+side by side, separated by the locks on rows.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ _TRANSACTION_TIMEOUT_S = 8.0
 """Timeout of a transaction, including the wait for the server."""
 
 _MIGRATION_TIMEOUT_S = 90.0
-"""Longer than `migrations/env.py` waits for another replica's migration."""
+"""Timeout of a migration, longer than the wait of `migrations/env.py` for another replica's."""
 
 _CONNECT = {
     "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "2",
     "keepalives_count": "3",
-    # If data is not acknowledged for so long, the machine is gone and will not answer.
+    # After this time without an acknowledgement, the machine is dead.
     "tcp_user_timeout": "6000",
     "application_name": "tidegauge",
 }
 _OWNER_LOCK = 0x7469_6465_6F77_6E65
 _TAKE_OWNER_LOCK = text("SELECT pg_advisory_lock(:key)")
 _OWNER_LOCK_TIMEOUT = {"lock_timeout": "1000"}
-"""Not zero: after a kill, the server needs a moment to notice that the last owner is gone."""
+"""Not zero: after a kill, the server needs a moment to find the end of the last owner."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
 class _DriverConnection(Protocol):
-    """The part of `psycopg.AsyncConnection` that is used here."""
+    """The used part of `psycopg.AsyncConnection`."""
 
     @property
     def closed(self) -> bool: ...
@@ -68,11 +68,11 @@ class _DriverConnection(Protocol):
 
 
 class _Deadline:
-    """The deadline of one transaction. When it is over, the connection's socket is shut down.
+    """The deadline of one transaction. At the deadline, the connection's socket is shut down.
 
-    Cancelling the task would not help: psycopg would then ask the server to cancel, and wait for a
-    server that does not answer. A socket that was shut down looks to psycopg, to SQLAlchemy and to the
-    pool like any dead connection, and all three discard it.
+    A cancellation of the task would not help: psycopg would request a cancellation from the server, and
+    wait for a server that does not answer. To psycopg, SQLAlchemy and the pool, a socket that was shut
+    down is a dead connection, and all three discard it.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ class _Deadline:
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     def watch(self, connection: _DriverConnection | None) -> None:
-        """Shut this connection down at the deadline; None: no connection."""
+        """Shut this connection down at the deadline; None: none."""
         self._connection = connection
         if self.expired:
             self._expire()
@@ -95,7 +95,7 @@ class _Deadline:
         self.expired = True
         if self._connection is None or self._connection.closed:
             return
-        # On a duplicate of the descriptor: the original is psycopg's, which alone may close it.
+        # On a duplicate of the descriptor: only psycopg may close the original.
         with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
@@ -104,22 +104,22 @@ _CURRENT_DEADLINE: ContextVar[_Deadline] = ContextVar("_CURRENT_DEADLINE")
 
 
 class Database:
-    """Runs transactions. Raises `UnavailableError` for anything that keeps one from completing."""
+    """Transactions of the database. Raises `UnavailableError` for one that cannot complete."""
 
     def __init__(self, url: str) -> None:
         self._url = _checked_url(url)
         self.is_sqlite = self._url.drivername == SQLITE
         self._engine = _sqlite(self._url) if self.is_sqlite else _postgres(self._url)
-        # A read takes several statements (a job, its stages) that must see the same snapshot. It is not
-        # declared to be read-only: SQLAlchemy would leave the connection with "read write" after it,
-        # against a server whose operator, or whose full disk, has made it read-only.
+        # A read takes several statements (a job, its stages), which need one snapshot. It is not
+        # declared read-only, because SQLAlchemy would then set the connection to "read write" after it,
+        # even on a server that its operator, or a full disk, has made read-only.
         self._reads = (
             self._engine
             if self.is_sqlite
             else self._engine.execution_options(isolation_level="REPEATABLE READ")
         )
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        # SQLite allows one writer. Waiting for it here costs nothing; SQLite itself would poll.
+        # SQLite allows one writer. A wait here costs nothing; SQLite itself would poll.
         self._writer_lock = asyncio.Lock()
         self._file: SqliteFile | None = None
         path = self._url.database
@@ -150,7 +150,7 @@ class Database:
         await self._check_pages()
 
     async def check_sessions(self) -> None:
-        """Raise `StoreRefusedError` if a connection to Postgres is not one session of it."""
+        """Raise `StoreRefusedError` if a connection to Postgres is not a single session."""
         engine = _postgres(self._url, pooled=False)
         async with _with_deadline(_TRANSACTION_TIMEOUT_S):
             await check_sessions(engine)
@@ -158,7 +158,7 @@ class Database:
     async def _check_pages(self) -> None:
         """Raise `StoreRefusedError` if pages of SQLite's file are damaged.
 
-        The history is left out: it may be large, and only what people look at depends on it.
+        The history is left out: it may be large, and only displays depend on it.
         """
         found: list[str] = []
         try:
@@ -179,7 +179,7 @@ class Database:
         return await self._run(self._engine, work, _TRANSACTION_TIMEOUT_S)
 
     async def read(self, work: Work[R]) -> R:
-        """Run `work`, which only reads. It waits for no writer, except in SQLite."""
+        """Run `work`, which only reads. It does not wait for writers, except in SQLite."""
         return await self._run(self._reads, work, _TRANSACTION_TIMEOUT_S)
 
     async def run_statement(
@@ -187,8 +187,8 @@ class Database:
     ) -> Sequence[Row[Any]] | None:
         """Run a single statement as its own transaction, on Postgres; return its rows.
 
-        None: the connection was lost. It may have been committed or not, so the caller must be able to
-        repeat it safely.
+        None: the connection was lost. The statement may or may not have been committed, so the caller
+        must be able to repeat it safely.
         """
         async with _with_deadline(_TRANSACTION_TIMEOUT_S) as deadline:
             try:
@@ -219,9 +219,9 @@ class Database:
             try:
                 return await _attempt(engine, work, deadline)
             except DBAPIError as error:
-                # A pooled connection may have died long ago, when the server was restarted, which is
-                # noticed only by using it. Before the commit is sent nothing is written, so a retry is
-                # safe; after that the outcome is unknown, and the caller gets the error.
+                # A pooled connection may have died long ago, at a restart of the server, and only its
+                # use reveals this. Nothing is written before the commit is sent, so a retry is safe.
+                # After it the outcome is unknown, and the caller gets the error.
                 if not error.connection_invalidated or deadline.committing or deadline.expired:
                     raise
             return await _attempt(engine, work, deadline)
@@ -233,9 +233,9 @@ class Database:
     async def _take_database(self) -> None:
         """Lock the database against other processes, for as long as a connection to it is open.
 
-        If the connection is lost, so is the lock, and another process may get in. That breaks nothing:
-        it begins new incarnations, and from then on the ledger rejects what this process records. The
-        lock is there to report the mistake at once, to the person who can correct it.
+        If the connection is lost, so is the lock, and another process may take it. This is safe: the
+        other process begins new incarnations, and from then on the ledger rejects the records of this
+        process. The lock only reports the mistake at once, to the operator who can correct it.
         """
         await self._leave_database()
         engine = _postgres(self._url, owner=True)
@@ -281,7 +281,7 @@ async def _attempt(engine: AsyncEngine, work: Work[R], deadline: _Deadline) -> R
         result = await work(db)
         deadline.committing = True
         await db.commit()
-        # Closing sends nothing more to the server; then the pool may give the connection to others.
+        # Closing sends nothing to the server; then the pool may reuse the connection.
         deadline.watch(None)
         return result
 
@@ -297,7 +297,7 @@ async def _driver_connection(db: AsyncConnection) -> _DriverConnection | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the driver's message without the statement: clients get to read it."""
+    """Return the driver's message without the statement: it is sent to clients."""
     message = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return message.splitlines()[0] if message else type(error).__name__
 
@@ -309,7 +309,7 @@ def _checked_url(url: str) -> URL:
     try:
         made = make_url(url)
     except (SQLAlchemyError, ValueError):
-        # Neither's message is passed on: it may quote half of a password that has a `:` or a `/`.
+        # The messages are not passed on: they may quote half of a password with a `:` or a `/`.
         raise StoreRefusedError(
             f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be read: use {SQLITE}:///… or"
             f" {POSTGRES}://…; in a password, write / as %2F, @ as %40 and so on"
@@ -317,10 +317,10 @@ def _checked_url(url: str) -> URL:
     if made.drivername in {SQLITE, POSTGRES}:
         return made
     advice = f"{SQLITE}:///… or {POSTGRES}://…"
-    for known in (SQLITE, POSTGRES):
+    for supported in (SQLITE, POSTGRES):
         # postgresql://, postgres://, postgresql+asyncpg://, sqlite:// and the like.
-        if made.drivername[:6] == known[:6]:
-            advice = redact(made.set(drivername=known).render_as_string())
+        if made.drivername[:6] == supported[:6]:
+            advice = redact(made.set(drivername=supported).render_as_string())
     raise StoreRefusedError(f"TIDEGAUGE_LEDGER_URL {shown(url)} cannot be used: use {advice}")
 
 
@@ -360,7 +360,7 @@ def _postgres(url: URL, *, owner: bool = False, pooled: bool = True) -> AsyncEng
         raise StoreRefusedError(
             f"a ledger on Postgres needs psycopg ({error}): pip install 'tidegauge[production]'"
         ) from error
-    # Before all other listeners: the next one already sends the server a query.
+    # Before all other listeners: the next one already sends a query.
     event.listen(engine.sync_engine, "connect", _watch_new_connection, insert=True)
     event.listen(engine.sync_engine, "connect", setter(limits, options))
     return engine
@@ -392,6 +392,6 @@ def _prepare_sqlite(connection: _RawConnection, _record: object) -> None:
     # FULL: a commit is on the disk, not in its cache, before an advance becomes visible.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA busy_timeout=5000")
-    # Only with the first statement does SQLite open its log.
+    # SQLite opens its log with the first statement.
     cursor.execute("SELECT count(*) FROM sqlite_master")
     cursor.close()

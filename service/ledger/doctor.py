@@ -1,4 +1,4 @@
-"""Examining the ledger's database: does it answer, take writes, and keep what it has committed?"""
+"""Examination of the ledger's database: its answers, its writes and the durability of its commits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TIME_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_sessio
 
 
 async def examine(url: str, clock: Clock) -> Sequence[Finding]:
-    """Look at the database behind this URL. Raises `StoreRefusedError` if the URL cannot be used.
+    """Examine the database at this URL. Raises `StoreRefusedError` if the URL cannot be used.
 
-    Nothing is migrated or made: a ledger that is not there yet is told as such.
+    Nothing is migrated or created: a missing ledger is reported as such.
     """
     ledger = SqlLedger(url)
     try:
@@ -44,8 +44,8 @@ async def _examine_file(path: Path, ledger: SqlLedger) -> list[Finding]:
         await ledger.database.examine()
     except StoreRefusedError as error:
         running = "another process serves" in error.detail
-        says = "is in use by a running service: ask its /readyz" if running else error.detail
-        return [*found, Finding("ledger", "ok" if running else "fault", says)]
+        finding = "is in use by a running service: see its /readyz" if running else error.detail
+        return [*found, Finding("ledger", "ok" if running else "fault", finding)]
     except ProblemError as error:
         return [*found, Finding("ledger", "fault", error.detail)]
     return [*found, Finding("ledger", "ok", f"{path} can be read, and its pages are sound")]
@@ -54,7 +54,7 @@ async def _examine_file(path: Path, ledger: SqlLedger) -> list[Finding]:
 def _examine_folder(path: Path) -> list[Finding]:
     folder = path.resolve().parent
     if not folder.is_dir():
-        return [Finding("ledger", "fault", f"there is no folder {folder}: make it")]
+        return [Finding("ledger", "fault", f"the folder {folder} does not exist: create it")]
     found: list[Finding] = []
     free = shutil.disk_usage(folder).free
     short = free < _ROOM_BYTES
@@ -67,7 +67,7 @@ def _examine_folder(path: Path) -> list[Finding]:
         )
     )
     if not path.exists():
-        found.append(Finding("ledger", "ok", f"{path} is made at the first start"))
+        found.append(Finding("ledger", "ok", f"{path} is created at the first start"))
     return found
 
 
@@ -79,7 +79,7 @@ async def _examine_server(ledger: SqlLedger, clock: Clock) -> list[Finding]:
         found += await _schema(ledger)
         off = [n for n in _DURABLE if (await database.read(_lines(f"SHOW {n}")))[0] == "off"]
         found.append(
-            Finding("ledger's durability", "ok", "what is committed is on the disk")
+            Finding("ledger's durability", "ok", "commits are on the disk")
             if not off
             else Finding(
                 "ledger's durability",
@@ -87,10 +87,10 @@ async def _examine_server(ledger: SqlLedger, clock: Clock) -> list[Finding]:
                 f"{', '.join(off)} is off: after a crash a published watermark could go back",
             )
         )
-        asked_ms = clock.wall_ms()
+        before_ms = clock.wall_ms()
         now = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
         theirs_ms = int((await database.read(_lines(now)))[0])
-        found.append(compare_clocks("ledger's clock", theirs_ms, asked_ms, clock.wall_ms()))
+        found.append(compare_clocks("ledger's clock", theirs_ms, before_ms, clock.wall_ms()))
     except UnavailableError as error:
         return [Finding("ledger", "fault", f"{error.detail}: is TIDEGAUGE_LEDGER_URL right?")]
     return found
@@ -109,7 +109,7 @@ async def _limits(database: Database) -> Finding:
 async def _schema(ledger: SqlLedger) -> list[Finding]:
     there = "SELECT count(*) FROM information_schema.tables WHERE table_name = 'alembic_version'"
     if (await ledger.database.read(_lines(there)))[0] == "0":
-        return [Finding("ledger's schema", "ok", "is made at the first start")]
+        return [Finding("ledger's schema", "ok", "is created at the first start")]
     revision = (await ledger.database.read(_lines("SELECT version_num FROM alembic_version")))[0]
     if revision != newest_revision():
         return [

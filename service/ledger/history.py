@@ -1,4 +1,4 @@
-"""The history of watermarks: reading it, and thinning it by age in slices that hold up nothing else."""
+"""The history of watermarks: its reading, and its thinning by age in slices that do not delay others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from service.ledger.rows import history_points
 from service.model.history import HistoryPoint
 
 _SLICE = 2_000
-"""Rows that one transaction looks at: some ten milliseconds."""
+"""Number of rows in one transaction, which takes some ten milliseconds."""
 
 _MINUTE_MS = 60_000
 
 
 class History:
-    """Thins the history. Each call is one transaction, and takes up where the last one ended."""
+    """Thinning of the history. Each call is one transaction, and resumes at the end of the last one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._from_ms = 0
-        """Before this minute, this process has thinned everything that was there."""
+        """The minute up to which this process has thinned all rows."""
         self._slice = _SLICE
 
     async def thin(self, db: AsyncConnection, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:
@@ -41,9 +41,9 @@ class History:
     async def _thin(self, db: AsyncConnection, until_ms: int) -> Thinned:
         """Keep the last row of each stage and minute, of the next rows.
 
-        A minute may have more rows than a slice. So a slice begins with the minute in which the one
-        before it ended: of what that has left, again only the last rows stay. The work is linear in the
-        number of rows, as long as a slice is larger than what stays of one minute.
+        A minute may have more rows than a slice. So a slice begins with the last minute of the slice
+        before: again only the last rows of this minute stay. The work is linear in the number of rows,
+        as long as a slice is larger than the rows that stay of one minute.
         """
         found = {"b_from_ms": self._from_ms, "b_until_ms": until_ms, "b_slice": self._slice}
         seen, last_ms = (await db.execute(sql.FIND_SLICE, found)).one()
@@ -54,7 +54,7 @@ class History:
             self._from_ms, self._slice = until_ms, _SLICE
             return Thinned(rows, more=False)
         next_ms = last_ms - last_ms % _MINUTE_MS
-        # Room for at least as many new rows as there are rows of this minute that stay.
+        # A slice has room for as many new rows as rows of this minute that stay.
         self._slice = 2 * self._slice if next_ms == self._from_ms and 2 * rows < seen else _SLICE
         self._from_ms = next_ms
         return Thinned(rows, more=True)

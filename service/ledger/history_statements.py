@@ -34,20 +34,20 @@ def _until(
 ) -> Select[*tuple[Any, ...]]:
     """Read the history backwards, from the last advance of a stage that is no later than this.
 
-    What is read may be of an earlier generation or, beyond the stage's first advance, of another stage:
-    `history_points` sees to that. With conditions on these, all that do not meet them would be passed
-    over, and there may be millions. Advances of one generation are dated before those of the next, but
-    for what replicas' clocks differ by.
+    The rows may be of an earlier generation or, beyond the stage's first advance, of another stage;
+    `history_points` drops them. With conditions on these columns, the database would skip over all
+    other rows, and there may be millions. Advances of one generation are dated before those of the
+    next, except for the differences of the replicas' clocks.
     """
     job, stage = bindparam("b_job", type_=String), bindparam("b_stage", type_=String)
     # As one row, so that only the index by stage has this order. For `job = … AND stage = …`, Postgres
-    # may choose the index by age, and pass over the advances of all other stages; or sort a whole
-    # history, if it expects little in it.
-    # Nor is it in the order of the ids: Postgres would read all rows to sort them, where it expects few.
-    # Of advances in the same millisecond, the index has the newest last, as a rule.
+    # may choose the index by age, and skip over the advances of all other stages; or sort a whole
+    # history that it expects to be short. The order is not that of the ids either: Postgres would read
+    # and sort all rows, where it expects few. Of advances in the same millisecond, the index usually
+    # has the newest last.
     return rows.where(
         tuple_(history.c.job, history.c.stage, history.c.at_ms) <= tuple_(job, stage, until_ms),
-        # Not what readers have yet to see. There is little of that.
+        # Without advances that are not visible yet, which are few.
         or_(
             history.c.job != job,
             history.c.stage != stage,
@@ -69,7 +69,7 @@ def _find_history() -> Executable:
     interval = interval.union_all(select(interval.c.n + 1).where(interval.c.n < intervals))
 
     def edge_ms(n: ColumnElement[int]) -> ColumnElement[int]:
-        # Without intervals there is only the first edge.
+        # Without intervals, the first edge is the only one.
         return from_ms + span_ms * n // func.coalesce(func.nullif(intervals, 0), 1)
 
     edges = select(
@@ -79,7 +79,7 @@ def _find_history() -> Executable:
     ).cte("edges")
     last = _until(select(history.c.id), edges.c.until_ms).limit(1).correlate(edges)
     found = select(edges.c.n, edges.c.after_ms, last.scalar_subquery().label("id")).cte("found")
-    # Without conditions, which Postgres might take for a better way to the rows than their ids.
+    # Without conditions, for which Postgres might not find the rows by their ids.
     return (
         select(found.c.after_ms, history)
         .join_from(found, history, history.c.id == found.c.id)
@@ -101,7 +101,7 @@ FIND_NEXT_HISTORY = (
     .order_by(history.c.job, history.c.stage, history.c.at_ms)
     .limit(bindparam("b_limit"))
 )
-# The thinned rows were of the same minute.
+# The interval begins with the minute: the thinned rows were of the same one.
 _MINUTE = (history.c.at_ms - history.c.at_ms % 60_000 - 1).label("after_ms")
 FIND_LAST_HISTORY = _until(select(_MINUTE, history), literal(LATEST, BigInteger)).limit(
     bindparam("b_limit")

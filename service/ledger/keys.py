@@ -58,9 +58,9 @@ async def find_keys(db: AsyncConnection) -> Sequence[Key]:
 
 
 async def add_key(db: AsyncConnection, key: Key, deed: Deed, *, first: bool) -> bool:
-    """Store a key; False if there is one of its name, or, for the `first` one, any at all."""
+    """Store a key; False if its name exists or, for the `first` key, any key exists."""
     if first:
-        # Two replicas that each know of no key must not both make the first.
+        # Two replicas without a key must not both create the first one.
         if db.dialect.name == "postgresql":
             await db.execute(LOCK_FIRST_KEY)
         if await db.scalar(select(func.count()).select_from(access_keys)):
@@ -85,7 +85,7 @@ async def add_key(db: AsyncConnection, key: Key, deed: Deed, *, first: bool) -> 
 
 
 async def delete_key(db: AsyncConnection, name: str, deed: Deed) -> bool:
-    """Delete a key; False if there is none of this name."""
+    """Delete a key; False if the name does not exist."""
     if (await db.execute(DELETE_KEY, {"b_name": name})).one_or_none() is None:
         return False
     await write_audit(db, deed, key=name)
@@ -93,7 +93,7 @@ async def delete_key(db: AsyncConnection, name: str, deed: Deed) -> bool:
 
 
 async def note_uses(db: AsyncConnection, used_at_ms: Mapping[bytes, int]) -> None:
-    """Store when keys were last used."""
+    """Store the last uses of keys."""
     rows = [{"b_digest": d, "b_used_at_ms": at} for d, at in sorted(used_at_ms.items())]
     if rows:
         await db.execute(NOTE_USE, rows)

@@ -25,7 +25,7 @@ async def change_layouts(
     layout_version: int,
     at_ms: int,
 ) -> None:
-    """Write which stages have other ranges now, and what those inherit."""
+    """Write the stages whose ranges have changed, and the inherited columns."""
     keys = [{"b_job": layout.job, "b_stage": stage} for stage in sorted(set(layout.changed))]
     if keys:
         await db.execute(sql.DROP_CHUNKS_OF_STAGE, keys)
@@ -40,8 +40,8 @@ async def change_layouts(
 async def add_stages(
     db: AsyncConnection, layout: NewLayout, layout_version: int, at_ms: int
 ) -> None:
-    """Add the rows of those changed stages that have none yet."""
-    known = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
+    """Add the rows of changed stages that lack one."""
+    present = {row.stage for row in await db.execute(sql.FIND_STAGES, {"b_jobs": [layout.job]})}
     row = (await db.execute(sql.FIND_JOBS, {"b_jobs": [layout.job]})).one()
     new = [
         {
@@ -56,18 +56,17 @@ async def add_stages(
             "updated_at_ms": at_ms,
         }
         for stage in layout.changed
-        if stage not in known
+        if stage not in present
     ]
     if new:
         await db.execute(insert(stages), new)
 
 
 def check_joined(stored: StoredJob, source: str | None) -> None:
-    """Raise `InvalidRequestError` if shards joined a source that is final, so that none does."""
+    """Raise `InvalidRequestError` if shards joined a final source: a final source stays final."""
     if source is None or stored.installed.stages[source].view.watermark.output != MAX:
         return
     raise InvalidRequestError(
-        f"no shard can join {source!r}, which is final: all its shards have said that nothing more"
-        " comes, so whatever another one brings would be late. To start over, reset the job; next time,"
-        " keep one shard that is not final"
+        f"no shard can join {source!r}, which is final: all rows of another shard would be late. To"
+        " start over, reset the job; next time, keep one shard that is not final"
     )

@@ -31,7 +31,7 @@ async def load_job(db: AsyncConnection, job: str) -> StoredJob:
 async def load_jobs(
     db: AsyncConnection, jobs: Sequence[str], *, with_checkpoint: bool = False
 ) -> dict[str, StoredJob]:
-    """Load those of the jobs that exist, with their checkpoints if asked to."""
+    """Load the jobs that exist, with their checkpoints if requested."""
     names = {"b_jobs": list(jobs)}
     rows = [row for row in await db.execute(sql.FIND_JOBS, names) if not row.deleted]
     stages = _by_job(await db.execute(sql.FIND_STAGES, names))

@@ -1,4 +1,4 @@
-"""Migrating a ledger's schema to the one of this release."""
+"""Migration of a ledger's schema to this release's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from service.errors import StoreRefusedError
 
 _HERE = Path(__file__).resolve().parent.parent
 
-# Alembic keeps the running migration in a global variable, so a process may run only one at a time,
-# whatever the thread or the event loop. `migrations/env.py` holds a lock between processes.
+# Alembic keeps the running migration in a global variable, so a process may run only one at a time, in
+# any thread or event loop. `migrations/env.py` takes a lock between processes.
 _LOCK = threading.Lock()
 _POLL_S = 0.01
 
 
 def migrations_folder() -> Path:
-    """Find the migrations: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the migrations: inside the installed package, or beside it in a checkout."""
     packaged = _HERE / "migrations"
     return packaged if packaged.is_dir() else _HERE.parent / "migrations"
 
@@ -37,7 +37,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def newest_revision() -> str:
-    """Return the revision of the schema that this release has."""
+    """Return the revision of this release's schema."""
     script = ScriptDirectory(str(migrations_folder()))
     return script.get_current_head() or ""
 
@@ -46,7 +46,7 @@ def newest_revision() -> str:
 async def migrating() -> AsyncGenerator[None]:
     """Hold the lock of this process without blocking the event loop.
 
-    Entered before there is a connection, so that no transaction stays open while it waits.
+    Entered before a connection is made, so that no transaction stays open during the wait.
     """
     while not _LOCK.acquire(blocking=False):  # noqa: ASYNC110 - a lock between threads
         await asyncio.sleep(_POLL_S)
@@ -65,6 +65,6 @@ def run_migrations(connection: Connection, revision: str = "head") -> None:
         command.upgrade(config, revision)
     except CommandError as error:
         raise StoreRefusedError(
-            f"the ledger's schema is not one that this release knows ({error}): was it upgraded by a"
-            " newer release? Use that one"
+            f"the ledger's schema is unknown to this release ({error}): if it was upgraded by a"
+            " newer release, use the newer one"
         ) from error

@@ -1,6 +1,6 @@
 """The ledger port: the durable state. Pipelines, runs, epochs, watermarks, checkpoints.
 
-Each method is one transaction. Wall-clock times are parameters: the ledger reads no clock.
+Each method is one transaction. Wall-clock times are parameters: the ledger does not read a clock.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from service.model.runs import EndedRun, NewRun, RunEnd, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class NewLayout:
-    """A specification to be stored, and how it changes the ranges."""
+    """A specification to be stored, with its changes to the ranges."""
 
     job: str
     spec: bytes
     changed: Sequence[str]
-    """Stages that are new or whose own ranges change."""
+    """Stages that are new, or whose own ranges change."""
     inherited: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
-    """For each changed stage that was there before, what its new ranges begin with."""
+    """By changed stage, unless it is new: the columns with which its new ranges begin."""
     joined: str | None = None
-    """The source that shards join, if that is the change."""
+    """The source that shards join; None: another change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class JobRecord:
 
     job: str
     incarnation: int
-    """The incarnation of the live state that all this was read from."""
+    """The incarnation of the live state from which the record was read."""
     generation: int
     layout_version: int
     seen: int
-    """The newest revision that the live store shows."""
+    """The newest revision in the live store."""
     advances: Mapping[str, StageWatermark]
     epochs: Mapping[str, int]
     chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
-    """Record it only if nothing newer than `seen` is recorded. Advances are joins, so their order does
+    """True if nothing newer than `seen` may have been recorded. Advances are joins, so their order does
     not matter. Idleness is not a join: it must not be recorded after the report that ended it."""
 
 
@@ -74,7 +74,7 @@ class Thinned:
     rows: int
     """Number of deleted rows."""
     more: bool
-    """True if there may be more to do."""
+    """True if rows may be left."""
 
 
 class Ledger(Protocol):
@@ -84,10 +84,10 @@ class Ledger(Protocol):
     """
 
     async def open(self, *, exclusive: bool) -> None:
-        """Bring the schema up to date, however many replicas do so at once.
+        """Bring the schema up to date, also if several replicas do so at once.
 
-        `exclusive`: for one process, whose live store nobody else can see. Raises `StoreRefusedError`
-        if another one has the ledger already.
+        `exclusive`: for one process, whose live store is its own. Raises `StoreRefusedError` if another
+        process has the ledger.
         """
         ...
 
@@ -96,7 +96,7 @@ class Ledger(Protocol):
         ...
 
     async def deleted(self, jobs: Collection[str]) -> Mapping[str, int]:
-        """Return which of these jobs were deleted, each with the generation that ended."""
+        """Return the deleted ones of these jobs, each with the generation that ended."""
         ...
 
     async def head(self, job: str) -> JobHead:
@@ -108,9 +108,9 @@ class Ledger(Protocol):
     ) -> Mapping[str, StoredJob]:
         """Begin the next incarnations of these jobs' live state; return them with their last checkpoint.
 
-        A job is missing if it is unknown, or if its incarnation is no longer the one `seen`, because
-        another replica has begun one. Once this is committed, nothing is recorded that was read from an
-        earlier incarnation, whose leases are void.
+        A job is missing in the result if it is unknown, or if its incarnation is no longer the one
+        `seen`, because another replica has begun one. After the commit, nothing is recorded that was
+        read from an earlier incarnation, whose leases are void.
         """
         ...
 
@@ -119,7 +119,7 @@ class Ledger(Protocol):
         ...
 
     async def specification(self, job: str) -> Specification:
-        """Return the specification of one job as it is stored. Raises `UnknownJobError`."""
+        """Return the stored specification of one job. Raises `UnknownJobError`."""
         ...
 
     async def create(
@@ -127,7 +127,7 @@ class Ledger(Protocol):
     ) -> StoredJob | None:
         """Store a new job, or a deleted one in its next generation; None if the job exists.
 
-        It gets a new incarnation, higher than any before.
+        The job gets a new incarnation, higher than all before.
         """
         ...
 
@@ -139,11 +139,11 @@ class Ledger(Protocol):
         at_ms: int,
         deed: Deed | None = None,
     ) -> StoredJob | None:
-        """Store the next layout of a job; None if its layout is no longer the one given.
+        """Store the next layout of a job; None if its present layout is another than the given one.
 
-        Once this is committed, no advance that was computed for an older layout is recorded. Raises
-        `InvalidRequestError` if shards join a source that is final: that is decided here, since until
-        now an advance to the end of time could have been recorded.
+        After the commit, no advance that was computed for an older layout is recorded. Raises
+        `InvalidRequestError` if shards join a final source: the check is here, since an advance to the
+        end of time could be recorded until now.
         """
         ...
 
@@ -152,7 +152,7 @@ class Ledger(Protocol):
         ...
 
     async def delete(self, job: str, at_ms: int, deed: Deed | None = None) -> int:
-        """Delete all of the job but its numbers; return the generation that ends.
+        """Delete the job except its numbers; return the generation that ends.
 
         Raises `UnknownJobError`.
         """
@@ -163,10 +163,10 @@ class Ledger(Protocol):
         ...
 
     async def end_run(self, job: str, end: RunEnd, deed: Deed | None = None) -> EndedRun:
-        """End a run. One that has ended with the same outcome stays as it is.
+        """End a run. A run that has ended with the same outcome stays unchanged.
 
-        Raises `UnknownJobError`, `UnknownRunError`; `StaleRunError` if it has ended with another
-        outcome, or if no stage belongs to it any more.
+        Raises `UnknownJobError`, `UnknownRunError`; `StaleRunError` if the run has ended with another
+        outcome, or has lost all its stages.
         """
         ...
 
@@ -175,14 +175,14 @@ class Ledger(Protocol):
         ...
 
     async def run_holder(self, job: str, run: int) -> str | None:
-        """Return who opened the run. None: no stage belongs to it, or it is older than this record."""
+        """Return the holder of the run. None: it has no stages, or is older than this record."""
         ...
 
     async def record(self, records: Sequence[JobRecord], at_ms: int) -> Mapping[str, Recorded]:
-        """Record advances, epochs and promises of many jobs; return, by job, what is now published.
+        """Record advances, epochs and promises of many jobs; return the published state, by job.
 
-        The write is monotone and conditional: a job whose incarnation, generation or layout is no longer
-        the one given (or that has changed, see `JobRecord.unless_newer`) is skipped as a whole, and
+        The write is monotone and conditional: a job whose incarnation, generation or layout differs from
+        the given one (or that has changed, see `JobRecord.unless_newer`) is skipped as a whole, and
         missing from the result.
         """
         ...
@@ -204,35 +204,35 @@ class Ledger(Protocol):
     ) -> Sequence[HistoryPoint]:
         """Return some of the history of a stage's watermarks, by wall time.
 
-        First the last advance up to `from_ms`, then the last one in each of as many equal intervals from
-        there up to `until_ms`, included. Intervals without one are left out; so are advances of other
-        generations, and those whose version is above `newest`. It takes time for each interval, not
-        for each advance.
+        First the last advance up to `from_ms`, then the last one in each of as many equal intervals
+        from there up to `until_ms`, included. Empty intervals are left out; so are advances of other
+        generations, and those whose version is above `newest`. The time is proportional to the
+        intervals, not to the advances.
         """
         ...
 
     async def began_after(self, job: str, stage: str, *, generation: int, at_ms: int) -> bool:
         """Return whether this generation's first advance of a stage was after this time.
 
-        False if that is not known any more, as history was thinned or deleted.
+        False if unknown, because history was thinned or deleted.
         """
         ...
 
     async def last_advances(
         self, job: str, stage: str, *, generation: int, newest: int, limit: int
     ) -> Sequence[HistoryPoint]:
-        """Return at most `limit` of a stage's advances: those of this generation that are dated last.
+        """Return the `limit` latest advances of a stage in this generation.
 
-        The oldest comes first. The interval of each is what its minute has before it: as history is
-        thinned, others may have been there. Advances whose version is above `newest` are left out.
+        The oldest comes first. The interval of each begins with its minute: as history is thinned, there
+        may have been others in it. Advances whose version is above `newest` are left out.
         """
         ...
 
     async def thin_history(self, *, fine_until_ms: int, keep_until_ms: int) -> Thinned:
-        """Thin some of the history of watermarks, without holding up other transactions for long.
+        """Thin a part of the history of watermarks, without delaying other transactions for long.
 
-        Of rows before `keep_until_ms` none is kept; before the minute of `fine_until_ms`, the last of
-        each minute. Call it again while there is more to do.
+        Rows before `keep_until_ms` are deleted; of rows before the minute of `fine_until_ms`, the last
+        of each minute stays. Call it again while `more` is true.
         """
         ...
 
@@ -241,15 +241,15 @@ class Ledger(Protocol):
         ...
 
     async def add_key(self, key: Key, deed: Deed, *, first: bool = False) -> bool:
-        """Store a key; False if there is one of its name."""
+        """Store a key; False if its name exists."""
         ...
 
     async def delete_key(self, name: str, deed: Deed) -> bool:
-        """Delete a key; False if there is none of this name."""
+        """Delete a key; False if the name does not exist."""
         ...
 
     async def note_uses(self, used_at_ms: Mapping[bytes, int]) -> None:
-        """Store when keys, given by their digests, were last used; to about a minute."""
+        """Store the last uses of keys, given by their digests, to about a minute."""
         ...
 
     async def read_audit(
@@ -257,12 +257,12 @@ class Ledger(Protocol):
     ) -> Sequence[AuditRecord]:
         """Return the newest records of the audit, newest first.
 
-        `before`: only those with a lower number; `job`: only those about this job.
+        `before`: only records with a lower number; `job`: only records about this job.
         """
         ...
 
     async def trim_audit(self, keep_until_ms: int) -> int:
-        """Delete the records of the audit before this time; return how many."""
+        """Delete the records of the audit before this time; return their number."""
         ...
 
     async def ping(self) -> None:

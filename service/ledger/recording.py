@@ -1,4 +1,4 @@
-"""Recording what is published of jobs: advances and committed epochs, within a transaction."""
+"""Recording of advances and committed epochs, within a transaction."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def record_in_one_statement(
 ) -> Mapping[str, Recorded] | None:
     """Record the advances of jobs that nothing else has been recorded for.
 
-    None: the connection was lost. They may have been recorded; then a retry has no effect, or is
-    refused.
+    None: the connection was lost. The advances may have been recorded; then a retry has no effect, or is
+    rejected.
     """
     if not simple:
         return {}
@@ -58,7 +58,7 @@ async def record_each(
 
 
 async def _record_job(db: AsyncConnection, record: JobRecord, at_ms: int) -> Recorded | None:
-    """Record what one job's record says; None: it no longer is what the record was made from."""
+    """Record one job's record; None: the job has changed since the record was made."""
     at = {
         "b_job": record.job,
         "b_incarnation": record.incarnation,
@@ -78,7 +78,7 @@ async def _record_job(db: AsyncConnection, record: JobRecord, at_ms: int) -> Rec
             sql.COMMIT_EPOCH,
             [{"b_job": record.job, "b_stage": s, "b_epoch": epoch} for s, epoch in epochs],
         )
-    # Including what other replicas recorded, which may have died before they could publish it.
+    # Including records of other replicas, which may have died before their publication.
     newer = await db.execute(sql.FIND_NEWER, {"b_job": record.job, "b_seen": record.seen})
     return Recorded(row.revision, {r.stage: view_of(r) for r in newer})
 

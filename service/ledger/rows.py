@@ -27,7 +27,7 @@ from service.model.runs import NewRun, RunEnd, RunRecord
 
 
 def packed_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Pack rows into a single parameter of a statement, however many they are."""
+    """Pack any number of rows into a single parameter of a statement."""
     return msgspec.json.encode(list(rows)).decode()
 
 
@@ -64,7 +64,7 @@ def advance_row(stage: str, watermark: StageWatermark) -> dict[str, Any]:
 
 
 def new_job_row(layout: NewLayout, incarnation: int, at_ms: int) -> dict[str, Any]:
-    """Return the row of a job that there has never been."""
+    """Return the row of a new job."""
     return {
         "name": layout.job,
         "incarnation": incarnation,
@@ -101,7 +101,7 @@ def advance_rows(record: JobRecord) -> list[dict[str, Any]]:
 def chunks_of(
     layout: NewLayout, incarnation: int, generation: int, layout_version: int
 ) -> list[CheckpointChunk]:
-    """Return what the ranges of a new layout inherit, in chunks."""
+    """Return the inherited columns of a new layout's ranges, in chunks."""
     return [
         CheckpointChunk(
             job=layout.job,
@@ -132,7 +132,7 @@ def view_of(row: Row[Any]) -> StageView:
 def history_points(
     rows: Iterable[Row[Any]], job: str, stage: str, generation: int
 ) -> list[HistoryPoint]:
-    """Return those rows of `FIND_HISTORY` or `FIND_LAST_HISTORY` that are of this generation."""
+    """Return the rows of `FIND_HISTORY` or `FIND_LAST_HISTORY` that are of this generation."""
     return [
         HistoryPoint(row.after_ms, row.at_ms, watermark_of(row), row.version)
         for row in rows
@@ -149,7 +149,7 @@ def end_of(row: Row[Any]) -> RunEnd | None:
 
 
 def run_row(job: str, number: int, run: NewRun, at_ms: int, epoch: int | None) -> dict[str, Any]:
-    """Return the row of a run that is opened while `epoch` is the last one of its stages."""
+    """Return the row of a new run; `epoch` is the last one of its stages before it."""
     return {
         "job": job,
         "run": number,

@@ -25,7 +25,7 @@ async def open_run(
         raise unknown_job(job)
     number = int(row.last_run)
     stages = sorted(set(run.stages))
-    # While the stages still belong to the runs before.
+    # Before the stages are taken from the earlier runs.
     await db.execute(sql.SAVE_EPOCHS_OF_RUNS, {"b_job": job})
     found = await db.execute(sql.FIND_LAST_EPOCH, {"b_job": job, "b_stages": stages})
     await db.execute(sql.ADD_RUN, run_row(job, number, run, at_ms, found.scalar_one()))

@@ -1,7 +1,8 @@
 """Limits of a session on Postgres: set after connecting, and checked to hold.
 
-Given as startup parameters (`options`), a pooler such as PgBouncer refuses the limits, or drops them in
-silence. A pooler that gives each transaction another connection to the server cannot keep them at all.
+Given as startup parameters (`options`), the limits would be rejected or silently dropped by a pooler
+such as PgBouncer. A pooler that gives each transaction another connection to the server cannot keep
+them at all.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ LIMITS: Final[Mapping[str, str]] = {
 }
 """Settings of each session, unless the `options` of the ledger's URL set them."""
 
-_MARK: Final = "tidegauge.session"
-_SET_MARK: Final = text(f"SELECT set_config('{_MARK}', :mark, false)")
-_READ_MARK: Final = text(f"SELECT current_setting('{_MARK}', true)")
+_TAG: Final = "tidegauge.session"
+_SET_TAG: Final = text(f"SELECT set_config('{_TAG}', :tag, false)")
+_READ_TAG: Final = text(f"SELECT current_setting('{_TAG}', true)")
 
 
 class _Cursor(Protocol):
@@ -38,19 +39,19 @@ class _Cursor(Protocol):
 
 
 class RawConnection(Protocol):
-    """The part of a driver's connection that is used here."""
+    """The used part of a driver's connection."""
 
     def cursor(self) -> _Cursor:
         """Open a cursor."""
         ...
 
     def commit(self) -> object:
-        """Commit what was set: a rollback would take it back."""
+        """Commit the settings: a rollback would undo them."""
         ...
 
 
 def setter(limits: Mapping[str, str], options: str) -> Callable[[RawConnection, object], None]:
-    """Return what sets the limits on a new connection, except those that `options` set."""
+    """Return a function that sets the limits on a new connection, except those in `options`."""
     ours = {name: value for name, value in limits.items() if name not in options}
     values = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in ours.items())
 
@@ -66,20 +67,20 @@ def setter(limits: Mapping[str, str], options: str) -> Callable[[RawConnection, 
 
 
 async def check_sessions(engine: AsyncEngine) -> None:
-    """Raise `StoreRefusedError` if a connection of ours is not one session of the server.
+    """Raise `StoreRefusedError` if a connection of the service is not a single session.
 
     While a second connection has a transaction open, a pooler of transactions cannot have kept the
-    session of the first one, whose server connection the second has taken.
+    session of the first: the second has taken its connection to the server.
     """
     async with engine.connect() as first, engine.connect() as second:
-        mark = token_hex(8)
-        await first.execute(_SET_MARK, {"mark": mark})
+        tag = token_hex(8)
+        await first.execute(_SET_TAG, {"tag": tag})
         await first.commit()
-        await second.execute(_READ_MARK)
-        found = await first.scalar(_READ_MARK)
+        await second.execute(_READ_TAG)
+        found = await first.scalar(_READ_TAG)
         await first.rollback()
         await second.rollback()
-    if found != mark:
+    if found != tag:
         raise StoreRefusedError(
             "TIDEGAUGE_LEDGER_URL leads to a pooler that gives each transaction another session of"
             " Postgres, so time limits and locks of a session do not hold: set its pool_mode to session,"

@@ -1,7 +1,8 @@
-"""The file of an SQLite ledger: it is locked against other processes, and watched while it is open.
+"""The file of an SQLite ledger, locked against other processes, and checked while it is open.
 
-SQLite goes on with a file that was unlinked, replaced or cut, and what it writes from then on is gone
-once the process ends. So before each transaction the file is looked at: that costs a few microseconds.
+SQLite continues to write to a file that was unlinked, replaced or truncated, and these writes are lost
+at the end of the process. So the file is checked before each transaction, which costs a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ class SqliteFile:
         self._path = path
         self._descriptor: int | None = None
         self._log: os.stat_result | None = None
-        """SQLite's write-ahead log, which holds the newest transactions."""
+        """SQLite's write-ahead log, with the newest transactions."""
         self._size = 0
         self._log_size = 0
 
     def take(self) -> None:
-        """Lock it, and make it if there is none. Raises `StoreRefusedError`.
+        """Lock the file, and create it if it is missing. Raises `StoreRefusedError`.
 
-        The lock is on the file itself, so no other name for it leads past the lock. (SQLite locks parts
-        of it in another way, which does not see this one.) The kernel releases it when the process ends.
+        The lock is on the file itself, so it holds under every name of the file. (SQLite's own locks, on
+        parts of the file, are independent of it.) The kernel releases it when the process ends.
         """
         if self._descriptor is not None:
             return
@@ -54,13 +55,13 @@ class SqliteFile:
         self._descriptor = descriptor
 
     def note_log(self) -> None:
-        """Remember which write-ahead log SQLite has opened."""
+        """Note the write-ahead log that SQLite has opened."""
         with suppress(FileNotFoundError):
             self._log = Path(self._path + "-wal").stat()
             self._log_size = 0
 
     def check(self) -> None:
-        """Raise `UnavailableError` if the file is no longer the one that is open, or was cut."""
+        """Raise `UnavailableError` if the file was replaced, deleted or truncated."""
         if self._descriptor is None:
             return
         opened = os.fstat(self._descriptor)
@@ -78,13 +79,15 @@ class SqliteFile:
             log_size = Path(self._path + "-wal").stat().st_size
             if log_size < self._log_size:
                 raise UnavailableError(
-                    f"the ledger's log {self._path}-wal was cut from {self._log_size} to {log_size}"
+                    f"the ledger's log {self._path}-wal was truncated from {self._log_size} to "
+                    f"{log_size}"
                     f" bytes while the service was using it: {_RESTORE}"
                 )
             self._log_size = log_size
         if opened.st_size < self._size:
             raise UnavailableError(
-                f"the ledger {self._path} was cut from {self._size} to {opened.st_size} bytes while the"
+                f"the ledger {self._path} was truncated from {self._size} to {opened.st_size} "
+                f"bytes while the"
                 f" service was using it: {_RESTORE}"
             )
         self._size = opened.st_size

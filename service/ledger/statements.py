@@ -51,7 +51,7 @@ LOCK_JOBS = (
     .order_by(jobs.c.name)
     .with_for_update()
 )
-# In the order of the members of `JobHead`. A deleted job's row stays for ever, and is not read again.
+# In the order of the members of `JobHead`. A deleted job's row stays for ever, and is not read.
 _HEAD = select(
     jobs.c.incarnation,
     jobs.c.generation,
@@ -154,7 +154,7 @@ FIND_RUN_HOLDER = (
     .where(stages.c.job == bindparam("b_job"), stages.c.run == bindparam("b_run"))
     .limit(1)
 )
-# An epoch that a run found when it was opened is none that it committed.
+# An epoch from before the opening of a run is not a commit of the run.
 _committed = and_(
     stages.c.job == runs.c.job,
     stages.c.run == runs.c.run,
@@ -266,12 +266,12 @@ def _rows_of(name: str, *columns: ColumnClause[Any]) -> TableValuedAlias:
 
 
 def _record_in_one_statement() -> Executable:
-    """Record the advances of many jobs, each only if its revision is still the one that was seen.
+    """Record the advances of many jobs, each only if its revision is unchanged since it was seen.
 
     One statement is one round trip to the server instead of six. It also has only one snapshot, taken
-    before it waits for any lock. That is safe: every change of a watermark takes a new revision, and
-    what was seen was committed before the statement began. So if a job's revision is still the one
-    seen, the watermarks in the snapshot are the newest.
+    before it waits for any lock. This is safe: every change of a watermark takes a new revision, and the
+    seen revision was committed before the statement began. So if a job's revision is unchanged, the
+    watermarks in the snapshot are the newest.
     """
     record = _rows_of(
         "record",
@@ -288,7 +288,7 @@ def _record_in_one_statement() -> Executable:
         *(column(name, stages.c[name].type) for name in WATERMARK),
     )
     to = {name: advance.c[name] for name in WATERMARK}
-    # Separate from the update, which would lock the rows in no particular order.
+    # Separate from the update, which would lock the rows in an arbitrary order.
     locked = (
         select(jobs.c.name)
         .join_from(jobs, record, jobs.c.name == record.c.job)

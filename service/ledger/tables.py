@@ -1,7 +1,7 @@
-"""The ledger's tables. The migrations create their schema; a test holds the two together.
+"""The ledger's tables. The migrations create their schema; a test compares the two.
 
 Watermarks are 64-bit integers throughout, -∞ among them (`frontier.timestamps.MIN`), so that SQL
-compares them as the code does, without NULLs.
+compares them like the code, without NULLs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _watermark() -> list[Column[Any]]:
 
 WATERMARK: Final = tuple(each.name for each in _watermark())
 """The members of `StageWatermark`, each a column of the stages and of their history. Numbers only rise,
-the rest is as reported last: `StageWatermark.advance`. Rows and statements are made from these names."""
+and the rest is as reported last: `StageWatermark.advance`. Rows and statements are made from these
+names."""
 
 incarnations = Table(
     "incarnations",

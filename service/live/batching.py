@@ -12,10 +12,10 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _MAX_BATCH = 128
-"""Requests in one call."""
+"""The largest number of requests in one call."""
 
 _MAX_BATCH_WEIGHT = 10_000
-"""Ranges in one call: all other requests wait while the store is busy with it."""
+"""The largest number of ranges in one call: other requests wait while the store is busy with it."""
 
 _OWN_CALL_WEIGHT = 1_000
 """Ranges that are sent without waiting for a running call: the store works on one call while the next is
@@ -23,11 +23,11 @@ packed. For lighter requests the call itself is the main cost, so they share one
 """
 
 _MAX_QUEUE = 4_096
-"""Requests that may wait for a call; more are refused."""
+"""The largest number of requests that wait for a call; more are rejected."""
 
 
 class Batcher(Generic[A, T]):
-    """Lets requests that arrive while a call is running share the next one."""
+    """Queue in which requests that arrive during a call share the next one."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Batcher(Generic[A, T]):
         weight: Callable[[A], int],
         max_calls: int,
     ) -> None:
-        """`call` handles many requests at once, `weight` is how many ranges one adds to a call, and
-        `max_calls` how many calls may run at a time.
+        """`call` handles many requests at once, `weight` returns the number of ranges that a request
+        adds to a call, `max_calls` is the largest number of calls at a time.
         """
         self._call = call
         self._weight = weight
@@ -83,7 +83,7 @@ class Batcher(Generic[A, T]):
                 await self._run(batch)
         finally:
             # No `await` since the queue was found empty, so no request can be left behind: the next one
-            # sees that this call is over and starts another.
+            # finds this call over and starts another.
             self._running -= 1
 
     async def _run(self, batch: Sequence[tuple[A, asyncio.Future[T]]]) -> None:

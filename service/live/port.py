@@ -1,7 +1,7 @@
-"""The live port: leases, promises, waiting reports, and the views that readers get.
+"""The live port: leases, promises, pending reports, and published views.
 
-Each method is one atomic step of the store: none is ever seen half done, and two never interleave.
-Whether a lease is current is judged inside the step, by the store's own clock.
+Each method is one atomic step of the store: no other step observes it half done, and two never
+interleave. The store checks inside the step, by its own clock, that a lease is current.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from service.model.reports import Commit, Committed, RangeOrder, RangeView, Repo
 from service.model.runs import RunEnd
 
 REMEMBERED = 10_000
-"""Ended leases of a job that are remembered with their reason; older ones are `unknown`."""
+"""Number of a job's ended leases that are kept with their reason; older ones are `unknown`."""
 
 FENCE_BITS = 32
 """The bits of a fence below the incarnation: they number its leases."""
@@ -43,8 +43,8 @@ def new_token() -> str:
 class StateLostError(Exception):
     """The store has no trustworthy state of this job: none at all, or one of an earlier server run.
 
-    Either the job does not exist, which the ledger knows, or its state was lost: then it must be started
-    afresh, in a new incarnation.
+    Either the job does not exist in the ledger, or its state was lost and must be started afresh, in a
+    new incarnation.
     """
 
     def __init__(self, job: str) -> None:
@@ -53,10 +53,10 @@ class StateLostError(Exception):
 
 
 class Watch(Protocol):
-    """A reader's wake-up. It may wake for nothing, but misses no change after `rearm`."""
+    """A waiting request's wake-up. It may be spurious, but misses no change after `rearm`."""
 
     def rearm(self) -> None:
-        """Forget the changes so far. To miss none, read after this, and wait only then."""
+        """Drop the changes so far. A read after `rearm` and before `wait` misses no change."""
         ...
 
     async def wait(self) -> None:
@@ -67,14 +67,14 @@ class Watch(Protocol):
 class JobState(Protocol):
     """The steps of a live store on the state of single jobs.
 
-    Raises `UnknownStageError` wherever a stage is named, and `UnavailableError` when the store does not
+    Raises `UnknownStageError` for every unknown stage, and `UnavailableError` when the store does not
     answer in time.
     """
 
     # ---- jobs
 
     async def begin(self, job: InstalledJob) -> None:
-        """Start a job's state afresh from the ledger: with the checkpoint's promises, and no leases.
+        """Start a job's state afresh from the ledger: with the checkpoint's promises, without leases.
 
         Must be called only once for each incarnation, by the replica that began it in the ledger. If the
         store has this incarnation or a later one already, nothing changes.
@@ -82,17 +82,17 @@ class JobState(Protocol):
         ...
 
     async def install(self, job: InstalledJob) -> None:
-        """Bring a job's state up to date with the ledger; what is newer in the store stays.
+        """Bring a job's state up to date with the ledger; newer parts of the store stay.
 
         A newer layout keeps the leases and promises of unchanged ranges; changed ones inherit their
-        promise and lose their lease. A newer generation starts over, but fences go on rising.
+        promise and lose their lease. A newer generation starts over, but fences continue to rise.
         """
         ...
 
     async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
         """Return a job's pipeline. It may be out of date, unless it lacks `stage`.
 
-        That is safe, since each step checks the layout that it was prepared for.
+        This is safe, since each step checks the layout that it was prepared for.
         """
         ...
 
@@ -105,8 +105,8 @@ class JobState(Protocol):
         ...
 
     async def progress(self, job: str, stage: str) -> tuple[int, StageProgress]:
-        """Return the job's generation, and a stage's run in it and its last epoch whose commit is in the
-        ledger: one that is not may be lost with this store.
+        """Return the job's generation, and a stage's run in it and its last epoch with a commit in the
+        ledger: a later one may be lost with this store.
         """
         ...
 
@@ -123,11 +123,11 @@ class JobState(Protocol):
     async def renew(
         self, job: str, tokens: Sequence[str]
     ) -> tuple[Sequence[Renewal], Sequence[LostLease]]:
-        """Extend leases that are current. One that has run out cannot be renewed."""
+        """Extend current leases. An expired lease cannot be renewed."""
         ...
 
     async def release(self, job: str, tokens: Sequence[str]) -> int:
-        """End leases; return how many were current."""
+        """End leases; return the number of current ones."""
         ...
 
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
@@ -135,16 +135,16 @@ class JobState(Protocol):
         ...
 
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
-        """Note the end of a run at those stages that still belong to it, and end its leases on them.
+        """Note the end of a run at the stages that still belong to it, and end its leases on them.
 
-        Promises, and what waits for a commit, stay as they are. Readers are woken.
+        Promises and pending reports stay unchanged. Waiting requests are woken.
         """
         ...
 
     # ---- reports
 
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        """Apply a report, or let it wait for its epoch, if its lease is current; renew the lease.
+        """Apply a report under a current lease, or keep it pending for its epoch; renew the lease.
 
         Raises `LeaseLostError`, `StaleRunError`, `StaleEpochError`, `InputAheadError`,
         `EpochsWaitingError`; then nothing was applied.
@@ -164,44 +164,44 @@ class JobState(Protocol):
     async def ranges(
         self, job: str, stage: str, *, limit: int, order: RangeOrder
     ) -> Sequence[RangeView]:
-        """Return ranges, in the order of the layout, or those that hold the stage back most first."""
+        """Return ranges, in the order of the layout, or the lowest promise first."""
         ...
 
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:
-        """Return single ranges, by their index in the layout, with what waits for a commit.
+        """Return single ranges, by their index in the layout, with their pending promises.
 
         Raises `InvalidRequestError` for a passthrough.
         """
         ...
 
     async def columns(self, job: str, stage: str) -> Columns:
-        """Return what a checkpoint keeps of every range, in the order of the layout: a copy."""
+        """Return a copy of the checkpoint's columns of every range, in the order of the layout."""
         ...
 
     async def observe(
         self, job: str, stages: Sequence[str]
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
-        """Return the time, and what the ranges of these stages have said of their work.
+        """Return the time, and the observations of the ranges of these stages.
 
         Stages without ranges are left out.
         """
         ...
 
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
-        """Apply decisions about quiet ranges, each only if its range is as it was observed.
+        """Apply decisions about quiet ranges, each only if its range is unchanged since the observation.
 
-        Return whether the stage's agreement is ahead of what is published, so it has to be published.
+        Return whether the stage's agreement is ahead of its published watermark, and must be published.
         """
         ...
 
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:
-        """Join soft values of stages with those that were shown before; return all of these stages.
+        """Join soft values of stages with earlier ones; return the joined values of these stages.
 
-        They only rise within an incarnation and a generation, for all replicas together. Those of
+        The values only rise within an incarnation and a generation, for all replicas together. Values of
         another generation change nothing.
         """
         ...
@@ -210,12 +210,12 @@ class JobState(Protocol):
 class LiveStore(JobState, Protocol):
     """Port of a live store. All implementations pass one conformance suite.
 
-    Raises `StateLostError` wherever a job is named, `UnknownStageError` wherever a stage is, and
+    Raises `StateLostError` for a job without state, `UnknownStageError` for an unknown stage, and
     `UnavailableError` when the store does not answer in time.
     """
 
     shared: ClassVar[bool]
-    """True if other processes see the same state."""
+    """True if other processes share the state."""
 
     async def open(self) -> None:
         """Open the store."""
@@ -224,11 +224,11 @@ class LiveStore(JobState, Protocol):
     # ---- jobs
 
     async def remove(self, job: str, generation: int) -> None:
-        """Remove the job, unless it has a later generation by now, and wake its readers."""
+        """Remove the job, unless it has a later generation by now, and wake its waiting requests."""
         ...
 
     async def head(self, job: str) -> Position | None:
-        """Return the position of one job; None: it has no trustworthy state."""
+        """Return the position of one job; None: without a trustworthy state."""
         ...
 
     async def heads(self) -> Mapping[str, Position]:
@@ -240,11 +240,11 @@ class LiveStore(JobState, Protocol):
         ...
 
     def size(self) -> StoreSize:
-        """Return how much this process knows to be in the store."""
+        """Return the size of the store, as last observed by this process."""
         ...
 
     def known(self) -> Mapping[str, Pipeline]:
-        """Return the pipelines that this process knows, as `size` does: without asking a server."""
+        """Return the pipelines that this process has observed, without a request to a server."""
         ...
 
     async def job(self, job: str) -> JobView:
@@ -254,9 +254,10 @@ class LiveStore(JobState, Protocol):
     # ---- leases
 
     async def expire(self, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
-        """End the leases that have run out; return how many, by job and stage.
+        """End the expired leases; return their number, by job and stage.
 
-        With a job: only if the store already knows, without a request to its server, that one has.
+        With a job: only if this process has observed, without a request to a server, that one has
+        expired.
         """
         ...
 
@@ -265,9 +266,9 @@ class LiveStore(JobState, Protocol):
     async def agreements(
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
-        """Return what is published, and the agreements of all stages that `touched` stages can move.
+        """Return the published state, and the agreements of all stages that `touched` stages can move.
 
-        All at one instant, and after ending expired leases: no range is idle whose lease is over.
+        All at one instant, and after ending expired leases: an idle range has a current lease.
         """
         ...
 
@@ -279,14 +280,14 @@ class LiveStore(JobState, Protocol):
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
     ) -> None:
-        """Make visible what the ledger has recorded, and wake readers. Older versions change nothing.
+        """Make the ledger's records visible, and wake waiting requests. Older versions change nothing.
 
-        `epochs` are the epochs that are now recorded in the ledger, by stage.
+        `epochs` are the epochs that the ledger has now recorded, by stage.
         """
         ...
 
     async def unsaved(self, job: str | None = None) -> Sequence[CheckpointChunk]:
-        """Return the chunks of promises that changed since they were last marked as saved."""
+        """Return the chunks of promises that have changed since they were last marked as saved."""
         ...
 
     async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
@@ -304,7 +305,7 @@ class LiveStore(JobState, Protocol):
         ...
 
     def wake_readers(self) -> None:
-        """Wake every waiting reader."""
+        """Wake every waiting request."""
         ...
 
     async def close(self) -> None:

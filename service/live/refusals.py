@@ -1,4 +1,4 @@
-"""The errors with which both live stores refuse a step."""
+"""The errors with which both live stores reject a step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from service.model.reports import MAX_REPORTED, Report
 
 
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
-    """Return the error: the job has no such stage."""
+    """Return the error: the job does not have the stage."""
     return UnknownStageError(f"job {job!r} has no stage {stage!r}")
 
 
 def no_ranges(stage: str) -> InvalidRequestError:
-    """Return the error: a passthrough has nothing to claim or report for."""
+    """Return the error: a passthrough has no ranges to claim or report for."""
     return InvalidRequestError(f"stage {stage!r} is a passthrough: it has no ranges")
 
 
@@ -47,15 +47,15 @@ def unknown_lease(stage: str) -> LeaseLostError:
 
 
 def lost_lease(reason: LostReason) -> LeaseLostError:
-    """Return the error: the lease is over."""
+    """Return the error: the lease has ended."""
     return LeaseLostError(f"the lease is {reason}: claim the ranges again", reason=reason)
 
 
 def spoken_for_all(report: Report, count: int) -> Report:
     """Return a packed report with a promise for each of the `count` ranges of its lease.
 
-    Raises `InvalidReportError` if it has not one entry for each, `PayloadTooLargeError` if those are too
-    many: without columns, nothing in the report says so.
+    Raises `InvalidReportError` for a wrong number of entries, `PayloadTooLargeError` for too many
+    ranges, which a report without columns does not show.
     """
     promises = report.promises
     if isinstance(promises, int):
@@ -74,7 +74,7 @@ def spoken_for_all(report: Report, count: int) -> Report:
 
 
 def none_covered(stage: str, rejected: Sequence[tuple[str, LostReason]]) -> LeaseLostError:
-    """Return the error: the lease is on none of the ranges that were reported."""
+    """Return the error: the lease covers none of the reported ranges."""
     return LeaseLostError(
         f"the token covers none of these {len(rejected)} ranges of stage {stage!r}",
         reason=rejected[0][1],
@@ -89,7 +89,7 @@ def stale_run(stage: str, ours: int, theirs: int) -> StaleRunError:
 
 
 def stale_epoch(stage: str, epoch: int, last: int | None) -> StaleEpochError:
-    """Return the error: the epoch is committed already, or older than the last committed one."""
+    """Return the error: the epoch is already committed, or older than the last committed one."""
     return StaleEpochError(
         f"epoch {epoch} of stage {stage!r} is over: the last committed one is {last}",
         last_epoch=last,
@@ -113,7 +113,7 @@ def input_ahead(stage: str, observed: int, published: int) -> InputAheadError:
 
 
 def uncapped(stage: str, epoch: int) -> InvalidRequestError:
-    """Return the error: the commit lacks the input watermark that its reports rely on."""
+    """Return the error: the commit lacks the input watermark that its reports need."""
     return InvalidRequestError(
         f"stages.{stage}.input_watermark is missing: ranges have reported epoch {epoch}"
         " without one, and it caps what they promise"

@@ -1,4 +1,4 @@
-"""The waiting readers of this process."""
+"""The waiting requests of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.tasks import Wakeups
 
 
 class EventWatch(Watch):
-    """Wake-up of one reader."""
+    """Wake-up of one waiting request."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -28,12 +28,12 @@ class EventWatch(Watch):
 
     @property
     def event(self) -> asyncio.Event:
-        """Set when something has changed."""
+        """Set after a change."""
         return self._event
 
 
 class Watches:
-    """The waiting readers, by job and stage (None: any)."""
+    """The waiting requests, by job and stage (None: any)."""
 
     def __init__(self) -> None:
         self._by_job: dict[str, dict[str | None, set[EventWatch]]] = {}
@@ -41,7 +41,7 @@ class Watches:
 
     @contextmanager
     def watch(self, job: str, stage: str | None) -> Generator[EventWatch]:
-        """Register a reader for as long as it waits."""
+        """Register a request for as long as it waits."""
         watch = EventWatch()
         self._by_job.setdefault(job, {}).setdefault(stage, set()).add(watch)
         try:
@@ -55,20 +55,20 @@ class Watches:
                 del self._by_job[job]
 
     def wake(self, job: str, stages: Iterable[str]) -> None:
-        """Wake the readers of these stages, and those of any stage of the job."""
+        """Wake the requests that wait for these stages, or for any stage of the job."""
         by_stage = self._by_job.get(job)
         if by_stage is None:
             return
-        # Those of any stage first: through one of them, many may follow.
+        # Requests for any stage first: a feed with many followers may be among them.
         for stage in (None, *stages):
             self._wakeups.wake(watch.event for watch in by_stage.get(stage, ()))
 
     def wake_job(self, job: str) -> None:
-        """Wake all readers of the job."""
+        """Wake all requests that wait for the job."""
         for watches in self._by_job.get(job, {}).values():
             self._wakeups.wake(watch.event for watch in watches)
 
     def wake_all(self) -> None:
-        """Wake all readers."""
+        """Wake all waiting requests."""
         for job in self._by_job:
             self.wake_job(job)

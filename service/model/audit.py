@@ -1,4 +1,4 @@
-"""The audit: who changed what, from where and when."""
+"""The audit: the changes, with their authors, addresses and times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """A change that is to be recorded, in the transaction that makes it."""
+    """A change to be recorded in its own transaction."""
 
     action: Action
     by: Actor

@@ -16,10 +16,10 @@ CHUNK = 4_096
 """Ranges in one `CheckpointChunk`: one changed promise adds 32 KiB for each column to a checkpoint."""
 
 COLUMNS: Final[Mapping[str, int]] = {"promises": MIN, "raised_at_ms": 0, "unfinished": 0}
-"""The columns of a checkpoint, each with the value of a range of which nothing is kept. The ledger's
+"""The columns of a checkpoint, each with the value of a range without one. The ledger's
 table and rows follow from this. Each live store saves the columns of these names, and begins with them.
-`unfinished` is 1 for a range that has said so (`Facts.is_unfinished`): a loss of the live store must not
-make it look quiet.
+`unfinished` is 1 for a range that has reported unfinished work (`Facts.is_unfinished`): after a loss of
+the live store such a range must not count as quiet.
 """
 
 Columns = Mapping[str, Int64s]
@@ -28,7 +28,7 @@ Columns = Mapping[str, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChunk:
-    """Columns that are kept of consecutive ranges of a stage."""
+    """Saved columns of consecutive ranges of a stage."""
 
     job: str
     stage: str
@@ -53,7 +53,7 @@ def packed_column(column: Int64s) -> bytes:
 
 
 def packed_flags(indices: Iterable[int]) -> bytes:
-    """Pack a column that is 1 at these indices of its chunk, and 0 elsewhere: mostly there are none.
+    """Pack a column that is 1 at these indices of its chunk, and 0 elsewhere. Mostly it is empty.
 
     >>> packed_flags([1]) == packed_column(np.array([0, 1])), packed_flags([])
     (True, b'')
@@ -65,7 +65,7 @@ def packed_flags(indices: Iterable[int]) -> bytes:
 
 
 def chunk_numbers(size: int) -> range:
-    """Return the numbers of the chunks of so many ranges.
+    """Return the numbers of the chunks of `size` ranges.
 
     >>> chunk_numbers(4_097)
     range(0, 2)
@@ -85,8 +85,8 @@ def packed_columns(columns: Columns, chunk: int) -> Mapping[str, bytes]:
 
 
 def inherited_columns(old: Layout, columns: Columns, new: Layout) -> Columns:
-    """Carry what is kept of a stage's ranges over to its next layout: promises as `inherit` says, and
-    the rest with the ranges that stay.
+    """Carry the columns of a stage's ranges over to its next layout: promises by `inherit`, and the rest
+    with the ranges that stay.
 
     >>> from service.frontier.ranges import ShardLayout
     >>> old, new = ShardLayout.of("ab"), ShardLayout.of("bc")
@@ -102,7 +102,7 @@ def inherited_columns(old: Layout, columns: Columns, new: Layout) -> Columns:
 
 
 def joined_columns(size: int, chunks: Iterable[tuple[int, Mapping[str, bytes | None]]]) -> Columns:
-    """Return the columns over all of a stage's ranges, given what is saved of them, by chunk number.
+    """Return the columns over all of a stage's ranges, from the saved ones by chunk number.
 
     >>> found = joined_columns(2, [(0, {"promises": packed_column(np.array([7]))})])
     >>> found["promises"].tolist() == [7, MIN], found["raised_at_ms"].tolist()

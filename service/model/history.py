@@ -14,7 +14,7 @@ class HistoryPoint:
     after_ms: int
     """Begin of the interval, this instant excluded. `MIN`: the beginning of time."""
     at_ms: int
-    """When the advance was recorded."""
+    """Instant when the advance was recorded."""
     watermark: StageWatermark
     version: int
-    """The stage's. It rises by one with each advance, so it tells how many others were left out."""
+    """The stage's version. It rises by one with each advance, so gaps count the advances left out."""

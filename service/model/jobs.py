@@ -1,4 +1,4 @@
-"""A job and its stages: as readers see them, and as they are stored."""
+"""A job and its stages: as published, and as stored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from service.model.runs import RunEnd
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """A stage as readers see it: published, so in the ledger already."""
+    """A stage as published, and so already in the ledger."""
 
     watermark: StageWatermark
     version: int
     """Rises with each change of input, output or status within a generation."""
     revision: int
-    """The job's revision when this stage changed last: orders the changes of all its stages."""
+    """The job's revision of the last change of this stage: orders the changes of all stages."""
     updated_at_ms: int
 
 
@@ -28,14 +28,14 @@ class StageProgress:
     """The run and the epoch of a stage."""
 
     run: int = 0
-    """0: no run was ever opened for it."""
+    """0: the stage never had a run."""
     epoch: int | None = None
-    """The last committed one."""
+    """The last committed epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledStage:
-    """A stage as the ledger has it."""
+    """A stage in the ledger."""
 
     view: StageView
     progress: StageProgress
@@ -44,12 +44,12 @@ class InstalledStage:
     columns: Columns | None = None
     """Columns of its ranges, from the last checkpoint; None: keep those of the live store."""
     end: RunEnd | None = None
-    """The end of its run; None: that goes on, or there is none."""
+    """The end of its run; None: the run continues, or the stage has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledJob:
-    """A job as the ledger has it: the live store starts from that, or is brought up to date with it."""
+    """A job in the ledger, from which the live store starts, or is brought up to date."""
 
     name: str
     pipeline: Pipeline
@@ -64,13 +64,13 @@ class InstalledJob:
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """A job's specification as its author wrote it, and which one it is."""
+    """A job's specification in its author's form, with its version."""
 
     job: str
     generation: int
     layout_version: int
     spec: bytes
-    """JSON, not decoded: with many named shards, that takes a tenth of a second."""
+    """JSON, not decoded: with many named shards, decoding takes a tenth of a second."""
 
     @property
     def etag(self) -> str:
@@ -83,7 +83,7 @@ class Specification:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A job with the specification as its author wrote it."""
+    """A job with the specification in its author's form."""
 
     spec: bytes
     """JSON."""
@@ -91,7 +91,7 @@ class StoredJob:
 
     @property
     def specification(self) -> Specification:
-        """Its specification alone."""
+        """The specification alone."""
         job = self.installed
         return Specification(job.name, job.generation, job.layout_version, self.spec)
 
@@ -110,7 +110,7 @@ class Census:
 
     total: int
     reported: int
-    """Those that have ever promised."""
+    """Ranges that have promised."""
     idle: int
     final: int
     leased: int
@@ -118,7 +118,7 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as readers see it: one consistent snapshot."""
+    """A job as published: one consistent snapshot."""
 
     name: str
     pipeline: Pipeline
@@ -126,6 +126,6 @@ class JobView:
     generation: int
     layout_version: int
     revision: int
-    """The newest of the ledger's revisions that is visible to readers."""
+    """The newest visible revision of the ledger."""
     stages: Mapping[str, StageView]
     """Read-only: it may be the store's own."""

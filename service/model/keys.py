@@ -1,7 +1,7 @@
-"""Keys: who may do what. A key has a role, and a pattern of the jobs that it is for.
+"""Keys, and their permissions. A key has a role, and a pattern of the jobs that it is for.
 
-The whole of authorisation is `permits`: the table of roles, and the pattern. It is pure, so that it can
-be read and tested without the service.
+Authorisation is `permits` alone: the table of roles, and the pattern. It is pure, so it can be read and
+tested without the service.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Role(StrEnum):
     SCRAPE = "scrape"
     """Only the metrics."""
 
-    # An enumeration's own is written in Python, and every request looks roles up.
+    # The hash of an enumeration is written in Python, and every request needs the hash of a role.
     __hash__ = str.__hash__
 
 
@@ -51,7 +51,7 @@ JOBS_PATTERN: Final = r"^[A-Za-z0-9._*?\[\]!-]{1,128}$(?!\n)"
 def permits(role: Role, jobs: str, needed: Role, job: str | None) -> bool:
     """Return whether a key with this role, for the jobs of this pattern, has the role `needed`.
 
-    `job` is the job that the request names; None: it names none.
+    `job` is the job of the request; None: it is not about a job.
 
     >>> permits(Role.REPORT, "scores-*", Role.REPORT, "scores-2")
     True
@@ -62,15 +62,15 @@ def permits(role: Role, jobs: str, needed: Role, job: str | None) -> bool:
     >>> permits(Role.ADMIN, "scores-*", Role.READ, "flights")
     False
 
-    What concerns no single job (keys, the audit) needs a key for every job. The list of jobs does not:
-    it has only those that the key may read.
+    Requests that are not about a single job (keys, the audit) need a key for every job. The list of jobs
+    is an exception: it has only the jobs that the key may read.
 
     >>> permits(Role.ADMIN, "scores-*", Role.ADMIN, None), permits(Role.ADMIN, "*", Role.ADMIN, None)
     (False, True)
     >>> permits(Role.READ, "scores-*", Role.READ, None)
     True
 
-    The metrics name every job. So they need a key that is for nothing else, or one that may read all.
+    The metrics name every job. So they need a key for metrics alone, or a key that may read every job.
 
     >>> [permits(role, "*", Role.SCRAPE, None) for role in (Role.SCRAPE, Role.READ, Role.DRIVE)]
     [True, True, True]
@@ -100,7 +100,7 @@ class Key:
     created_by: str = ""
     expires_at_ms: int | None = None
     used_at_ms: int | None = None
-    """When it was last used, to about a minute. None: never."""
+    """Instant of its last use, to about a minute. None: never."""
 
     def permits(self, needed: Role, job: str | None) -> bool:
         """See `permits`."""
@@ -111,13 +111,13 @@ class Key:
 
 _SCHEME: Final = b"bearer "
 _LONGEST: Final = 300
-"""No secret is longer. What is longer is not even hashed."""
+"""The longest secret. A longer text is not even hashed."""
 
-SECRET_PREFIX: Final = "tg_"  # noqa: S105  (what every secret begins with)
+SECRET_PREFIX: Final = "tg_"  # noqa: S105  (the begin of every secret)
 """Prefix of secrets, so that people and scanners of repositories recognise one."""
 
 SECRET_PATTERN: Final = re.compile(r"[\x21-\x7e]{32,256}")
-"""Pattern of a secret, of our own making or the operator's."""
+"""Pattern of a secret, whether the service's or the operator's."""
 
 
 def new_secret(random: Callable[[int], str] = token_urlsafe) -> str:
@@ -130,17 +130,17 @@ def new_secret(random: Callable[[int], str] = token_urlsafe) -> str:
 
 
 def digest_of(secret: str | bytes) -> bytes:
-    """Return the digest by which a secret is stored and looked up.
+    """Return the digest by which a secret is stored and found.
 
-    A slow hash, as for passwords, would make guessing expensive. Nobody guesses 256 random bits, however
-    fast the hash is, and this one is computed for every request. The look-up by digest needs no
-    comparison in constant time: how far a digest agrees with a stored one says nothing about the secret.
+    A slow hash, as for passwords, would make guessing expensive. 256 random bits cannot be guessed even
+    with a fast hash, and every request computes this one. The search by digest needs no comparison in
+    constant time: the agreement of a digest with a stored one reveals nothing about the secret.
     """
     return sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
 def secret_in(authorization: bytes) -> bytes | None:
-    """Read `Authorization: Bearer …` (RFC 6750). None: it has no secret that a key could have.
+    """Read `Authorization: Bearer …` (RFC 6750). None: it cannot contain a key's secret.
 
     >>> secret_in(b"bearer tg_x"), secret_in(b"Basic dGc6")
     (b'tg_x', None)

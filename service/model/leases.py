@@ -12,7 +12,7 @@ MAX_DENIED = 1_000
 """Largest number of denied ranges that a result lists."""
 
 LostReason = Literal["expired", "superseded", "released", "unknown"]
-"""Why a token, or a range under it, is no longer current."""
+"""The reason why a token, or a range under it, is no longer current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Claim:
     """A claim for ranges of a stage."""
 
     ranges: Sequence[str] | None
-    """None: all of them."""
+    """None: all ranges."""
     holder: str
     ttl_ms: int
     rank: Rank

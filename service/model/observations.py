@@ -19,34 +19,34 @@ Marks = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StageObservation:
-    """A stage's ranges: columns in the order of the layout. They may be the store's own: they
-    change with the next `await`, and nobody may write to them.
+    """A stage's ranges: columns in the order of the layout. The columns may be the store's own: they
+    change with the next `await`, and must not be written to.
     """
 
     layout: Layout
-    """The ranges that the columns are of: an index means nothing in any other layout."""
+    """The ranges of the columns: an index has no meaning in any other layout."""
     promises: Int64s
     idle: Bools
     reported_at_ms: Int64s
-    """When each range's last report was applied; 0: it has none."""
+    """Instant of each range's last applied report; 0: never."""
     raised_at_ms: Int64s
-    """When the promise of each moved last; 0: it is not known."""
+    """Instant of the last move of each promise; 0: unknown."""
     facts: Mapping[int, Facts]
     """Facts about the ranges that have reported any, by index."""
     counts: Counts
     owners: Int64s
-    """The fence of the lease on each range; 0: there is none."""
+    """The fence of the lease on each range; 0: without a lease."""
     held_since_ms: Int64s
-    """Since when each range has been under one lease or another without a gap, or under none, on the
-    clock of leases; 0: under none since its state began."""
+    """Instant since which each range has been under leases without a gap, or without a lease, on the
+    clock of leases; 0: without a lease since its state began."""
     idle_by_policy: Collection[int]
-    """The ranges that the service has decided to be idle, by index."""
+    """The ranges that are idle by policy, by index."""
     commits: Commits | None
     """The stage's commits; kept only if it has a policy for idleness."""
     kept: CommittedHolds | None = None
-    """The holds that its last commit brought."""
+    """The holds of its last commit."""
     end: RunEnd | None = None
-    """The end of its run; None: that goes on, or there is none."""
+    """The end of its run; None: the run continues, or the stage has none."""
     census: Census | None = None
     """The counts of its ranges at the same instant."""
 
@@ -57,18 +57,18 @@ class Instant:
 
     wall_ms: int
     lease_ms: int
-    """On the clock that leases run by."""
+    """On the clock of leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A decision about a quiet range. It counts only if the range is still as it was observed."""
+    """A decision about a quiet range. It counts only if the range is unchanged since the observation."""
 
     index: int
     fence: int
-    """Fence of the lease on it; 0: there was none."""
+    """Fence of the lease on it; 0: without a lease."""
     quiet_since_ms: int | None
-    """As its facts have it; None: it has none. Whatever has brought records since has changed it."""
+    """From its facts; None: without facts. Records since the observation have changed it."""
     idle: bool
     promise: int
-    """`MIN`: as it is."""
+    """`MIN`: unchanged."""

@@ -1,4 +1,4 @@
-"""The specification of a pipeline in JSON, and the pipeline that it stands for."""
+"""The specification of a pipeline in JSON, and its conversion to the pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.frontier.policies import (
 from service.frontier.ranges import KEY_SPACE, KeyLayout, KeyRange, Layout, ShardLayout
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)"
-"""To Python, `$` also matches before a newline that ends the text; the rest keeps that out."""
+"""In Python, `$` also matches before a newline at the end; the rest of the pattern excludes it."""
 
 MAX_STAGES = 1_000
 MAX_RANGES = 1_000_000
@@ -41,18 +41,18 @@ class KeyRangeSpec(Struct, frozen=True, forbid_unknown_fields=True):
     end: Annotated[int, Meta(gt=0, le=KEY_SPACE)]
 
 
-NOBODY_JOINED: Mapping[str, Sequence[str]] = {}
+NONE_JOINED: Mapping[str, Sequence[str]] = {}
 
 
 class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a quiet shard of a source is no longer waited for."""
+    """Conditions under which a source does not wait for a quiet shard."""
 
     after_ms: Annotated[
         int,
         Meta(
             ge=1,
             le=MAX_POLICY_MS,
-            description="For so long it must have brought no record, have no backlog, not be paused, and"
+            description="The time for which it must have no record and no backlog, not be paused, and"
             " be watched: under a lease throughout, or while its stage's run committed epochs",
         ),
     ]
@@ -69,7 +69,7 @@ class IdleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
             Meta(
                 ge=0,
                 le=MAX_POLICY_MS,
-                description="With `follow_clock`, and only then: how late a record may arrive",
+                description="With `follow_clock`, and only then: the largest lateness of a record",
             ),
         ]
         | None
@@ -90,7 +90,7 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     percentiles: (
         Annotated[
             tuple[Annotated[int, Meta(ge=1, le=99)], ...],
-            Meta(max_length=99, description="Which percentile watermarks readers are shown"),
+            Meta(max_length=99, description="Percentile watermarks that are computed"),
         ]
         | None
     ) = None
@@ -117,7 +117,7 @@ class ThrottleGroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ThrottleStageSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Lag of a stage behind a source above it, at most, before that source is throttled."""
+    """Largest lag of a stage behind an upstream source before the source is throttled."""
 
     max_lag_ms: Annotated[
         int,
@@ -125,17 +125,20 @@ class ThrottleStageSpec(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=MAX_POLICY_MS,
             description="Between the output watermarks of the source and of the stage. Beyond it the"
-            " source is asked to read at `max_lag_ms` ÷ lag of its rate, at least 0.1",
+            " source should read at `max_lag_ms` ÷ lag of its rate, at least 0.1",
         ),
     ]
 
 
 class ThrottleSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When the sources of a job are asked to pause or to slow down."""
+    """Conditions under which the sources of a job should pause or slow down."""
 
     groups: Annotated[
         tuple[ThrottleGroupSpec, ...],
-        Meta(max_length=MAX_STAGES, description="Alignment: who may run ahead of whom, how far"),
+        Meta(
+            max_length=MAX_STAGES,
+            description="Alignment: sources that stay together, within a drift",
+        ),
     ] = ()
     stages: (
         Annotated[
@@ -154,11 +157,11 @@ class PipelineSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def range_count(self) -> int:
-        """Number of its ranges: known before any of them takes memory."""
+        """Number of its ranges, computed before any of them takes memory."""
         return sum(_count(stage) for stage in self.stages.values())
 
-    def pipeline(self, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> Pipeline:
-        """Check it and return the pipeline, with the shards that have joined its dynamic sources.
+    def pipeline(self, joined: Mapping[str, Sequence[str]] = NONE_JOINED) -> Pipeline:
+        """Check the specification and return the pipeline, with joined shards of its dynamic sources.
 
         Raises `InvalidPipelineSpecError`, naming the stage.
         """
@@ -210,12 +213,12 @@ def _policy(name: str, spec: StageSpec, *, is_throttled: bool) -> StagePolicy:
     if spec.shards is None and (spec.idle is not None or spec.dynamic):
         member = "dynamic" if spec.dynamic else "idle"
         raise InvalidPipelineSpecError(
-            f"stage {name!r}: `{member}` is for a source: only shards come, go and fall silent",
+            f"stage {name!r}: `{member}` is for a source: only shards come, go and become quiet",
             stage=name,
         )
     if spec.passthrough and percentiles:
         raise InvalidPipelineSpecError(
-            f"stage {name!r}: a passthrough has no ranges that `percentiles` could be of",
+            f"stage {name!r}: a passthrough has no ranges, so it cannot have `percentiles`",
             stage=name,
         )
     if not (percentiles or spec.idle or spec.dynamic or is_throttled):
@@ -243,25 +246,25 @@ def _throttle(spec: ThrottleSpec | None) -> ThrottlePolicy:
 
 
 class StoredSpec(PipelineSpec, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A specification as it is stored: as its author wrote it, and who has joined since."""
+    """A stored specification: in its author's form, and the shards that have joined since."""
 
     joined: dict[Name, tuple[Name, ...]] | None = None
     """By dynamic source, the shards that have joined with a claim and have not left."""
 
     def stored_pipeline(self) -> Pipeline:
         """Return the pipeline, with the shards that have joined."""
-        return self.pipeline(self.joined or NOBODY_JOINED)
+        return self.pipeline(self.joined or NONE_JOINED)
 
 
 _decoder = msgspec.json.Decoder(StoredSpec)
 
 
 def decode_spec(spec: bytes) -> StoredSpec:
-    """Decode a stored specification. Raises msgspec's errors if it does not fit."""
+    """Decode a stored specification. Raises msgspec's errors if it is invalid."""
     return _decoder.decode(spec)
 
 
-def encode_spec(spec: PipelineSpec, joined: Mapping[str, Sequence[str]] = NOBODY_JOINED) -> bytes:
+def encode_spec(spec: PipelineSpec, joined: Mapping[str, Sequence[str]] = NONE_JOINED) -> bytes:
     """Encode a specification, with the shards that have joined its dynamic sources."""
     kept = {name: tuple(sorted(shards)) for name, shards in joined.items() if shards}
     return msgspec.json.encode(StoredSpec(spec.stages, spec.throttle, kept or None))

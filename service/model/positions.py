@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The numbers of a job that only rise, to compare one store with the other."""
+    """The numbers of a job that only rise, for a comparison of the two stores."""
 
     incarnation: int
     generation: int
@@ -16,7 +16,7 @@ class Position:
     last_run: int
 
     def is_behind(self, other: Position) -> bool:
-        """Return whether the other store has something newer. Incarnations are compared separately.
+        """Return whether the other store is newer. Incarnations are compared separately.
 
         >>> here = Position(1, generation=2, layout_version=1, revision=7, last_run=3)
         >>> here.is_behind(Position(1, 2, 1, 8, 3)), here.is_behind(Position(1, 1, 9, 7, 3))

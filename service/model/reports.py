@@ -17,19 +17,19 @@ from service.model.jobs import StageView
 from service.model.leases import LostReason
 
 Column = Sequence[int] | npt.NDArray[np.int64]
-"""Integers. Many of them are an array, so that no loop over single ones is needed on the hot path."""
+"""Integers. Many of them are an array, so that the hot path has no loop over single ones."""
 
 
 RangeOrder = Literal["range", "promise"]
 
 MAX_REPORTED = 10_000
-"""Ranges that one report may carry."""
+"""The largest number of ranges in one report."""
 
 
 class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Note of a range's last report beside its promise, kept for display.
 
-    The stores keep it as one value and never look into it, so a new member needs no change to them.
+    The stores keep it as one opaque value, so a new member needs no change to them.
     """
 
     holds: dict[str, int] = msgspec.field(default_factory=dict[str, int])
@@ -39,7 +39,7 @@ NOTHING_NOTED = RangeNote()
 
 
 def noted(notes: Sequence[RangeNote]) -> Sequence[RangeNote | None]:
-    """Return notes as a report has them: None for those that carry nothing.
+    """Return the notes of a report: None in place of empty ones.
 
     >>> noted([RangeNote({"state": 5}), RangeNote()])
     [RangeNote(holds={'state': 5}), None]
@@ -48,15 +48,15 @@ def noted(notes: Sequence[RangeNote]) -> Sequence[RangeNote | None]:
 
 
 class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
-    """The holds that a stage's last commit brought for all of its ranges, kept for display."""
+    """The holds of a stage's last commit for all of its ranges, kept for display."""
 
     observed_input: int
     """The input watermark that the epoch ran with."""
     holds: dict[str, int]
 
     def note(self, own: RangeNote, promise: int) -> RangeNote:
-        """Return the note of a range with this promise. Its own, if it has any, says more. If it has
-        promised less or more, it is not what the commit brought that holds it.
+        """Return the note of a range with this promise. The range's own note takes precedence. If the
+        promise differs from the commit's, another cause than the commit holds the range.
 
         >>> kept = CommittedHolds(90, {"join": 30})
         >>> [kept.note(NOTHING_NOTED, promise).holds for promise in (20, 30, 40)]
@@ -67,7 +67,7 @@ class CommittedHolds(msgspec.Struct, frozen=True, gc=False):
 
 
 HoldColumns = Mapping[str, npt.NDArray[np.int64]]
-"""By component, the hold of each range of a packed report; `MAX`: it has none."""
+"""By component, the hold of each range of a packed report; `MAX`: without a hold."""
 
 
 def holds_at(columns: HoldColumns, row: int) -> dict[str, int]:
@@ -81,25 +81,25 @@ def holds_at(columns: HoldColumns, row: int) -> dict[str, int]:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A worker's report, turned into promises by the rules of `service.frontier.promises`."""
+    """A worker's report, reduced to promises by the rules of `service.frontier.promises`."""
 
     token: str
     ranges: Sequence[str] | None
-    """No range twice. None: all ranges of the lease. The columns below are in the same order."""
+    """Distinct ranges. None: all ranges of the lease. The columns below are in the same order."""
     promises: Column | int
     """Promise of each range, or one for all. With `capped_at_commit`, only the least of the holds: the
-    commit brings the input.
+    commit adds the input.
     """
     idle: Sequence[bool] | None = None
-    """None: none of them is."""
+    """None: none is idle."""
     notes: Sequence[RangeNote | None] | None = None
-    """See `noted`. None: none of them has any."""
+    """See `noted`. None: without notes."""
     epoch: int | None = None
     observed_input: int | None = None
     """The input watermark that the worker has observed; checked against the published one."""
     capped_at_commit: bool = False
     facts: Sequence[ReportedFacts | None] | None = None
-    """None: none of them has any."""
+    """None: without facts."""
     hold_columns: HoldColumns | None = None
     """Columns of holds of a packed report, in place of notes."""
 
@@ -120,9 +120,9 @@ class Reported(msgspec.Struct, frozen=True):
     expires_in_ms: int
     view: StageView
     advances: bool
-    """The stage's agreement is ahead of what is published, so it has to be published."""
+    """True if the stage's agreement is ahead of its published watermark, and so must be published."""
     ranges: Sequence[str]
-    """Those that it was for, by name."""
+    """The ranges of the report, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StageCommit:
     """Commit of an epoch for one stage."""
 
     observed_input: int | None = None
-    """The input watermark that it ran with; None: it is in the reports, or there is none."""
+    """The input watermark that it ran with; None: in the reports, or not for this stage."""
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Holds of all its ranges; only with an input watermark."""
 
@@ -143,7 +143,7 @@ class StageCommit:
 
     @property
     def kept(self) -> CommittedHolds | None:
-        """Holds to be shown; None: there are none."""
+        """Holds for display; None: without holds."""
         if self.observed_input is None or not self.holds:
             return None
         return CommittedHolds(self.observed_input, dict(self.holds))
@@ -154,7 +154,7 @@ class Commit:
     """The commit of an epoch."""
 
     run: int
-    """0: no run."""
+    """0: without a run."""
     epoch: int
     stages: Mapping[str, StageCommit]
 
@@ -183,9 +183,9 @@ class RangeView:
     fence: int | None
     expires_in_ms: int | None
     reported_at_ms: int | None
-    """When its last report was applied."""
+    """Instant of its last applied report."""
     raised_at_ms: int | None
-    """Since when its promise has not moved."""
+    """Instant of the last move of its promise."""
     facts: Facts | None
     waiting_promise: int | None = None
-    """The greatest that it has reported in an epoch that is not committed; only of `range_views`."""
+    """The greatest promise in an epoch that is not committed; only of `range_views`."""

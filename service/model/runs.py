@@ -13,19 +13,19 @@ MAX_NUMBER = 2**53
 """The highest number of a run: JSON's numbers are exact up to here."""
 
 MAX_RUNS = 1_000
-"""Runs of a job that are kept: the newest, and those that still have a stage."""
+"""Number of runs of a job that are kept, besides those that still have a stage: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run that is to be opened."""
+    """A run to be opened."""
 
     stages: Sequence[str]
     holder: str
     program: str | None = None
-    """The name of the program, for people."""
+    """The name of the program, for display."""
     links: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Addresses where more is shown of it, by name."""
+    """Addresses of its pages, by name."""
 
 
 class RunEnd(Struct, frozen=True):
@@ -35,19 +35,19 @@ class RunEnd(Struct, frozen=True):
     outcome: Outcome
     at_ms: int
     because: str = ""
-    """The program's own words. Empty: it said nothing."""
+    """The reason from the program; empty: not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run, as the ledger has it."""
+    """A run in the ledger."""
 
     run: int
     opened: NewRun
     started_at_ms: int | None
-    """None: it was opened before this was recorded."""
+    """None: the run is older than this record."""
     end: RunEnd | None
-    """None: its program has not said that it ended."""
+    """None: its end was not reported."""
     epoch: int | None
     """The last epoch that it committed."""
 

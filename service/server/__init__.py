@@ -1,1 +1,1 @@
-"""The server: processes, connections, TLS, and the application that they serve."""
+"""The server: processes, connections, TLS, and the application."""

@@ -66,7 +66,7 @@ from service.telemetry.redaction import shown
 log = logging.getLogger(__name__)
 
 SUPERVISOR = "TIDEGAUGE_SUPERVISOR"
-"""The environment variable with the id of the process that started this one as one of several."""
+"""The environment variable with the id of the process that has started this and other ones."""
 
 _SUPERVISOR_POLL_S = 1.0
 
@@ -82,9 +82,9 @@ _SWITCH_INTERVAL_S = 0.000_1
 """Wait of SQLite's thread for the interpreter lock before it requests a switch.
 
 A busy event loop releases the lock for an instant in each iteration, and takes it back before any other
-thread has woken up; each time, the other thread's wait starts again. With Python's default of 5 ms,
-which is longer than an iteration, it never gets to request a switch: the ledger would starve, and
-watermarks stand still, just when reports come fastest.
+thread has woken up; each time, the other thread's wait starts again. Python's default of 5 ms is longer
+than an iteration, so the thread would never request a switch: the ledger would starve, and watermarks
+would stand still, at the highest rate of reports.
 """
 
 
@@ -94,10 +94,10 @@ def open_live_store(url: str, clock: Clock) -> LiveStore:
         return MemoryLiveStore(clock)
     if not url.startswith(("redis", "rediss")):
         raise StoreRefusedError(
-            f"TIDEGAUGE_LIVE_URL {shown(url)} is not known: use memory:// or redis://host:6379/0"
+            f"invalid TIDEGAUGE_LIVE_URL {shown(url)}: use memory:// or redis://host:6379/0"
         )
     try:
-        # Imported only if it is used: it is optional, and slow to import.
+        # Imported only for Redis: the package is optional, and slow to import.
         from service.live.redis.store import RedisLiveStore  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise StoreRefusedError(
@@ -158,7 +158,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             metrics,
             AllowedHosts.of(settings.allowed_hosts, settings.host),
             bodies=BodyBudget(settings.max_bodies_bytes),
-            responses=BodyBudget(settings.max_bodies_bytes, "responses on their way"),
+            responses=BodyBudget(settings.max_bodies_bytes, "responses being sent"),
             readers=Readers(settings.max_readers_per_client or guard.max_connections // 2),
             turns=Turns(_LARGE_ANSWERS, _WAITING_ANSWERS),
             pace=Pace(),
@@ -166,7 +166,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         orphaned = asyncio.create_task(_end_with_supervisor(), name="end with supervisor")
         watching = asyncio.create_task(guard.watch(), name="watch connections")
         try:
-            with _release_readers_on_signal(aggregator):
+            with _end_waits_on_signal(aggregator):
                 yield {"guard": guard}
         finally:
             orphaned.cancel()
@@ -187,9 +187,9 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        # A redirect would go to whatever name the request has in its Host.
+        # A redirect would go to the name in the request's Host.
         redirect_slashes=False,
-        # Requests are traced in `service.api.endpoints`, which hot routes do not pass by.
+        # `service.api.endpoints` traces requests, including those of hot routes.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.open_lanes(hot_routes(*(each.router for each in resources)))
@@ -202,22 +202,22 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
 
 
 async def _end_with_supervisor() -> None:
-    """End once the supervisor of this process is gone, if it has one.
+    """End the process once its supervisor has ended, if it has one.
 
-    Nothing would stop this process any more, and it would keep the port from its successors.
+    Otherwise the process would run on without a way to stop it, and keep the port from its successors.
     """
     supervisor = os.environ.get(SUPERVISOR)
     if supervisor is None:
         return
     while os.getppid() == int(supervisor):  # noqa: ASYNC110 - the kernel does not notify
         await asyncio.sleep(_SUPERVISOR_POLL_S)
-    log.warning("the supervisor process is gone: ending")
+    log.warning("the supervisor process has ended: ending")
     signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager
-def _release_readers_on_signal(aggregator: Aggregator) -> Generator[None]:
-    """Answer waiting readers when a signal ends the server.
+def _end_waits_on_signal(aggregator: Aggregator) -> Generator[None]:
+    """Answer waiting requests when a signal ends the server.
 
     The server waits for open connections before it ends the lifespan, and a stream of events does not
     end by itself. So its signal handlers are wrapped while it serves.
@@ -247,7 +247,7 @@ def _release_readers_on_signal(aggregator: Aggregator) -> Generator[None]:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document: routes from the routers, bodies from the types that decode them."""
     if app.openapi_schema is None:
-        # Relative to the document, so that requests from `/docs` go where a proxy has put it.
+        # Relative to the document, so that requests from `/docs` pass a proxy's path.
         servers = [{"url": "."}]
         schema = get_openapi(
             title=app.title, version=app.version, routes=app.routes, servers=servers

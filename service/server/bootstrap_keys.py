@@ -1,4 +1,4 @@
-"""The operator's own keys, from the environment; and whether the service may do without any key."""
+"""The operator's own keys, from the environment; and the conditions for a service without keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read(name: str, value: SecretStr | None, path: Path | None) -> str | None:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise CannotStartError(f"{name} {str(path)!r} cannot be read: {reason}") from None
     elif value is not None:
-        # `$(cat FILE)` has what the file has.
+        # `$(cat FILE)` keeps a byte order mark and a carriage return of the file.
         secret = value.get_secret_value().lstrip("\ufeff").rstrip("\r\n")
     else:
         return None
@@ -56,12 +56,12 @@ def _read(name: str, value: SecretStr | None, path: Path | None) -> str | None:
 
 
 def may_be_open(settings: Settings) -> bool:
-    """Return whether everyone is served while there is not a key: on loopback only, or as set."""
+    """Return whether everyone is served while the service has no key: on loopback only, or as set."""
     return settings.insecure or is_loopback(settings.host)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address.
+    """Return whether an address can be reached from this machine only.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")]
     [True, True, True, True]
@@ -75,20 +75,21 @@ def is_loopback(host: str) -> bool:
 
 
 def check_not_exposed(settings: Settings, *, protected: bool) -> None:
-    """Refuse to serve everyone who reaches this machine. Raises `CannotStartError`.
+    """Check that the service is not open to other machines without a key. Raises `CannotStartError`.
 
-    `protected`: there is a key, so every request needs one.
+    `protected`: the service has a key, so every request needs one.
     """
     if protected or is_loopback(settings.host):
         return
     if not settings.insecure:
         raise CannotStartError(
-            f"there is no key, and everyone who reaches {settings.host}:{settings.port} could change"
+            f"the service has no key, and everyone with access to {settings.host}:{settings.port} "
+            f"could change"
             " every job. Set TIDEGAUGE_ADMIN_KEY_FILE or TIDEGAUGE_ADMIN_KEY (openssl rand -hex 32),"
-            " or listen on --host 127.0.0.1, or accept it with --insecure (TIDEGAUGE_INSECURE=true)"
+            " or listen on --host 127.0.0.1, or allow it with --insecure (TIDEGAUGE_INSECURE=true)"
         )
     log.warning(
-        "there is no key: everyone who reaches %s:%d may do everything (--insecure)",
+        "the service has no key: everyone with access to %s:%d has every right (--insecure)",
         settings.host,
         settings.port,
     )

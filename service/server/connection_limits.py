@@ -1,6 +1,6 @@
-"""The guard: what all connections together may take of the process.
+"""The guard: the limits of all connections together on the process.
 
-What a single one may take is in `service.server.http_protocol`.
+The limits of a single connection are in `service.server.http_protocol`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 SWEEP_S: Final = 0.5
 
 _GIVES_WAY_MS: Final = 1_000
-"""After what time an idle connection may be closed to make room."""
+"""The time after which an idle connection may be closed to make room."""
 
 _LINGERING: Final = 64
-"""Number of refused connections that are kept for a moment, so that their clients can read why."""
+"""Number of rejected connections that are kept for a moment, so that their clients read the reason."""
 
 _MOST_CONNECTIONS: Final = 16_000
 _WANTED_DESCRIPTORS: Final = 16_384
 _KEPT_DESCRIPTORS: Final = 128
-"""For stores, logs and files."""
+"""Descriptors for stores, logs and files."""
 
 
 class Connection(Protocol):
@@ -38,7 +38,7 @@ class Connection(Protocol):
 
     address: str
     since_ms: int
-    """When what is being read began, or the connection became idle."""
+    """Instant when the current read began, or the connection became idle."""
 
     @property
     def idle(self) -> bool:
@@ -46,22 +46,22 @@ class Connection(Protocol):
         ...
 
     def check(self, now_ms: int) -> None:
-        """End or refuse what takes too long."""
+        """End a connection, or reject a request, that takes too long."""
         ...
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         ...
 
 
 class Guard:
-    """The limits of one process, and how far they are used."""
+    """The limits of one process, and their use."""
 
     def __init__(self, settings: Settings, metrics: Metrics, clock: Clock) -> None:
         self.limits = settings
         self.max_connections = settings.max_connections or connections_for(raise_descriptors())
         self.now_ms = clock.steady_ms()
-        """The time of the last sweep: precise enough here, and it costs nothing to read."""
+        """The time of the last sweep: precise enough here, and free to read."""
         self._lingering = 0
         self._clock = clock
         self._metrics = metrics
@@ -71,20 +71,20 @@ class Guard:
         self._logged_ms: dict[str, int] = {}
         self._unlogged: Counter[str] = Counter()
 
-    def admit(self, connection: Connection) -> None:
-        """Take a new connection. Raises `OverloadedError` if there are too many."""
+    def accept(self, connection: Connection) -> None:
+        """Accept a new connection. Raises `OverloadedError` at a limit."""
         self._connections.add(connection)
         self._of_client[connection.address] += 1
         most = self.limits.max_connections_per_client
         if most and self._of_client[connection.address] > most:
             raise OverloadedError(
                 f"{connection.address} has {most} connections"
-                " (TIDEGAUGE_MAX_CONNECTIONS_PER_CLIENT): close some, or use them again"
+                " (TIDEGAUGE_MAX_CONNECTIONS_PER_CLIENT): close some, or reuse them"
             )
         if len(self._connections) > self.max_connections and not self._close_an_idle_one():
             raise OverloadedError(
-                f"there are {self.max_connections} connections (TIDEGAUGE_MAX_CONNECTIONS, or what"
-                " the limit of file descriptors allows): try again, or add a replica"
+                f"the service has {self.max_connections} connections (TIDEGAUGE_MAX_CONNECTIONS, or the"
+                " limit of file descriptors): retry, or add a replica"
             )
 
     def forget(self, connection: Connection) -> None:
@@ -96,7 +96,7 @@ class Guard:
                 del self._of_client[connection.address]
 
     def let_linger(self) -> bool:
-        """Return whether one more refused connection may stay for a moment; if so, it is counted."""
+        """Return whether one more rejected connection may stay for a moment; if so, count it."""
         if self._lingering >= _LINGERING:
             return False
         self._lingering += 1
@@ -107,8 +107,8 @@ class Guard:
         self._lingering -= 1
 
     def _close_an_idle_one(self) -> bool:
-        # The list is of the last sweep. So a flood can close what was idle then, and no more of them
-        # until the next one: it cannot make the process spend its time on looking for victims.
+        # The list is of the last sweep. So a flood can close the connections that were idle then, and no
+        # more until the next sweep: it cannot make the process spend its time on the search.
         while self._idle:
             oldest = self._idle.pop()
             if oldest in self._connections and self._gives_way(oldest):
@@ -118,11 +118,11 @@ class Guard:
         return False
 
     def _gives_way(self, connection: Connection) -> bool:
-        # A client that sends a request each second is never idle for so long.
+        # A client with a request each second is never idle that long.
         return connection.idle and self.now_ms - connection.since_ms >= _GIVES_WAY_MS
 
     def count(self, reason: str, detail: str) -> None:
-        """Count a refusal, and log it unless one like it was logged within the last second."""
+        """Count a rejection, and log it unless a similar one was logged within the last second."""
         self._metrics.refused_requests.labels(reason).inc()
         if self.now_ms - self._logged_ms.get(reason, self.now_ms - 1_000) < 1_000:
             self._unlogged[reason] += 1
@@ -140,7 +140,7 @@ class Guard:
             self.sweep(self._clock.steady_ms())
 
     def sweep(self, now_ms: int) -> None:
-        """Look for connections whose time is over, and whether the process can still open files."""
+        """Check all connections, and that the process can still open files."""
         self.now_ms = now_ms
         for connection in list(self._connections):
             connection.check(now_ms)
@@ -150,12 +150,13 @@ class Guard:
         self._check_descriptors()
 
     def _check_descriptors(self) -> None:
-        # libuv accepts and closes a connection for which there is no descriptor, and tells nobody.
+        # Without a descriptor, libuv accepts and closes a connection silently.
         try:
             os.close(os.dup(0 if _is_open(0) else 1))
         except OSError as error:
             self.count(
-                "descriptors", f"no file descriptor is left ({error.strerror}): raise ulimit -n"
+                "descriptors",
+                f"the process has no file descriptor left ({error.strerror}): raise ulimit -n",
             )
 
 
@@ -168,7 +169,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def raise_descriptors() -> int:
-    """Use as many file descriptors as this process may, up to a sane number; return how many."""
+    """Raise this process's limit of file descriptors, up to a sane number; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= min(most, _WANTED_DESCRIPTORS):
@@ -178,7 +179,7 @@ def raise_descriptors() -> int:
 
 
 def connections_for(descriptors: int) -> int:
-    """Return how many connections a process with so many file descriptors may have.
+    """Return the limit of connections for a limit of file descriptors.
 
     >>> connections_for(256), connections_for(1_024), connections_for(1_048_576)
     (128, 896, 16000)

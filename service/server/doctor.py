@@ -23,7 +23,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
 
 
 def doctor(*, as_json: bool, **options: object) -> None:
-    """Print what was found; exit with 1 if something is at fault. Raises `ProblemError`."""
+    """Print the findings; exit with 1 for a fault. Raises `ProblemError`."""
     found = asyncio.run(examine(read_settings(**options), SystemClock()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
@@ -38,9 +38,9 @@ async def examine(settings: Settings, clock: Clock) -> Sequence[Finding]:
     found = [*_examine_settings(settings), _examine_machine()]
     found += await examine_ledger(settings.ledger_url, clock)
     if settings.live_url.startswith("memory:"):
-        found.append(Finding("live store", "ok", "is in the memory of the one process"))
+        found.append(Finding("live store", "ok", "is in the memory of a single process"))
     else:
-        # Imported only if it is used: it is optional, and slow to import.
+        # Imported only for Redis: the package is optional, and slow to import.
         from service.live.redis.doctor import examine as examine_live  # noqa: PLC0415
 
         found += await examine_live(settings.live_url, clock)
@@ -54,11 +54,11 @@ def _examine_settings(settings: Settings) -> list[Finding]:
             Finding(
                 "settings",
                 "warning",
-                "a shared live store with SQLite: the ledger is for one process all the same; use"
+                "a shared live store with SQLite: the ledger is still for one process; use"
                 " postgresql+psycopg://… for several",
             )
         ]
-    return [Finding("settings", "ok", "can be read, and go together")]
+    return [Finding("settings", "ok", "can be read, and match")]
 
 
 def _examine_machine() -> Finding:
@@ -67,9 +67,9 @@ def _examine_machine() -> Finding:
         return Finding(
             "file descriptors",
             "warning",
-            f"a process may have {hard:,}: each waiting reader takes one, so raise the limit",
+            f"a process may have {hard:,}: each long poll takes one, so raise the limit",
         )
-    return Finding("file descriptors", "ok", "there are enough")
+    return Finding("file descriptors", "ok", "are sufficient")
 
 
 def _print(found: Sequence[Finding]) -> None:

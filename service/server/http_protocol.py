@@ -1,11 +1,11 @@
-"""One connection: uvicorn's HTTP protocol, with limits for what a client may take of the process.
+"""One connection: uvicorn's HTTP protocol, with limits on the client's use of the process.
 
-They stand here, since what they limit happens before there is a request: headers that do not end,
-bodies that do not come, connections that say nothing. The parser is httptools. h11 has a limit of its
-own for headers, and nothing else of this, but takes several times as long for a request.
+The limits are here, because they apply before a request exists: to headers without an end, missing
+bodies, and silent connections. The parser is httptools. h11 has only a limit for headers, and takes
+several times as long for a request.
 
-Nothing here runs a timer for a request. `Guard.sweep` looks at every connection twice a second, and the
-protocol only notes where it stands; so a limit may be noticed half a second late.
+Requests have no timers. `Guard.sweep` checks every connection twice a second, and the protocol only
+notes its position; so a limit may apply half a second late.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.address = ""
         self.since_ms = 0
-        """When the header or the body that is being read began, or the connection became idle."""
+        """Instant when the current header or body began, or the connection became idle."""
         self._guard: Guard = app_state["guard"]
         self._limits = self._guard.limits
         self._reading: int = _NOTHING
         self._moved_ms = 0
         self._chunk_bytes = 0
         self._carried_bytes = 0
-        """Bytes of a header, or of a body's trailers, that came in earlier chunks than this one."""
+        """Bytes of a header, or of a body's trailers, in earlier chunks than this one."""
         self._moved = False
         """True if this chunk began a header, or had a piece of a body."""
-        self._wishes = False
-        """True if this request would like another protocol."""
+        self._upgrades = False
+        """True if this request has an `Upgrade` to another protocol."""
         self._unsent_bytes = 0
         self._unanswered: deque[RequestResponseCycle] = deque()
-        """The requests on their way to an answer; uvicorn's `cycle` is the last of them."""
+        """The unanswered requests; uvicorn's `cycle` is the last of them."""
         self._refusal: GuardError | None = None
         self._lingering = False
         self._drained_bytes = 0
@@ -93,14 +93,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self.address = self.client[0] if self.client else ""
         self.since_ms = self._guard.now_ms
         try:
-            self._guard.admit(self)
+            self._guard.accept(self)
         except OverloadedError as error:
             self._refuse(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._guard.forget(self)
-        self._tell_gone()
+        self._disconnect_requests()
         if self._lingering:
             self._guard.end_linger()
         super().connection_lost(exc)
@@ -126,20 +126,20 @@ class GuardedProtocol(HttpToolsProtocol):
         while True:
             try:
                 self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as wish:
-                # For httptools, what follows the header is of another protocol. There is none here,
-                # so the wish is ignored: the request is read again without it, and then its body.
-                # Java's client has this wish in its first request, whatever that is.
-                data = self._without_wish() + data[wish.args[0] :]
-                self._wishes = False
+            except httptools.HttpParserUpgrade as upgrade:
+                # For httptools, the bytes after the header are of another protocol. This service has
+                # no other, so the request is read again without the upgrade, and then its body.
+                # Java's client requests an upgrade in its first request, of whatever kind.
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+                self._upgrades = False
                 self._reading = _NOTHING
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             else:
                 return
 
-    def _without_wish(self) -> bytes:
-        """Return the header as it came, but for the wish to upgrade."""
+    def _without_upgrade(self) -> bytes:
+        """Return the received header without the upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         lines += [
@@ -152,8 +152,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _count_carried(self) -> None:
-        # httptools joins the pieces of a header, each time copying what it has: the square of the
-        # length. So what does not end is refused here, by its length, and not when it ends.
+        # httptools joins the pieces of a header, and copies all of them each time: the square of the
+        # length. So an endless header is rejected here, by its length, and not at its end.
         self._carried_bytes = 0 if self._moved else self._carried_bytes + self._chunk_bytes
         if self._carried_bytes > self._limits.max_header_bytes:
             self._refuse(
@@ -162,7 +162,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 else self._uri_too_long()
             )
 
-    # ---- the parser's callbacks; what they raise comes out of `feed_data` as the context of its error
+    # ---- the parser's callbacks; `feed_data` raises its own error, with theirs as the context
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
@@ -178,7 +178,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(self.url) > limits.max_url_bytes:
             raise self._uri_too_long()
         if len(self.headers) > limits.max_headers or (
-            # Only a long one is added up: a chunk bounds what is in it.
+            # Only a long header is summed up: a chunk bounds a short one.
             self._carried_bytes + self._chunk_bytes > limits.max_header_bytes
             and sum(len(name) + len(value) + 4 for name, value in self.headers)
             > limits.max_header_bytes
@@ -192,11 +192,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise MalformedHttpError("CONNECT is for proxies: this is an HTTP/1.1 service")
-            self._wishes = True
+            self._upgrades = True
             return
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
-        # A body's trailers come through `on_header` too. They are no headers of the request.
+        # A body's trailers also pass `on_header`. They are not headers of the request.
         self.headers = []
         self._reading = _BODY
         self.since_ms = self._moved_ms = self._guard.now_ms
@@ -209,7 +209,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
-        if self._wishes:
+        if self._upgrades:
             return
         super().on_message_complete()
         self._reading = _NOTHING
@@ -231,7 +231,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- time
 
     def check(self, now_ms: int) -> None:
-        """End or refuse what takes too long."""
+        """End the connection, or reject the request, if it takes too long."""
         if self._lingering:
             if now_ms - self.since_ms >= _LINGER_MS:
                 self.transport.abort()
@@ -240,7 +240,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._refusal is not None:
             return
         elif self.flow.read_paused:
-            # The service does not read: that is not the client's fault.
+            # The service does not read, so the client is not at fault.
             self.since_ms = self._moved_ms = now_ms
         elif self._reading == _HEADER:
             limit_ms = self._limits.header_timeout_ms
@@ -269,13 +269,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unsent_bytes = unsent
 
     def _abandon(self) -> None:
-        """Close the connection at once; what is being answered, or waits, has no client any more."""
-        self._tell_gone()
+        """Close the connection at once, and disconnect its requests."""
+        self._disconnect_requests()
         self.flow.resume_writing()
         self.transport.abort()
 
-    def _tell_gone(self) -> None:
-        """Tell every request that its client has gone. uvicorn tells only the last of a pipeline."""
+    def _disconnect_requests(self) -> None:
+        """Disconnect every request. uvicorn disconnects only the last of a pipeline."""
         self.pipeline.clear()
         for cycle in self._unanswered:
             cycle.disconnected = True
@@ -298,24 +298,24 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: GuardError) -> None:
-        """Answer nothing more on this connection but this problem."""
+        """Answer this problem, and nothing after it, on this connection."""
         self._guard.count(error.slug, f"{self.address}: {error.detail}")
         self._refusal = error
         cycle = self.cycle
         if cycle is None or cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
             if self._reading == _BODY:
-                # It has been answered already, and goes on sending.
+                # The request has been answered already, and the client is still sending.
                 self.transport.close()
             else:
                 self._answer_refusal()
         elif self._reading != _BODY:
-            # Earlier requests are answered first: `on_response_complete` goes on here.
+            # Earlier requests are answered first: `on_response_complete` continues here.
             self.flow.pause_reading()
         elif self.pipeline or cycle.response_started:
             self.transport.abort()
         else:
-            # The application waits for the rest of this body. It is told that the client has gone,
-            # and what it answers is dropped.
+            # The application waits for the rest of this body. It gets a disconnect, and its answer is
+            # dropped.
             cycle.disconnected = True
             cycle.message_event.set()
             self._answer_refusal()

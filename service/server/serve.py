@@ -1,4 +1,4 @@
-"""The commands `tidegauge serve` and `tidegauge migrate`. Need the service's packages."""
+"""The commands `tidegauge serve` and `tidegauge migrate`, which need the service's packages."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def serve(workers: int, **options: object) -> None:
     if workers > 1 and any(embedded):
         raise CannotStartError(
             f"--workers {workers} needs stores that processes can share, but memory:// and SQLite are"
-            " for one process: use --workers 1, or --live-url redis://… with --ledger-url postgresql+psycopg://…"
+            " for one process: use --workers 1, or --live-url redis://… with --ledger-url "
+            "postgresql+psycopg://…"
         )
     logging.config.dictConfig(_logging(settings))
     files = tls_files(settings)
     if files is not None:
-        # Once here, so that what is wrong with them is said in a line and not by each process.
+        # Once here, so that an error is reported in a line, and not by each process.
         files.load()
     listeners = _listen(settings)
     if workers > 1:
@@ -100,25 +101,25 @@ def _server(settings: Settings) -> dict[str, Any]:
         "timeout_keep_alive": settings.idle_timeout_ms / 1_000,
         "timeout_graceful_shutdown": 10,
         "server_header": False,
-        # Not even from loopback, unless the operator says whom to trust: it is what the audit shows.
+        # Not even from loopback, unless the operator names trusted proxies: the audit shows addresses.
         "proxy_headers": "FORWARDED_ALLOW_IPS" in os.environ,
         "ssl_context_factory": None if files is None else partial(make_context, files),
     }
 
 
 def _serve_many(settings: Settings, listeners: list[socket.socket], workers: int) -> None:
-    """Serve with several processes on one port. One that dies is replaced."""
+    """Serve with several processes on one port. A dead process is replaced."""
     # Once, before the processes start: else each would fail, again and again.
     asyncio.run(_migrate(settings))
     asyncio.run(_check_not_exposed(settings))
     asyncio.run(_check_live_store(settings))
     # The processes are spawned, and read their settings from the environment. An operator's key is there
-    # already, or in a file: it cannot be given as an option, which other users of the machine could see.
+    # already, or in a file: as an option it would be visible to other users of the machine.
     given = settings.model_dump(exclude_none=True, exclude={"admin_key", "scrape_key"})
     for name, value in given.items():
         os.environ[f"TIDEGAUGE_{name.upper()}"] = str(value)
     for name in ("LEDGER_URL_FILE", "LIVE_URL_FILE"):
-        # They were read, and what was in them is now in the environment.
+        # The files were read, and their contents are now in the environment.
         os.environ.pop(f"TIDEGAUGE_{name}", None)
     os.environ[SUPERVISOR] = str(os.getpid())
     config = uvicorn.Config(
@@ -151,7 +152,7 @@ async def _check_not_exposed(settings: Settings) -> None:
 
 
 async def _check_live_store(settings: Settings) -> None:
-    """Raise `StoreRefusedError` if the live store cannot be used; one that is away may come back."""
+    """Raise `StoreRefusedError` if the live store cannot be used. An unavailable one may return."""
     store = open_live_store(settings.live_url, SystemClock())
     try:
         await store.open()
@@ -183,9 +184,9 @@ def _listen(settings: Settings) -> list[socket.socket]:
 
     Return the listener under several descriptors. libuv accepts one connection for each of them in
     an iteration of the event loop, and the kernel keeps new clients in order. With one descriptor,
-    whoever came after a burst of a thousand clients would wait for as many iterations, each with
-    its requests. With many, one iteration may have to read from all of them: sixteen let a client
-    that sends pipelined requests on one connection after the other keep others waiting for 200 ms.
+    a client after a burst of a thousand clients would wait for as many iterations, each with its
+    requests. With many, one iteration may have to read from all of them: with sixteen, a client
+    that sends pipelined requests on one connection after the other keeps others waiting for 200 ms.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -201,7 +202,7 @@ def _listen(settings: Settings) -> list[socket.socket]:
 
 
 class _NoTracebackAtStart(logging.Filter):
-    """Drops uvicorn's traceback of a failed start: `serve` reports the error in a line."""
+    """Filter of uvicorn's traceback of a failed start: `serve` reports the error in a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""

@@ -30,11 +30,11 @@ class TlsFiles:
     client_ca: Path | None
 
     def stamp(self) -> object:
-        """Return what changes whenever a file is written or replaced."""
+        """Return a value that changes with every write or replacement of a file."""
         return tuple(_stamp(file) for file in (self.cert, self.key, self.client_ca) if file)
 
     def load(self) -> ssl.SSLContext:
-        """Read them. Raises `CannotStartError` if one is missing, or is not what it should be."""
+        """Read the files. Raises `CannotStartError` if one is missing or invalid."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for setting, file in (
             ("CERT", self.cert),
@@ -43,7 +43,7 @@ class TlsFiles:
         ):
             _check_readable(setting, file)
         try:
-            # Without a function here, a key that has a password would be asked for on the terminal.
+            # Without a function here, OpenSSL would prompt for a key's password on the terminal.
             context.load_cert_chain(self.cert, self.key, password=lambda: b"")
         except ssl.SSLError as error:
             raise CannotStartError(
@@ -63,7 +63,7 @@ class TlsFiles:
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
-    """Return the files; None: no TLS. Raises `CannotStartError` if some are missing."""
+    """Return the files; None: without TLS. Raises `CannotStartError` if some are missing."""
     cert, key = settings.tls_cert, settings.tls_key
     if cert is None and key is None:
         if settings.tls_client_ca is not None:
@@ -78,14 +78,14 @@ def tls_files(settings: Settings) -> TlsFiles | None:
 
 
 class Renewing:
-    """A context that serves each new connection with the files as they are now."""
+    """A context that serves each new connection with the present files."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._stamp = files.stamp()
         self._current = self.context = files.load()
-        # Called for each handshake, with or without a name. Two or three calls to the kernel are
-        # nothing beside a handshake; and a background task would be late, and one more thing to stop.
+        # Called for each handshake, with or without a name. Two or three system calls are negligible
+        # beside a handshake. A background task would be late, and would have to be stopped.
         self.context.sni_callback = self._choose
 
     def _choose(
@@ -93,12 +93,12 @@ class Renewing:
     ) -> None:
         stamp = self._files.stamp()
         if stamp != self._stamp:
-            # Also if the files cannot be used: they may be half renewed. Then they change once more.
+            # Also if the files cannot be used: a renewal in progress changes them once more.
             self._stamp = stamp
             try:
                 self._current = self._files.load()
             except CannotStartError as error:
-                log.warning("the certificate stays as it was: %s", error.detail)
+                log.warning("the previous certificate stays in use: %s", error.detail)
             else:
                 log.info("the certificate was renewed from %s", self._files.cert)
         connection.context = self._current
@@ -110,10 +110,10 @@ def make_context(files: TlsFiles, *_: object) -> ssl.SSLContext:
 
 
 class HandshakeLoop(uvloop.Loop):
-    """An event loop whose servers give a client a few seconds for its handshake.
+    """An event loop whose servers limit the time of a client's handshake.
 
-    uvicorn passes no such limit on, and the default is a minute. A connection gets to the guard only
-    after its handshake, so until then there is no other limit.
+    uvicorn does not pass on such a limit, and the default is a minute. A connection reaches the guard
+    only after its handshake, so this is the only limit until then.
     """
 
     async def create_server(self, *args: Any, **options: Any) -> asyncio.AbstractServer:  # noqa: ANN401
@@ -135,7 +135,7 @@ def _check_readable(setting: str, file: Path | None) -> None:
     if file is None:
         return
     try:
-        # To open a pipe would wait for somebody who writes, and every handshake with it.
+        # Opening a pipe would wait for a writer, and every handshake with it.
         regular = S_ISREG(file.stat().st_mode)
         if regular:
             file.open("rb").close()
@@ -145,7 +145,7 @@ def _check_readable(setting: str, file: Path | None) -> None:
         ) from None
     if not regular:
         raise CannotStartError(
-            f"TIDEGAUGE_TLS_{setting} {file} is no regular file: write what it gives into one"
+            f"TIDEGAUGE_TLS_{setting} {file} is not a regular file: copy its contents to one"
         )
 
 

@@ -33,16 +33,16 @@ from spark_agent.exceptions import (
 )
 
 EXIT_NOT_IN_TIME: Final = 3
-EXIT_CANNOT_BE_ASKED: Final = 4
+EXIT_UNAVAILABLE: Final = 4
 EXIT_WRONG: Final = 5
 EXIT_NOT_INSTALLED: Final = 6
-"""A package is missing that the command needs."""
-# 1 is left to the interpreter and to a refused confirmation, 2 to a typing error.
+"""The command needs a package that is missing."""
+# 1 is of the interpreter and of a refused confirmation, 2 of a typing error.
 
 EXIT_CODES: Final = {
     WaitOutcome.REACHED: 0,
     WaitOutcome.NOT_IN_TIME: EXIT_NOT_IN_TIME,
-    WaitOutcome.CANNOT_BE_ASKED: EXIT_CANNOT_BE_ASKED,
+    WaitOutcome.UNAVAILABLE: EXIT_UNAVAILABLE,
     WaitOutcome.WRONG: EXIT_WRONG,
 }
 
@@ -55,7 +55,7 @@ READER: Final = "a key that may read"
 
 
 def _url(context: typer.Context, value: str) -> str:
-    """Return the URL: as it is given, else that of the profile."""
+    """Return the URL of the option or the environment, else the profile's."""
     source = context.get_parameter_source("url")
     if source is not None and source.name != "DEFAULT":
         return value
@@ -66,17 +66,17 @@ def _url(context: typer.Context, value: str) -> str:
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the jobs that begin like this. A shell waits for it, so it is quick or returns nothing."""
-    return [each for each in _known(context, None) if each.startswith(incomplete)]
+    """Return the jobs that begin like this. The shell waits, so after a second the list is empty."""
+    return [each for each in _names(context, None) if each.startswith(incomplete)]
 
 
 def complete_stage(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the stages of the job before it that begin like this."""
+    """Return the stages of the job on the command line that begin like this."""
     job = context.params.get("job")
-    return [each for each in _known(context, job) if job and each.startswith(incomplete)]
+    return [each for each in _names(context, job) if job and each.startswith(incomplete)]
 
 
-def _known(context: typer.Context, job: str | None) -> Sequence[str]:
+def _names(context: typer.Context, job: str | None) -> Sequence[str]:
     try:
         url = context.params.get("url")
         url = url or os.environ.get("TIDEGAUGE_URL") or read_profile().url or DEFAULT_URL
@@ -92,17 +92,19 @@ def _known(context: typer.Context, job: str | None) -> Sequence[str]:
 Url = Annotated[
     str,
     typer.Option(
-        envvar="TIDEGAUGE_URL", callback=_url, help="Where tidegauge is; else as the profile says."
+        envvar="TIDEGAUGE_URL",
+        callback=_url,
+        help="The URL of the service; by default the profile's.",
     ),
 ]
 Job = Annotated[str, typer.Argument(help="The job.", autocompletion=complete_job)]
 Stage = Annotated[str, typer.Argument(help="The stage.", autocompletion=complete_stage)]
-# There is no option for the key itself: everybody on the machine could see it in the list of processes.
+# An option for the key itself does not exist: the list of processes would show the key to every user.
 KeyFile = Annotated[
     str | None,
     typer.Option(
         help=f"A file with the key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
-        f" {_ADMIN_FILE_VARIABLE}, {_ADMIN_KEY_VARIABLE}, or as the profile says.",
+        f" {_ADMIN_FILE_VARIABLE}, {_ADMIN_KEY_VARIABLE}, or the profile's.",
         show_default=False,
     ),
 ]
@@ -123,7 +125,7 @@ def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Cli
 
 
 def _key_file_of(url: str) -> str | None:
-    """Return the profile's key for its own service: no other one is shown it."""
+    """Return the profile's key, if the URL is the profile's: the key is sent to its own service only."""
     profile = read_profile()
     same = profile.url is not None and profile.url.rstrip("/") == url.rstrip("/")
     return profile.key_file if same else None
@@ -131,7 +133,7 @@ def _key_file_of(url: str) -> str | None:
 
 @contextmanager
 def explained(command: str, url: str, key: str = "an admin key") -> Generator[None]:
-    """Print what goes wrong in a line that says what to do. `key` is what the command needs."""
+    """Print an error as one line with its remedy. `key` is the kind of key that the command needs."""
     try:
         yield
     except (ValueError, Forbidden) as error:
@@ -158,29 +160,29 @@ def explained(command: str, url: str, key: str = "an admin key") -> Generator[No
     except WrongAddress as error:
         raise exit_with(command, str(error)) from None
     except NotServing as error:
-        raise exit_with(command, f"{str(error).rstrip('.')}. Retry", EXIT_CANNOT_BE_ASKED) from None
+        raise exit_with(command, f"{str(error).rstrip('.')}. Retry", EXIT_UNAVAILABLE) from None
     except AggregatorError as error:
         raise exit_with(
             command,
             f"{error}: is tidegauge at {url}? Choose another with --url",
-            EXIT_CANNOT_BE_ASKED,
+            EXIT_UNAVAILABLE,
         ) from None
 
 
 def exit_with(command: str, message: str, code: int = EXIT_WRONG) -> typer.Exit:
-    """Print why a command cannot run; return the exit to raise, by default that of a wrong request."""
+    """Print the reason of a failure; return the exit to raise, by default that of a wrong request."""
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"tidegauge {command}: {message}", markup=False, highlight=False)
     return typer.Exit(code)
 
 
 def output() -> Console:
-    """Return where results are printed. Lines are cut to the width of a terminal; a pipe has none."""
+    """Return the console for results. Lines are cut to the width of a terminal, but not in a pipe."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
 def plain(cell: object) -> Text:
-    """Return what somebody else has named as text that neither is markup nor controls a terminal."""
+    """Return a foreign name as text that neither is markup nor controls a terminal."""
     return Text("".join(each if each.isprintable() else "\ufffd" for each in str(cell)))
 
 

@@ -1,6 +1,4 @@
-"""Health and problems for the terminal: in the words that the service uses everywhere. Does not import
-Spark.
-"""
+"""Health and problems for the terminal, in the service's words. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _POOR: Final = frozenset({"silent", "stalled", "waiting"})
 
 
 def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
-    """Return the problems of a job; of a service that is older, none."""
+    """Return the problems of a job. An older service lacks them: the result is empty then."""
     try:
         return client.job_problems(job)["problems"]
     except Refused:
@@ -34,17 +32,17 @@ def problems_of(client: Client, job: str) -> Sequence[ProblemLine]:
 
 
 def worst(healths: Iterable[Health | None]) -> Health | None:
-    """Return the worst of some healths; None: none of them is known.
+    """Return the worst of some healths; None: all are unknown.
 
     >>> worst(["ok", "no_worker", None]), worst([None]) is None
     ('no_worker', True)
     """
-    known = {each for each in healths if each}
-    return next((each for each in _WORST_FIRST if each in known), None)
+    reported = {each for each in healths if each}
+    return next((each for each in _WORST_FIRST if each in reported), None)
 
 
 def badness(health: Health | None) -> int:
-    """Return the place of a health among all, the worst first.
+    """Return the rank of a health, the worst first.
 
     >>> badness("failed") < badness(None) == badness("ok")
     True
@@ -53,12 +51,12 @@ def badness(health: Health | None) -> int:
 
 
 def health_text(health: str | None) -> str:
-    """Write a health for people.
+    """Write a health as text.
 
     >>> health_text("no_worker"), health_text(None)
-    ('no worker', 'not known')
+    ('no worker', 'unknown')
     """
-    return "not known" if health is None else health.replace("_", " ")
+    return "unknown" if health is None else health.replace("_", " ")
 
 
 def style_of(health: str | None) -> str | None:
@@ -69,7 +67,7 @@ def style_of(health: str | None) -> str | None:
 
 
 def stage_text(stage: WatermarkAnswer) -> str:
-    """Write how a stage stands: its health, or its status, if it is well, or its health is not known.
+    """Write the condition of a stage: its status if the health is `ok` or unknown, else its health.
 
     >>> stage_text({"status": "active", "health": "no_worker"}), stage_text({"status": "active"})
     ('no worker', 'active')
@@ -79,7 +77,7 @@ def stage_text(stage: WatermarkAnswer) -> str:
 
 
 def range_text(each: RangeAnswer, stage_health: str | None) -> str:
-    """Write how a range stands. One that nobody holds is not active, whatever its promise.
+    """Write the condition of a range. A range without a holder is not active, whatever its promise.
 
     >>> held = {"status": "active", "holder": "w"}
     >>> range_text(held, "no_worker"), range_text(held | {"holder": None}, "no_worker")
@@ -94,7 +92,7 @@ def range_text(each: RangeAnswer, stage_health: str | None) -> str:
 
 def problem_lines(problems: Sequence[ProblemLine]) -> list[Text]:
     """Return the problems as lines, the worst first."""
-    # As plain text: names may look like markup.
+    # As plain text: names may contain markup.
     return [Text(_line(each), style=style_of(each["health"]) or "") for each in problems]
 
 

@@ -41,16 +41,16 @@ def apply(
         typer.Option("--dry-run", help="Show what would change, and change nothing."),
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask, also if stages are removed.")
+        bool, typer.Option("--yes", help="Skip the confirmation, also if stages are removed.")
     ] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Declare a job, or change it to what a file says, and show what that changes.
+    """Declare a job, or change its specification to a file's, and show the changes.
 
-    The file has `job`, `stages` and perhaps `throttle`, as the service has them. If somebody else
-    changes the job at the same time, nothing is changed.
+    The file has `job`, `stages` and optionally `throttle`, in the service's format. If the job is
+    changed by another request at the same time, the command changes nothing.
 
     Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`
     """
@@ -68,8 +68,8 @@ def apply(
             removed = list(removals(before, wanted))
             if removed and not yes:
                 typer.confirm(
-                    f"{_few(removed)} of job {name} will be removed, and nobody waits for them any"
-                    " more. Go on?",
+                    f"{_few(removed)} of job {name} will be removed: the watermark no longer waits for"
+                    " them. Continue?",
                     abort=True,
                     err=True,
                 )
@@ -78,9 +78,7 @@ def apply(
             done = bool(changes) and not dry_run
             typer.echo(json.dumps({"job": name, "changes": changes, "applied": done}))
         elif changes:
-            typer.echo(
-                f"job {name} is {'not changed: --dry-run' if dry_run else 'as the file says'}"
-            )
+            typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
 
 
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
@@ -90,7 +88,7 @@ def _apply(client: Client, job: str, wanted: Mapping[str, Any], etag: str | None
     try:
         client.apply(job, wanted, etag=etag)
     except ChangedMeanwhile:
-        raise ValueError(f"somebody has changed job {job} meanwhile: look again") from None
+        raise ValueError(f"job {job} was changed at the same time: run the command again") from None
 
 
 def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
@@ -103,7 +101,7 @@ def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
 
 def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return the job's name, and its specification. Raises `ValueError`."""
-    # Slow to import, and no other command needs it.
+    # Slow to import, and only this command needs it.
     from ruamel.yaml import YAML  # noqa: PLC0415
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
@@ -126,7 +124,7 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         ) from None
     except ValueError:
         raise ValueError(
-            f"in the file {file}, an alias (*name) stands within what it names"
+            f"in the file {file}, an alias (*name) is inside its own anchor (&name)"
         ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
@@ -134,12 +132,12 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
     if named is not None and job is not None and named != job:
         raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")
     if named is None and job is None:
-        raise ValueError(f"the file {file} names no job: write 'job: NAME', or say --job NAME")
+        raise ValueError(f"the file {file} has no job: write 'job: NAME', or pass --job NAME")
     return str(named or job), spec
 
 
 def removals(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Name the stages and shards that are gone.
+    """Yield the stages and shards that are removed.
 
     >>> before = {"stages": {"s": {"shards": ["a", "b"]}, "k": {"inputs": ["s"], "ranges": 2}}}
     >>> list(removals(before, {"stages": {"s": {"shards": ["b"]}}}))
@@ -162,7 +160,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Say in lines what changes from one specification to another.
+    """Yield the changes from one specification to another, a line each.
 
     >>> before = {"stages": {"s": {"shards": ["a"]}, "k": {"inputs": ["s"], "ranges": 2}}}
     >>> after = {"stages": {"s": {"shards": ["a", "b"]}, "m": {"inputs": ["s"]}}, "throttle": {}}
@@ -185,7 +183,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
             yield f"~ {part}: {json.dumps(before.get(part))} -> {json.dumps(after.get(part))}"
 
 
-def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (whatever the file says)
+def _members(old: Any, new: Any) -> Iterator[str]:  # noqa: ANN401  (any value of the file)
     if not isinstance(old, dict) or not isinstance(new, dict):
         yield f"{json.dumps(old)} -> {json.dumps(new)}"
         return
@@ -212,7 +210,7 @@ _LISTED = 10
 def delete(
     job: Job,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
@@ -222,14 +220,15 @@ def delete(
     Examples: `tidegauge delete scores`, `tidegauge delete scores --yes --json`
     """
     if not yes:
-        typer.confirm(f"Every watermark of job {job} is lost. Go on?", abort=True)
+        typer.confirm(f"Every watermark of job {job} is lost. Continue?", abort=True)
     with explained("delete", url):
         client_of(url, key_file).delete(job)
     typer.echo(json.dumps({"job": job, "deleted": True}) if json_ else f"job {job} is deleted")
 
 
 _MOST_RESETS: Final = 1_000
-"""A typing error must not begin millions of generations, which nobody can take back."""
+"""Limit of resets by one command. Generations cannot be taken back, and a typing error must not begin
+millions."""
 
 
 def reset(
@@ -239,24 +238,26 @@ def reset(
     key_file: KeyFile = None,
     generation: Annotated[
         int | None,
-        typer.Option(min=2, help="Begin this generation, not the next: that of the checkpoints."),
+        typer.Option(
+            min=2, help="The generation to begin, that of the checkpoints; by default the next one."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
-    """Start a job over: its next generation has no watermarks, and no source is final.
+    """Start a job over. In the next generation all watermarks start over, also of final sources.
 
     Stop its queries first, and give every query a new checkpoint and an empty output.
 
-    After the service's ledger was lost, or restored from a backup from before a reset, queries say
-    which generation their checkpoints are of. Begin that one with --generation: the queries go on from
-    their checkpoints, and the watermarks catch up with them.
+    After the loss of the service's ledger, or a restore from a backup from before a reset, the errors
+    of queries name the generation of their checkpoints. Begin that generation with --generation: the
+    queries continue from their checkpoints, and the watermarks catch up with them.
 
     Examples: `tidegauge reset nyc-flights`, `tidegauge reset nyc-flights --yes --json`,
     `tidegauge reset nyc-flights --generation 3`
     """
     if not yes:
-        typer.confirm(f"Every watermark of job {job} starts over. Go on?", abort=True)
+        typer.confirm(f"Every watermark of job {job} starts over. Continue?", abort=True)
     with explained("reset", url):
         client = client_of(url, key_file)
         begun = _reset(client, job, generation)
@@ -275,11 +276,11 @@ def _reset(client: Client, job: str, generation: int | None) -> int:
     if generation > now + _MOST_RESETS:
         raise ValueError(
             f"job {job} is in generation {now}, and {generation} is more than {_MOST_RESETS:,} resets "
-            f"away: which generation do the queries name when they are refused?"
+            f"away: pass the generation that the errors of the queries name"
         )
     if generation <= now:
         raise ValueError(
-            f"job {job} is in generation {now}, so {generation} has begun before: leave out "
+            f"job {job} is in generation {now}, so {generation} cannot begin again: leave out "
             f"--generation to begin the next one"
         )
     while now < generation:

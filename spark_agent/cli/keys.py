@@ -22,8 +22,8 @@ Name = Annotated[str, typer.Argument(help="The key's name.")]
 
 keys = typer.Typer(
     no_args_is_help=True,
-    help="Create, list and revoke the keys that requests are sent with. Needs an admin key, once there"
-    " is any key.",
+    help="Create, list and revoke the keys that requests are sent with. Needs an admin key, once a key"
+    " exists.",
 )
 
 
@@ -32,7 +32,9 @@ def create(
     name: Name,
     *,
     role: Annotated[str, typer.Option(help="read, report, drive, admin or scrape.")],
-    jobs: Annotated[str, typer.Option(help="The jobs that it is for, such as 'scores-*'.")] = "*",
+    jobs: Annotated[
+        str, typer.Option(help="The jobs that the key is for, such as 'scores-*'.")
+    ] = "*",
     expires_in: Annotated[
         str | None, typer.Option(help="Such as '90 days'; never if left out.", show_default=False)
     ] = None,
@@ -90,7 +92,7 @@ def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson
 def revoke(
     name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
 ) -> None:
-    """Revoke a key. Every replica refuses it within two seconds.
+    """Revoke a key. Every replica rejects it within two seconds.
 
     Example: `tidegauge keys revoke workers`
     """
@@ -104,12 +106,12 @@ def audit(
     job: Annotated[
         str | None, typer.Option(help="Only changes of this job.", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of records.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Show who created, changed, reset or deleted a job, opened a run, made or revoked a key.
+    """Show the audit: created, changed, reset and deleted jobs, opened runs, made and revoked keys.
 
     Examples: `tidegauge audit`, `tidegauge audit --job scores --limit 5 --json`
     """

@@ -1,7 +1,7 @@
-"""The profile: where the service is, and which key to use, so that commands need not be told each time.
+"""The profile: the service's URL and the key, as defaults of the commands' options.
 
-A file in TOML, `~/.config/tidegauge/config.toml` or what `TIDEGAUGE_CONFIG` names. `TIDEGAUGE_PROFILE`
-chooses a table of it, else it is `default`:
+The file is TOML, `~/.config/tidegauge/config.toml` or the path in `TIDEGAUGE_CONFIG`.
+`TIDEGAUGE_PROFILE` names a table in the file, by default `default`:
 
 ```toml
 [default]
@@ -35,7 +35,7 @@ class Profile:
 
 
 def read_profile(environment: Mapping[str, str] = os.environ) -> Profile:
-    """Read the chosen profile; an empty one if there is no file. Raises `ValueError`."""
+    """Read the chosen profile; without a file, an empty one. Raises `ValueError`."""
     named = environment.get(CONFIG_VARIABLE)
     home = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = Path(named) if named else home / "tidegauge" / "config.toml"
@@ -44,7 +44,7 @@ def read_profile(environment: Mapping[str, str] = os.environ) -> Profile:
         content = tomllib.loads(read_text(path))
     except FileNotFoundError:
         if named or chosen:
-            raise ValueError(f"there is no profile file {str(path)!r}") from None
+            raise ValueError(f"the profile file {str(path)!r} does not exist") from None
         return Profile()
     except (OSError, ValueError) as error:
         raise ValueError(f"the profile file {str(path)!r} cannot be read: {error}") from None

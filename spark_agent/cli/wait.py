@@ -1,4 +1,4 @@
-"""The command `tidegauge wait`: for scripts that must not begin before everything has arrived."""
+"""The command `tidegauge wait`, for scripts that must not begin before everything has arrived."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spark_agent.times import (
 
 _POLL_S: Final = 10
 _SHOWN_POLL_S: Final = 2
-"""The same, where somebody watches."""
+"""The same for a terminal, which shows the progress."""
 
 
 def wait(
@@ -43,26 +43,26 @@ def wait(
         str,
         typer.Option(metavar="T", help=f"The event time: {INSTANT_FORMS}."),
     ],
-    timeout: Annotated[str, typer.Option(help="How long to wait.")] = "1h",
+    timeout: Annotated[str, typer.Option(help="The longest wait.")] = "1h",
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
     """Wait until a stage's output watermark has reached T: everything before T has arrived.
 
-    Ends with 0: reached. 3: not in time. 4: the service cannot be asked, so retry. 5: the job, the
-    stage, T, the key or the address is wrong, so do not. 2: a typing error in the options.
+    Exit codes: 0: reached. 3: not in time. 4: the service is unavailable; retry. 5: the job, the stage,
+    T, the key or the address is wrong; do not retry. 2: a typing error in the options.
 
-    A service that is away, also at the start, is asked again until the timeout. The standard error has
-    the T that was understood.
+    While the service is unavailable, also at the start, requests are retried until the timeout. The
+    standard error shows T as understood.
 
     Examples: `tidegauge wait scores average --until 2026-01-01T00:00:00Z --timeout 1h && ./close-books`,
     `tidegauge wait scores average --until "$(date +%s)s"`,
     `tidegauge wait scores average --until 1767225600000 --json`
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    watched = console.is_terminal
-    poll_s = _SHOWN_POLL_S if watched else _POLL_S
+    is_terminal = console.is_terminal
+    poll_s = _SHOWN_POLL_S if is_terminal else _POLL_S
     with explained("wait", url, READER):
         target_ms = read_instant_ms(until, name="--until")
         timeout_ms = duration_ms(timeout, name="--timeout")
@@ -74,13 +74,13 @@ def wait(
                 markup=False,
             )
 
-        asking = WatermarkWait(client, SystemClock(), job, stage, target_ms, poll_s)
-        if watched:
-            # Unlike the other console, it wraps what is longer than a line.
+        waiting = WatermarkWait(client, SystemClock(), job, stage, target_ms, poll_s)
+        if is_terminal:
+            # This console wraps long lines, unlike the other one.
             with Console(stderr=True, highlight=False).status(f"{stage} …") as status:
-                waited = asking.wait(timeout_ms, _updates(status), estimates=True, begin=begin)
+                waited = waiting.wait(timeout_ms, _updates(status), estimates=True, begin=begin)
         else:
-            waited = asking.wait(
+            waited = waiting.wait(
                 timeout_ms, lambda text: console.print(text, markup=False), begin=begin
             )
     _end(job, stage, target_ms, timeout, waited, console, json_=json_)

@@ -1,4 +1,4 @@
-"""Commands to live in: all jobs at a glance, a job as it moves, a stage's ranges."""
+"""Commands that show the present state: all jobs, a job as it moves, a stage's ranges."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ _PROBLEMS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job by its slowest stage: the one that is furthest behind, or has no watermark at all."""
+    """A job by its slowest stage: the stage without a watermark, else the one furthest behind."""
 
     job: str
     stages: int
     slowest: str
     status: str
     health: Health | None
-    """The worst of its stages; None: it is not known."""
+    """The worst health of its stages; None: unknown."""
     output_watermark: int | None
     data_lag_ms: int | None
     system_lag_ms: int | None
@@ -77,7 +77,7 @@ def jobs(
         str, typer.Argument(help="Only jobs whose names match, such as 'scores-*'.")
     ] = "*",
     *,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of jobs at most.")] = 100,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
@@ -130,7 +130,7 @@ def jobs(
 def _states(client: Client, pattern: str) -> Iterator[JobState]:
     names = [each["job"] for each in client.jobs()["jobs"] if fnmatchcase(each["job"], pattern)]
 
-    def look_at(name: str) -> JobState | None:
+    def state_of(name: str) -> JobState | None:
         try:
             return _state(name, client.snapshot(name))
         except UnknownJob:
@@ -138,7 +138,7 @@ def _states(client: Client, pattern: str) -> Iterator[JobState]:
             return None
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        yield from (state for state in threads.map(look_at, names) if state is not None)
+        yield from (state for state in threads.map(state_of, names) if state is not None)
 
 
 def _state(job: str, found: SnapshotAnswer) -> JobState:
@@ -159,7 +159,7 @@ def _state(job: str, found: SnapshotAnswer) -> JobState:
 
 
 def slowest_stage(found: SnapshotAnswer) -> str:
-    """Return the stage that is furthest behind; of several the first, from the sources down."""
+    """Return the stage that is furthest behind. Of equal ones, the first from the sources down."""
     stages = found["watermarks"]
     return max(stages, key=lambda name: _lag_of(stages[name]))
 
@@ -177,48 +177,50 @@ def _lag(output: int | None, lag_ms: int | None) -> int:
 def watch(
     job: Job,
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option(min=0, help="End after so many looks; 0: never.")] = 0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    count: Annotated[int, typer.Option(min=0, help="End after this many updates; 0: never.")] = 0,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
     """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
 
-    A service that goes away is waited for. With --json, each look is a line; in a file, they follow each
-    other.
+    While the service is unavailable, the command retries. With --json, each update is a line. In a file,
+    updates follow each other.
 
     Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`
     """
     console = Console()
     with explained("watch", url, READER):
         client = client_of(url, key_file)
-        looks = _looks(client, job, interval, count)
+        updates = _updates(client, job, interval, count)
         if json_:
-            for look in looks:
-                typer.echo(json.dumps({"error": look.lost} if look.lost else _as_json(look)))
+            for update in updates:
+                typer.echo(json.dumps({"error": update.lost} if update.lost else _as_json(update)))
             return
         with suppress(KeyboardInterrupt):
             if console.is_terminal:
-                _watch_live(console, job, looks, full_screen=not count)
+                _watch_live(console, job, updates, full_screen=not count)
             else:
-                for look in looks:
-                    console.print(_screen(job, look), Text())
+                for update in updates:
+                    console.print(_screen(job, update), Text())
 
 
-def _as_json(look: Look) -> Mapping[str, object]:
-    return {**(look.found or {}), "problems": look.problems}
+def _as_json(update: Update) -> Mapping[str, object]:
+    return {**(update.found or {}), "problems": update.problems}
 
 
-def _watch_live(console: Console, job: str, looks: Iterable[Look], *, full_screen: bool) -> None:
-    """Show each look in place of the last one."""
+def _watch_live(
+    console: Console, job: str, updates: Iterable[Update], *, full_screen: bool
+) -> None:
+    """Show each update in place of the previous one."""
     with Live(console=console, screen=full_screen, auto_refresh=False) as live:
-        for look in looks:
-            live.update(_screen(job, look, console.height), refresh=True)
+        for update in updates:
+            live.update(_screen(job, update, console.height), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Update:
     """State of a job at one moment."""
 
     found: SnapshotAnswer | None
@@ -226,22 +228,22 @@ class Look:
     """Reason why the slowest stage is held back."""
     problems: Sequence[ProblemLine] = ()
     lost: str = ""
-    """Why the service could not be asked; then `found` is what was seen before."""
+    """Error of the last request; `found` is the last state before it then."""
 
 
-def _looks(client: Client, job: str, interval_s: float, count: int) -> Iterator[Look]:
-    clock, looks, seen = SystemClock(), 0, Look(None)
+def _updates(client: Client, job: str, interval_s: float, count: int) -> Iterator[Update]:
+    clock, updates, seen = SystemClock(), 0, Update(None)
     while True:
         try:
             found = client.snapshot(job)
-            seen = Look(found, _because(client, job, found), problems_of(client, job))
+            seen = Update(found, _because(client, job, found), problems_of(client, job))
         except Unavailable as error:
             if seen.found is None:
                 raise
             seen = replace(seen, lost=str(error))
         yield seen
-        looks += 1
-        if looks == count:
+        updates += 1
+        if updates == count:
             return
         clock.pause(int(interval_s * 1_000))
 
@@ -254,10 +256,10 @@ def _because(client: Client, job: str, found: SnapshotAnswer) -> str:
         return ""
 
 
-def _screen(job: str, look: Look, height: int | None = None) -> Group:
-    """Return a look as text of at most so many lines. None: of as many as it takes."""
-    found = look.found
-    assert found is not None  # noqa: S101  (narrows the type: the first look raises instead)
+def _screen(job: str, update: Update, height: int | None = None) -> Group:
+    """Return an update as text of at most `height` lines. None: without a limit."""
+    found = update.found
+    assert found is not None  # noqa: S101  (narrows the type: the first update raises instead)
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "health", "input watermark", "output watermark"):
         table.add_column(column, no_wrap=True)
@@ -265,17 +267,17 @@ def _screen(job: str, look: Look, height: int | None = None) -> Group:
         table.add_column(column, justify="right", no_wrap=True)
     slowest = slowest_stage(found)
     rows = list(found["watermarks"].items())
-    problems = problem_lines(look.problems)[:_PROBLEMS]
-    # The title, the heading, what holds it back, and what is not shown.
+    problems = problem_lines(update.problems)[:_PROBLEMS]
+    # The rest of the height is for the title, the heading, the reason and the count of hidden stages.
     shown = len(rows) if height is None else max(1, height - 5 - len(problems))
     for name, stage in rows[:shown]:
         style = style_of(stage.get("health")) or ("yellow" if name == slowest else None)
         table.add_row(*_row(name, stage), style=style)
     title = Text(f"{job}, generation {found['generation']}", style="bold")
-    if look.lost:
-        title.append(f"  not connected: {look.lost}", style="bold red")
+    if update.lost:
+        title.append(f"  not connected: {update.lost}", style="bold red")
     more = [Text(f"and {len(rows) - shown:,} more stages")] if len(rows) > shown else []
-    because = [] if problems else [Text(look.because, style="yellow")]
+    because = [] if problems else [Text(update.because, style="yellow")]
     return Group(title, table, *more, *problems, *because)
 
 
@@ -292,7 +294,7 @@ def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
         f"{ranges['leased']}/{ranges['total']}",
         "" if late is None else str(late),
     )
-    # As plain text: names may look like markup.
+    # As plain text: names may contain markup.
     return [Text(cell) for cell in cells]
 
 
@@ -300,7 +302,7 @@ def ranges(
     job: Job,
     stage: Stage,
     *,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of ranges at most.")] = 20,
     order: Annotated[
         Literal["promise", "range"], typer.Option(help="The slowest first, or by their names.")
     ] = "promise",
@@ -308,7 +310,7 @@ def ranges(
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Show a stage's ranges: their promises and holds, who holds them, and when they last reported.
+    """Show a stage's ranges: their promises, holds, holders and last reports.
 
     Examples: `tidegauge ranges scores average`,
     `tidegauge ranges scores average --order range --limit 1000 --json`
@@ -328,7 +330,7 @@ def ranges(
                 range_text(each, health),
                 instant_text(each["promise"]),
                 ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                each["holder"] or "nobody",
+                each["holder"] or "none",
                 duration_text(each["expires_in_ms"]),
                 each["reported_at"] or "never",
             )

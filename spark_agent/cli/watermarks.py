@@ -1,4 +1,4 @@
-"""Commands that show a job's watermarks: where they are and were, why, and where they will be."""
+"""Commands that show a job's watermarks: the present, the past, the reasons and an estimate."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
                     range_text(each, watermark.get("health")),
                     instant_text(each["promise"]),
                     ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                    each["holder"] or "nobody",
+                    each["holder"] or "none",
                     each["reported_at"] or "never",
                 )
                 for each in ranges
@@ -159,23 +159,19 @@ def history(
         typer.Option(
             "--from",
             metavar="T",
-            help=f"From when, in wall-clock time: {INSTANT_FORMS}, or -2h; an hour before --to if"
+            help=f"The begin, in wall-clock time: {INSTANT_FORMS}, or -2h; an hour before --to if"
             " left out.",
         ),
     ] = None,
-    to: Annotated[
-        str | None, typer.Option(metavar="T", help="Until when; now if left out.")
-    ] = None,
-    points: Annotated[
-        int, typer.Option(min=1, max=10_000, help="How many changes to show at most.")
-    ] = 20,
+    to: Annotated[str | None, typer.Option(metavar="T", help="The end; now if left out.")] = None,
+    points: Annotated[int, typer.Option(min=1, max=10_000, help="Number of changes at most.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Show where a stage's watermarks were over wall-clock time, since the job was last reset.
+    """Show a stage's past watermarks over wall-clock time, since the job was last reset.
 
-    The first line is what held at the beginning; the others are the last change of each interval.
+    The first line is the state at the beginning; the others are the last change of each interval.
 
     Examples: `tidegauge history scores average`,
     `tidegauge history scores average --from 2026-01-01T00:00Z --points 500 --json`
@@ -222,7 +218,7 @@ def eta(
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Estimate when a stage's output watermark will get to T, from its history.
+    """Estimate when a stage's output watermark reaches T, from its history.
 
     Examples: `tidegauge eta scores average 2026-01-01T00:00:00Z`,
     `tidegauge eta scores average 1767225600000 --json`
@@ -241,13 +237,13 @@ def explain(
     stage: Stage,
     *,
     limit: Annotated[
-        int, typer.Option(min=1, max=1_000, help="How many ranges to show at most.")
+        int, typer.Option(min=1, max=1_000, help="Number of ranges at most.")
     ] = _RANGES,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
     json_: AsJson = False,
 ) -> None:
-    """Say why a stage's watermark is where it is: through which stages, and by whom, it is held.
+    """Explain a stage's watermark: the ranges that hold it back, and the stages in between.
 
     Examples: `tidegauge explain scores average`, `tidegauge explain scores average --limit 3 --json`
     """
@@ -262,7 +258,7 @@ def explain(
 def _tree(found: ExplainAnswer) -> Tree:
     since = f", since {found['since']}" if found["since"] else ""
     where = instant_text(found["output_watermark"])
-    # As plain text throughout: names may look like markup.
+    # As plain text throughout: names may contain markup.
     stands = found.get("health", "ok")
     shown = found["status"] if stands == "ok" else health_text(stands)
     root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
@@ -297,14 +293,14 @@ def _facts(holder: HolderAnswer) -> list[str]:
     lease = "" if left is None else f" (fence {holder['fence']}, {left / 1_000:.1f} s left)"
     return [
         f"promise {instant_text(holder['promise'])}{without}",
-        f"holder {holder['holder'] or 'nobody'}{lease}{reported}",
+        f"holder {holder['holder'] or 'none'}{lease}{reported}",
     ]
 
 
 def throttle(
     job: Job, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
 ) -> None:
-    """Show which of a job's sources are asked to slow down, how far they may run, and for whom.
+    """Show the throttle advice for a job's sources: shards that should pause or slow down, and why.
 
     Examples: `tidegauge throttle scores`, `tidegauge throttle scores --json`
     """
@@ -322,15 +318,15 @@ def throttle(
                 ],
             )
         rows = [
-            (stage, shard, "yes" if asked["pause"] else "no", _limit(asked["until"]),
-             f"{asked['rate']:g}", asked["because"])
+            (stage, shard, "yes" if advice["pause"] else "no", _limit(advice["until"]),
+             f"{advice['rate']:g}", advice["because"])
             for stage, shards in found["shards"].items()
-            for shard, asked in shards.items()
+            for shard, advice in shards.items()
         ]  # fmt: skip
         if rows:
             print_table(("stage", "shard", "pause", "until", "rate", "because"), rows)
         else:
-            typer.echo(f"no shard of job {job} is asked to wait")
+            typer.echo(f"no shard of job {job} is throttled")
 
 
 def _limit(at_ms: int | None) -> str:

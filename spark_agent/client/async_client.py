@@ -1,6 +1,6 @@
-"""The same client for asyncio: each call runs in a thread, so that no other package is needed.
+"""The client for asyncio. Each call runs in a thread, so that no other package is necessary.
 
-A call that is cancelled is given up by its caller at once; its request ends in the background.
+A cancelled call returns to its caller at once; its request ends in the background.
 """
 
 from __future__ import annotations
@@ -36,10 +36,19 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A connection pool to one service, for asyncio; use it with `async with`.
+    """A client of one service for asyncio, with the methods of `Client`; use it with `async with`.
 
-    The methods are those of `Client`. `concurrency` is how many of them may run at the same time: a
-    `wait_until` takes one for as long as it waits.
+    `concurrency` is the number of calls that run at the same time, each in a thread. A `wait_until`
+    occupies one for as long as it waits. A cancelled call returns at once.
+
+    ```python
+    async with AsyncClient("http://127.0.0.1:8000") as client:
+        north, south = await asyncio.gather(
+            client.wait_until("parcels", "north", "2026-01-01T00:00Z", timeout="1 min"),
+            client.wait_until("parcels", "south", "2026-01-01T00:00Z", timeout="1 min"),
+        )
+    print(north.reached, south.reached)    # True False
+    ```
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class AsyncClient:
         self.close()
 
     def close(self) -> None:
-        """Take no more calls. Those under way end in the background."""
+        """Reject further calls. Calls under way end in the background."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -170,7 +179,7 @@ class AsyncClient:
         *,
         timeout: Duration = "1h",  # noqa: ASYNC109
     ) -> WaitResult:
-        """See `Client`. If it is cancelled, its thread ends within a quarter of a minute."""
+        """See `Client`. After a cancellation, the thread ends within a quarter of a minute."""
         over = threading.Event()
         try:
             return await self._run(

@@ -1,8 +1,8 @@
 """The HTTP API, version 1, as typed calls: for drivers and executors alike.
 
-Every request here may be repeated: a claim by the same holder is granted again, a report or a commit
-changes nothing the second time, and of two opened runs the newer one counts. So each request is
-retried, within its caller's patience, if the service does not answer or is temporarily unavailable.
+Every request may be repeated. A repeated claim by the same holder is granted again. A repeated report or
+commit changes nothing. Of two opened runs the newer one counts. So each request is retried, within its
+caller's patience, while the service is unavailable.
 """
 
 from __future__ import annotations
@@ -67,7 +67,15 @@ _POLL_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class StageWatermark:
-    """A stage's watermarks in ms. None: none yet; `MAX_MS`: the end of time."""
+    """A stage's watermarks in ms. None: not yet; `MAX_MS`: the end of time.
+
+    The result of `Client.watermark` and `Client.watermarks`.
+
+    >>> StageWatermark(input_ms=90, output_ms=60, status="active").final
+    False
+    >>> StageWatermark(input_ms=MAX_MS, output_ms=MAX_MS, status="final").final
+    True
+    """
 
     input_ms: int | None
     output_ms: int | None
@@ -82,7 +90,7 @@ class StageWatermark:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> StageWatermark:
-        """Read it from its JSON form."""
+        """Decode the JSON form."""
         return cls(
             body["input_watermark"],
             body["output_watermark"],
@@ -97,16 +105,28 @@ class Throttle:
 
     groups: Sequence[GroupAnswer]
     shards: Mapping[str, Mapping[str, AdviceAnswer]]
-    """By stage and shard: only those that are asked to do something."""
+    """By stage and shard: only shards that should pause or slow down."""
     etag: str | None = None
 
 
 class Client:
-    """A connection pool to one service. `timeout_ms` limits an attempt, `patience_ms` a whole call.
+    """A client of one service, with a pool of connections. Safe for use by several threads.
 
-    The key is `key`, or in the file `key_file`, or where the environment says
-    (`spark_agent.client.credentials`).
-    Raises `ValueError` if the URL is not one of HTTP.
+    Every call is retried for `patience_ms` while the service is unavailable, and then raises
+    `Unavailable`. `timeout_ms` limits a single attempt. A rejected request raises `Refused`, which is
+    `Wrong`: a retry does not help. Times are ms since 1970, UTC; `None` is *no watermark yet*.
+
+    The key is `key`, or in the file `key_file`, or from the environment
+    (`spark_agent.client.credentials`). Raises `ValueError` if the URL is not one of HTTP.
+
+    ```python
+    client = Client("http://127.0.0.1:8000", patience_ms=10_000)
+    client.declare("parcels", {"scans": {"shards": ["north"]}})
+    rank = Rank(client.open_run("parcels", ["scans"], "reader-1"), epoch=0, attempt=0)
+    lease = client.claim("parcels", "scans", None, holder="reader-1", ttl_ms=10_000, rank=rank)
+    client.report("parcels", "scans", lease, {"north": RangeReport(1767225600000)})
+    print(client.watermark("parcels", "scans").output_ms)    # 1767225600000
+    ```
     """
 
     def __init__(
@@ -150,12 +170,13 @@ class Client:
         throttle: Mapping[str, Any] | None = None,
         replace: bool = False,
     ) -> Json:
-        """Declare the job's stages, and when its sources are throttled; return the answer.
+        """Declare the job's stages, and the throttle of its sources; return the answer.
 
-        With `replace` they replace another specification. A key that may not declare jobs will do for a
-        job that is already declared with these stages; its policies are then those of who declared it.
+        With `replace`, the stages replace another specification. A key that may not declare jobs is
+        sufficient for a job that is already declared with these stages; the declared policies then stay.
 
-        Raises `DeclaredOtherwise` if it is declared otherwise and `replace` is not set, `NotAllowed`.
+        Raises `DeclaredOtherwise` if the job is declared otherwise and `replace` is not set,
+        `NotAllowed`.
         """
         path, body = _job(job), {"stages": dict(stages)}
         if throttle is not None:
@@ -171,7 +192,7 @@ class Client:
         return self._http.call("PUT", path, body, {"If-Match": etag} if etag else {})[0]
 
     def _declared(self, job: str, stages: Mapping[str, Any], refusal: Forbidden) -> Json:
-        """Return the job if somebody else has declared it with these stages; else raise `refusal`."""
+        """Return the job if it is already declared with these stages; else raise `refusal`."""
         try:
             stored = self._http.call("GET", _job(job))[0]
         except UnknownJob:
@@ -180,7 +201,7 @@ class Client:
             if read_spec(stored["stages"]) == read_spec(stages):
                 return stored
             why = f"job {job!r} is declared with other stages"
-        refusal.args = (f"{refusal}. And {why}: let somebody with an admin key declare it",)
+        refusal.args = (f"{refusal}. And {why}: declare it with an admin key",)
         raise refusal
 
     def reset(self, job: str) -> None:
@@ -202,7 +223,7 @@ class Client:
     ) -> int:
         """Open a run of these stages, which fences all older ones; return its number.
 
-        `program` is its name, and `links` are addresses where more is shown of it, by name.
+        `program` is the name of the program, `links` are addresses of its pages, by name.
         """
         body: Json = {"stages": list(stages), "holder": holder}
         if program:
@@ -212,7 +233,7 @@ class Client:
         return int(self._http.call("POST", f"{_job(job)}/runs", body)[0]["run"])
 
     def end_run(self, job: str, run: int, outcome: RunOutcome, because: str = "") -> None:
-        """End a run: its leases are given back, and no watermark moves. Raises `StaleRun`."""
+        """End a run. Its leases are released; its watermarks stay. Raises `StaleRun`."""
         body = {"outcome": outcome, "because": because}
         self._http.call("POST", f"{_job(job)}/runs/{run:d}/end", body)
 
@@ -221,7 +242,7 @@ class Client:
         return cast("RunsAnswer", self._http.call("GET", f"{_job(job)}/runs?limit={limit}")[0])
 
     def job_problems(self, job: str) -> JobProblemsAnswer:
-        """Return every root cause of what stands still in a job, the worst first."""
+        """Return every root cause of stages that stand still in a job, the worst first."""
         return cast("JobProblemsAnswer", self._http.call("GET", f"{_job(job)}/problems")[0])
 
     def problems(self, *, limit: int = 100) -> ProblemsAnswer:
@@ -252,7 +273,7 @@ class Client:
         return Lease(answer["token"], tuple(answer["granted"]), denied)
 
     def release(self, job: str, leases: Sequence[Lease]) -> None:
-        """Give leases back. What was reported under them stays."""
+        """Release leases. Reports under them stay valid."""
         body = {"tokens": [lease.token for lease in leases]}
         self._http.call("POST", f"{_job(job)}/leases/release", body)
 
@@ -268,7 +289,7 @@ class Client:
     ) -> int:
         """Report for ranges under a lease; return how many were accepted.
 
-        With `epoch` the report takes effect when that epoch is committed. A report for all shards of a
+        With `epoch`, the report takes effect when the epoch is committed. A report for all shards of a
         lease is packed: their names are not sent again.
 
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
@@ -288,9 +309,9 @@ class Client:
     def commit(
         self, job: str, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
     ) -> dict[str, int]:
-        """Commit an epoch; return how many ranges of each stage were applied.
+        """Commit an epoch; return the number of ranges of each stage that were applied.
 
-        `stages` maps each stage to what the epoch ran with; None if it has no input.
+        `stages` maps each stage to the progress that the epoch ran with; None for a source.
         """
         body: Json = {
             "run": run,
@@ -305,18 +326,19 @@ class Client:
         return {str(name): int(count) for name, count in answer["applied"].items()}
 
     def commits(self, job: str, stage: str) -> CommitsAnswer:
-        """Return which run a stage belongs to, and its last committed epoch."""
+        """Return the run that a stage belongs to, and its last committed epoch."""
         return cast("CommitsAnswer", self._http.call("GET", f"{_stage(job, stage)}/commits")[0])
 
     def watermark(self, job: str, stage: str) -> StageWatermark:
         """Return a stage's watermarks.
 
-        It is read whole: a service that has lost its ledger comes to the same ETag with other ones.
+        Read without an ETag: a service that has lost its ledger may give the same ETag to other
+        watermarks.
         """
         return StageWatermark.read(self._http.call("GET", f"{_stage(job, stage)}/watermark")[0])
 
     def percentile_ms(self, job: str, stage: str, percentage: int) -> int | None:
-        """Return a percentile watermark of a stage (ms); None: it has none yet."""
+        """Return a percentile watermark of a stage (ms); None: not yet."""
         path = f"{_stage(job, stage)}/watermark?percentile={percentage}"
         return cast("WatermarkAnswer", self._http.call("GET", path)[0])["output_watermark"]
 
@@ -326,7 +348,7 @@ class Client:
         return {name: StageWatermark.read(body) for name, body in answer.items()}
 
     def lowest_range(self, job: str, stage: str) -> Json | None:
-        """Return the range of a stage that has promised least, in its JSON form."""
+        """Return the range of a stage with the lowest promise, in its JSON form."""
         path = f"{_stage(job, stage)}/ranges?limit=1&order=promise"
         ranges = self._http.call("GET", path)[0]["ranges"]
         return ranges[0] if ranges else None
@@ -341,10 +363,10 @@ class Client:
         return cast("JobAnswer", body), etag or ""
 
     def apply(self, job: str, spec: Mapping[str, Any], *, etag: str | None = None) -> JobAnswer:
-        """Declare a job by its whole specification, in place of the one with this ETag.
+        """Declare a job by its whole specification, in place of the specification with this ETag.
 
-        Raises `PreconditionRequired` if there is another one, `ChangedMeanwhile` if that is not the one
-        with this ETag.
+        Raises `PreconditionRequired` if the job has a specification and `etag` is not given,
+        `ChangedMeanwhile` if the job's specification has another ETag.
         """
         headers = {"If-Match": etag} if etag else {}
         return cast("JobAnswer", self._http.call("PUT", _job(job), dict(spec), headers)[0])
@@ -352,7 +374,7 @@ class Client:
     def check(self, job: str, spec: Mapping[str, Any]) -> None:
         """Check whether the service would accept a specification, without changing the job.
 
-        Raises `Refused` in the service's words if it would not.
+        Raises `Refused`, with the service's reason, if the service would reject it.
         """
         self._http.call("POST", f"{_job(job)}/check", dict(spec))
 
@@ -369,7 +391,7 @@ class Client:
     ) -> WatermarkAnswer:
         """Return the watermarks of a stage.
 
-        With `at_least_ms`, once its output watermark has reached that, or after `wait_s` seconds.
+        With `at_least_ms`, once the output watermark has reached it, or after `wait_s` seconds.
         """
         path, headers = f"{_stage(job, stage)}/watermark", {}
         if at_least_ms is not None:
@@ -379,10 +401,10 @@ class Client:
     def ranges(
         self, job: str, stage: str, *, limit: int, order: Literal["range", "promise"] = "promise"
     ) -> RangesAnswer:
-        """Return the ranges of a stage that hold it back most; or the first by their names."""
-        asked = _query({"limit": limit, "order": order})
+        """Return the ranges of a stage: by default the ones with the lowest promises."""
+        query = _query({"limit": limit, "order": order})
         return cast(
-            "RangesAnswer", self._http.call("GET", f"{_stage(job, stage)}/ranges{asked}")[0]
+            "RangesAnswer", self._http.call("GET", f"{_stage(job, stage)}/ranges{query}")[0]
         )
 
     def history(
@@ -394,27 +416,27 @@ class Client:
         until_ms: int | None = None,
         points: int | None = None,
     ) -> HistoryAnswer:
-        """Return where a stage's watermarks were, by wall time. None: the service's defaults."""
-        asked = _query({"from": from_ms, "to": until_ms, "points": points})
+        """Return past watermarks of a stage, by wall time. None: the service's defaults."""
+        query = _query({"from": from_ms, "to": until_ms, "points": points})
         return cast(
-            "HistoryAnswer", self._http.call("GET", f"{_stage(job, stage)}/history{asked}")[0]
+            "HistoryAnswer", self._http.call("GET", f"{_stage(job, stage)}/history{query}")[0]
         )
 
     def eta(self, job: str, stage: str, at: Instant) -> EtaAnswer:
-        """Return when a stage's output watermark will get to an instant. See `wait_until` for its forms.
+        """Estimate when a stage's output watermark reaches an instant. See `wait_until` for its forms.
 
-        Raises `WrongInstant` if `at` is no instant, or is ambiguous.
+        Raises `WrongInstant` if `at` is invalid or ambiguous.
         """
         at_ms = read_instant_ms(at, name="at")
         return cast("EtaAnswer", self._http.call("GET", f"{_stage(job, stage)}/eta?at={at_ms}")[0])
 
     def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
-        """Return why a stage's watermark is where it is."""
+        """Return the ranges that hold a stage's watermark back, and the reason."""
         path = f"{_stage(job, stage)}/explain?limit={limit}"
         return cast("ExplainAnswer", self._http.call("GET", path)[0])
 
     def throttle(self, job: str) -> ThrottleAnswer:
-        """Return what a job's sources are asked to wait for."""
+        """Return the throttle advice for a job's sources."""
         return cast("ThrottleAnswer", self._http.call("GET", f"{_job(job)}/throttle")[0])
 
     def wait_until(
@@ -426,23 +448,23 @@ class Client:
         timeout: Duration = "1h",
         is_over: Callable[[], bool] = lambda: False,
     ) -> WaitResult:
-        """Wait until a stage's output watermark is at an instant: everything before it has arrived.
+        """Wait until a stage's output watermark reaches an instant: everything before it has arrived.
 
         `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T01:00+01:00` or
         `1767225600s`, or ms. A bare number of nine to eleven digits may be seconds: `WrongInstant`.
 
-        Returns as soon as it has, or after the timeout: see `WaitResult.outcome`. A request to a service
-        that is away, also at the start, is retried until the timeout. Another thread may end the wait
-        with `is_over`, which is checked about every 15 seconds. Raises `Unavailable` (retry) if the
-        service has never answered, `Wrong` (do not retry) if it refuses the request.
+        Returns once the watermark is there, or after the timeout: see `WaitResult.outcome`. While the
+        service is unavailable, also at the start, requests are retried until the timeout. Another thread
+        may end the wait with `is_over`, which is checked about every 15 seconds. Raises `Unavailable`
+        (retry) if the service has never answered, `Wrong` (do not retry) if it rejects the request.
         """
         until_ms = read_instant_ms(until, name="until")
-        asking = WatermarkWait(self, self._clock, job, stage, until_ms, _POLL_S)
+        wait = WatermarkWait(self, self._clock, job, stage, until_ms, _POLL_S)
         timeout_ms = duration_ms(timeout, name="timeout")
-        return asking.wait(timeout_ms, lambda _: None, is_over=is_over)
+        return wait.wait(timeout_ms, lambda _: None, is_over=is_over)
 
     def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
-        """Return what a job's sources are asked to wait for; None if that is as at `etag`."""
+        """Return the throttle advice for a job's sources; None: unchanged since `etag`."""
         headers = {"If-None-Match": etag} if etag else {}
         body, new_etag = self._http.call("GET", f"{_job(job)}/throttle", headers=headers)
         return Throttle(body["groups"], body["shards"], new_etag) if body else None
@@ -465,9 +487,9 @@ class Client:
         self._http.call("DELETE", f"/v1/keys/{_name('key', name)}")
 
     def audit(self, *, limit: int, job: str | None = None, before: int | None = None) -> list[Json]:
-        """Return who changed what, the newest first."""
-        asked = _query({"limit": limit, "job": job, "before": before})
-        return self._http.call("GET", f"/v1/audit{asked}")[0]["records"]
+        """Return the audit records, the newest first."""
+        query = _query({"limit": limit, "job": job, "before": before})
+        return self._http.call("GET", f"/v1/audit{query}")[0]["records"]
 
 
 _clients: dict[tuple[int, str, int, str | None], Client] = {}
@@ -489,12 +511,12 @@ def shared_client(url: str, patience_ms: int, key_file: str | None = None) -> Cl
 
 
 def _job(job: str) -> str:
-    """Return the address of a job. Raises `WrongName` for a name that would lead elsewhere."""
+    """Return the address of a job. Raises `WrongName` for an invalid name."""
     return f"/v1/jobs/{_name('job', job)}"
 
 
 def _stage(job: str, stage: str) -> str:
-    """Return the address of a stage. Raises `WrongName` likewise."""
+    """Return the address of a stage. Raises `WrongName` for an invalid name."""
     return f"{_job(job)}/stages/{_name('stage', stage)}"
 
 

@@ -1,8 +1,8 @@
 """Sources of the agent's key: a parameter, a file, or the environment. The key is never shown.
 
-On executors a task must find the key by itself. Whatever Spark carries there (plans, options of
-sources, local properties, pickled functions) may be logged, shown in its UI, or written to disk. So the
-driver sends at most the *path* of a file with the key, which must be there on every machine.
+On executors a task finds the key by itself. Data that Spark carries there (plans, options of sources,
+local properties, pickled functions) may be logged, shown in Spark's UI, or written to disk. So the
+driver sends at most the *path* of a file with the key. The file must exist on every machine.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ _SECRET: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class UnusableKeyError(Exception):
-    """There is a key, but it cannot be used. The message does not show it."""
+    """The key cannot be used. The message does not show the key."""
 
 
 class KeySource(Protocol):
     """Source of a key."""
 
     def read(self) -> str | None:
-        """Return the key; None: there is none. Raises `UnusableKeyError`."""
+        """Return the key; None: requests carry no key. Raises `UnusableKeyError`."""
         ...
 
 
 class FixedKey:
-    """A key that does not change; or no key."""
+    """A key that does not change, or None.
+
+    >>> FixedKey("tg_0123", "TIDEGAUGE_KEY").read()
+    'tg_0123'
+    """
 
     def __init__(self, secret: str | None, name: str) -> None:
         self._secret = secret
@@ -43,7 +47,7 @@ class FixedKey:
         """See `KeySource`."""
         if self._secret is None:
             return None
-        # `$(cat FILE)` has what the file has.
+        # `$(cat FILE)` keeps a byte order mark and a carriage return of the file.
         secret = self._secret.lstrip("\ufeff").rstrip("\r\n")
         if _SECRET.fullmatch(secret) is None:
             raise UnusableKeyError(f"{self._name} is not a key: it has spaces, or is empty")
@@ -51,7 +55,7 @@ class FixedKey:
 
 
 class KeyInFile:
-    """A key in a file, read again when the file changes: so keys are rotated without a restart."""
+    """A key in a file. A changed file is read again, so keys are rotated without a restart."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path = Path(path)
@@ -60,7 +64,7 @@ class KeyInFile:
         self._secret: str | None = None
 
     def read(self) -> str | None:
-        """See `KeySource`. While the file is being replaced, the key that it had before is used."""
+        """See `KeySource`. While the file is being replaced, the previous key is used."""
         try:
             stat = self._path.stat()
             state = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -69,7 +73,7 @@ class KeyInFile:
                 self._state = state
         except (OSError, UnicodeDecodeError, UnusableKeyError) as error:
             if self._secret is None:
-                reason = error.strerror if isinstance(error, OSError) else "it has no key in it"
+                reason = error.strerror if isinstance(error, OSError) else "it contains no key"
                 raise UnusableKeyError(
                     f"{self._name} {str(self._path)!r} cannot be used: {reason}"
                 ) from None
@@ -85,7 +89,7 @@ class KeyInFile:
 def read_text(path: Path) -> str:
     """Return a file's text without a byte order mark and without space around it.
 
-    UTF-8, or UTF-16 with its mark, as Windows' PowerShell writes what a command prints into a file.
+    The text is UTF-8, or UTF-16 with its mark, as written by a redirection in Windows' PowerShell.
     Raises `OSError`, or `UnicodeDecodeError`.
     """
     data = path.read_bytes()
@@ -98,7 +102,11 @@ def key_source(
     key_file: str | None,
     environment: Mapping[str, str] = os.environ,
 ) -> KeySource:
-    """Choose where the key comes from: a parameter, else the environment of this process."""
+    """Choose the source of the key: a parameter, else the environment of this process.
+
+    >>> key_source(None, None, {"TIDEGAUGE_KEY": "tg_0123"}).read()
+    'tg_0123'
+    """
     if key is not None:
         return FixedKey(key, "key")
     if key_file is not None:

@@ -1,4 +1,4 @@
-"""Refusals of a request by the service, one class per problem type of its API."""
+"""Rejections of a request by the service, one class per problem type of its API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_agent.exceptions import Wrong
 
 
 class Refused(Wrong):
-    """The service refused the request and changed nothing. `problem` is its answer (RFC 9457)."""
+    """The service rejected the request and changed nothing. `problem` is its answer (RFC 9457)."""
 
     slug: ClassVar[str] = ""
 
@@ -22,15 +22,15 @@ class Refused(Wrong):
 
 
 class NoUsableKey(Wrong):
-    """There is a key, but it cannot be sent."""
+    """The key cannot be sent."""
 
 
 class NotAllowed(Refused):
-    """The request needs a key, or another one. The base of two refusals."""
+    """The request needs a key, or another key. The base of `Unauthenticated` and `Forbidden`."""
 
 
 class Unauthenticated(NotAllowed):
-    """The request was sent without a key, or with one that is unknown, revoked or expired."""
+    """The request was sent without a key, or with a key that is unknown, revoked or expired."""
 
     slug = "unauthenticated"
 
@@ -40,37 +40,37 @@ class Unauthenticated(NotAllowed):
 
 
 class Forbidden(NotAllowed):
-    """The key may not do this."""
+    """The key lacks the role, or is for other jobs."""
 
     slug = "forbidden"
 
 
 class UnknownJob(Refused):
-    """The service knows no job of this name."""
+    """The job does not exist."""
 
     slug = "unknown-job"
 
 
 class UnknownStage(Refused):
-    """The job has no stage of this name."""
+    """The job does not have this stage."""
 
     slug = "unknown-stage"
 
 
 class PreconditionRequired(Refused):
-    """The job is declared otherwise, and the request does not allow replacing that."""
+    """The job is declared otherwise, and the request does not allow a replacement."""
 
     slug = "precondition-required"
 
 
 class ChangedMeanwhile(Refused):
-    """Somebody else has changed the job's specification since it was read."""
+    """The job's specification was changed since it was read."""
 
     slug = "precondition-failed"
 
 
 class DeclaredOtherwise(PreconditionRequired):
-    """The same, with a message for users of `Pipeline`."""
+    """A `PreconditionRequired` with a message for users of `Pipeline`."""
 
     def __init__(self, job: str, refusal: Refused) -> None:
         super().__init__(refusal.status, refusal.problem)
@@ -82,7 +82,7 @@ class DeclaredOtherwise(PreconditionRequired):
 
 
 class LimitReached(Refused):
-    """The job would be larger than the service is set to keep."""
+    """The job would exceed a limit of the service."""
 
     slug = "limit-reached"
 
@@ -100,7 +100,7 @@ class LeaseLost(Refused):
 
 
 class StaleRun(Refused):
-    """A newer run has taken the stage over."""
+    """The stage belongs to a newer run."""
 
     slug = "stale-run"
 

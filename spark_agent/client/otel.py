@@ -19,8 +19,8 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def provider() -> TracerProvider:
-    """Return the program's own provider if it has one; else one that sends spans by OTLP over HTTP,
-    where and how the environment says.
+    """Return the program's own provider if it has one; else a provider that sends spans by OTLP over
+    HTTP, configured by the environment.
     """
     own = trace.get_tracer_provider()
     if isinstance(own, TracerProvider):

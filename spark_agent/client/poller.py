@@ -49,7 +49,7 @@ class Poller(Generic[T]):
             self._next_ms = None
 
     def latest(self) -> T | None:
-        """Return the latest known value, if any. An idle query calls this every 10 ms."""
+        """Return the latest value, if any. An idle query calls this every 10 ms."""
         now_ms = self._clock.steady_ms()
         if self._next_ms is None or now_ms >= self._next_ms:
             self._poll()

@@ -35,7 +35,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """Input watermark and holds with which an epoch of a keyed stage ran, common to all its ranges."""
+    """Input watermark and holds of an epoch of a keyed stage, common to all its ranges."""
 
     input_ms: int | None
     """Its input watermark; None: there was none."""
@@ -50,7 +50,7 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The event times (ms) of what a range has in flight, as a DataSketches KLL doubles sketch."""
+    """The event times (ms) of a range's rows in flight, as a DataSketches KLL doubles sketch."""
 
     count: int
     """0: nothing is in flight."""
@@ -70,8 +70,8 @@ NOTHING_IN_FLIGHT: Final = InFlight(0)
 class RangeReport:
     """The report for one range. `watermark_ms` and `final` are for sources only.
 
-    `records` and `late` count the rows since the range's last report; None says nothing of them.
-    `backlog` is how many are left to read, `pending` what is in flight; None says nothing of it.
+    `records` and `late` count the rows since the range's last report.
+    `backlog` is the number of rows left to read, `pending` the rows in flight. None: not reported.
     """
 
     watermark_ms: int | None = None
@@ -84,7 +84,7 @@ class RangeReport:
     pending: InFlight | None = None
 
     def __add__(self, later: RangeReport) -> RangeReport:
-        """Return one report instead of two of a source's shard, the second of which is the later one.
+        """Merge two reports of a source's shard, the second of which is the later one.
 
         >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
         RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None, \
@@ -115,7 +115,7 @@ pending=None)
         }
         if self.pending is not None:
             body["pending"] = self.pending.body()
-        if _speaks_of_a_shard(self):
+        if _is_of_a_shard(self):
             body["watermark"] = self.watermark_ms
         if self.final:
             body["final"] = True
@@ -131,13 +131,13 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def report_bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
-    """Yield what is said of ranges, in as many requests as it takes."""
+    """Yield the bodies of the requests that report these ranges."""
     names = list(ranges)
-    # Whoever reports for key ranges leaves out `watermark`, without which there is nothing to pack.
+    # Reports of key ranges have no `watermark`, so there is nothing to pack.
     if len(names) <= _RANGES_PER_REPORT and set(ranges) == set(lease.granted):
         reports = [ranges[name] for name in lease.granted]
         columns = _columns(reports)
-        if columns is not None and any(_speaks_of_a_shard(each) for each in reports):
+        if columns is not None and any(_is_of_a_shard(each) for each in reports):
             yield {"columns": columns}
             return
     for first in range(0, len(names), _RANGES_PER_REPORT):
@@ -145,7 +145,7 @@ def report_bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[J
         yield {"ranges": {name: ranges[name].body() for name in some}}
 
 
-def _speaks_of_a_shard(report: RangeReport) -> bool:
+def _is_of_a_shard(report: RangeReport) -> bool:
     members = (report.watermark_ms, report.backlog, report.pending)
     return report.final or any(each is not None for each in members)
 
@@ -153,7 +153,7 @@ def _speaks_of_a_shard(report: RangeReport) -> bool:
 def _columns(reports: Sequence[RangeReport]) -> Json | None:
     """Return shards' reports in packed form: one column for each member, in the order of the lease.
 
-    None: they have no such form, since some say what others leave out.
+    None: the packed form cannot express them, since some have members that others leave out.
     """
     columns: Json = {"watermark": _times([each.watermark_ms for each in reports])}
     for name in ("records", "late", "backlog"):
@@ -170,15 +170,15 @@ def _columns(reports: Sequence[RangeReport]) -> Json | None:
 
 
 def _times(times: Sequence[int | None]) -> str | Sequence[int | None]:
-    """Return a column of times as bytes, which take the service a fraction of the time of an array.
+    """Return a column of times as bytes, which the service decodes faster than an array.
 
     >>> _times([7, None])
     'BwAAAAAAAAAAAAAAAAAAgA=='
     """
     try:
-        # "<": little-endian, on whatever machine.
+        # "<": little-endian, on every machine.
         packed = struct.pack(f"<{len(times)}q", *(_NULL if t is None else t for t in times))
     except struct.error:
-        # Some strategy has made what is no time. The service refuses it by its name and its value.
+        # A strategy has returned an invalid time. The service rejects it, with its range and its value.
         return times
     return base64.b64encode(packed).decode()

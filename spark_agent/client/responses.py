@@ -67,7 +67,7 @@ class RunsAnswer(TypedDict):
 
 
 class ProblemLine(TypedDict):
-    """A root cause of what stands still."""
+    """A root cause of stages that stand still."""
 
     job: str
     stage: str
@@ -145,7 +145,7 @@ class SnapshotAnswer(TypedDict):
 
 
 class RangeAnswer(TypedDict):
-    """A range: what it has promised, and who holds it."""
+    """A range: its promise, and its holder."""
 
     range: str
     start: int | None
@@ -184,7 +184,7 @@ class HistoryAnswer(TypedDict):
 
 
 class EtaAnswer(TypedDict):
-    """When a stage will get to a time."""
+    """Estimate of the instant when a stage reaches an event time."""
 
     at: int
     reached: bool
@@ -195,7 +195,7 @@ class EtaAnswer(TypedDict):
 
 
 class StepAnswer(TypedDict):
-    """A stage on the way to what holds another back."""
+    """A stage on the path to the root cause."""
 
     stage: str
     reason: str
@@ -218,7 +218,7 @@ class HolderAnswer(TypedDict):
 
 
 class ExplainAnswer(TypedDict):
-    """Why a stage is where it is."""
+    """Explanation of a stage's watermark."""
 
     job: str
     stage: str

@@ -1,4 +1,4 @@
-"""Arrival of everything before a moment: a sensor for schedulers that poll."""
+"""Arrival of everything before an instant: a sensor for schedulers that poll."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from spark_agent.times import Instant, instant_text, read_instant_ms
 
 
 class Arrival:
-    """Answers whether a stage's output watermark has reached a moment, and why not.
+    """Check that a stage's output watermark has reached an instant, for schedulers that poll.
 
     `until` is a `datetime` (UTC, unless it has an offset), text such as `2026-01-01T00:00Z`, or ms. A
-    bare number of nine to eleven digits may be seconds: it raises `WrongInstant`.
+    bare number of nine to eleven digits may be seconds: it raises `WrongInstant`. Between checks the
+    scheduler may end the process: an `Arrival` keeps no connection and no state that matters.
+
+    ```python
+    arrival = Arrival(Client("http://127.0.0.1:8000"), "parcels", "north", "2026-01-01T00:00Z")
+    if arrival.is_complete():
+        print("everything before has arrived")
+    else:
+        print(arrival.outcome, arrival.because)    # not in time north is at …
+    ```
     """
 
     def __init__(self, client: Client, job: str, stage: str, until: Instant) -> None:
@@ -21,12 +30,14 @@ class Arrival:
         self._stage = stage
         self.until_ms = read_instant_ms(until, name="until")
         self.because = ""
-        """Why it had not, when it was asked last."""
+        """The reason why the watermark was not there at the last check."""
         self.outcome: WaitOutcome | None = None
-        """The outcome of the last question, in the words of `tidegauge wait`; None before the first."""
+        """The outcome of the last check, in the words of `tidegauge wait`; None before the first."""
 
     def is_complete(self) -> bool:
-        """Ask now. A service that does not answer is no error: it may be on its way up again.
+        """Check now.
+
+        An unavailable service is not an error: the result is False, and a retry may succeed.
 
         Raises `Wrong` where a retry does not help: `UnknownJob`, `UnknownStage`, `NotAllowed`,
         `NoUsableKey`.
@@ -49,5 +60,5 @@ class Arrival:
             self.because = str(error)
             # Once the watermark was read, only its explanation is missing.
             if self.outcome is WaitOutcome.WRONG:
-                self.outcome = WaitOutcome.CANNOT_BE_ASKED
+                self.outcome = WaitOutcome.UNAVAILABLE
         return False

@@ -1,4 +1,4 @@
-"""Parses a pipeline's specification, as far as the agent needs it."""
+"""Parsing of a pipeline's specification, as far as the agent needs it."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class StageSpec:
     has_idle_policy: bool = False
     """True if a quiet shard of the source counts as idle while a worker watches it."""
     percentiles: tuple[int, ...] = ()
-    """The percentile watermarks that the service keeps of it."""
+    """The percentile watermarks that the service keeps of the stage."""
     is_dynamic: bool = False
     """True if shards that are not in the specification join when they are claimed."""
 
     @property
     def role(self) -> str:
-        """Kind of the stage, as error messages call it."""
+        """Kind of the stage, for error messages."""
         if self.shards:
             return "source"
         return "keyed stage" if self.ranges else "passthrough stage"
@@ -140,10 +140,10 @@ def upstream(stages: Mapping[str, StageSpec], stage: str, within: Collection[str
     """
     found: set[str] = set()
     for each in stages[stage].inputs:
-        known = stages.get(each)
-        if known is None:
+        above = stages.get(each)
+        if above is None:
             continue
-        if each in within or known.role == "passthrough stage":
+        if each in within or above.role == "passthrough stage":
             found |= upstream(stages, each, within)
         else:
             found.add(each)

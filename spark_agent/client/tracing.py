@@ -1,7 +1,6 @@
-"""Traces of the agent's calls: off, unless the environment turns them on, as OpenTelemetry's standard
-defines it.
+"""Traces of the agent's calls, off by default. The environment variables of OpenTelemetry turn them on.
 
-While it is off, nothing of OpenTelemetry is imported.
+While tracing is off, nothing of OpenTelemetry is imported.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class Switch:
     """State of tracing in this process. Executors have processes of their own."""
 
     tracing: Tracing | None = None
-    """None: it is off."""
-    asked: bool = False
+    """None: tracing is off."""
+    is_read: bool = False
     """True once the environment was read."""
 
     def get(self) -> Tracing | None:
-        """Return what makes spans."""
-        if not self.asked:
-            self.asked = True
+        """Return the maker of spans; None: tracing is off."""
+        if not self.is_read:
+            self.is_read = True
             self.tracing = _start(os.environ)
         return self.tracing
 
@@ -44,7 +43,7 @@ SWITCH: Final = Switch()
 
 
 def span(name: str, job: str, **attributes: str | int) -> AbstractContextManager[object]:
-    """Return a span to make calls in; nothing, while it is off."""
+    """Return a span to make calls in; an empty context while tracing is off."""
     tracing = SWITCH.get()
     if tracing is None:
         return nullcontext()
@@ -52,7 +51,7 @@ def span(name: str, job: str, **attributes: str | int) -> AbstractContextManager
 
 
 def headers() -> Mapping[str, str]:
-    """Return the headers that let the service go on with the current trace."""
+    """Return the headers that continue the current trace in the service."""
     tracing = SWITCH.get()
     return {} if tracing is None else tracing.headers()
 
@@ -62,13 +61,13 @@ def _of_tidegauge(attributes: Mapping[str, str | int]) -> Mapping[str, str | int
 
 
 def _start(environment: Mapping[str, str]) -> Tracing | None:
-    """Begin to trace. What cannot be done is logged: a task never fails because of it."""
+    """Begin to trace. A failure is only logged: a task never fails because of tracing."""
     wanted = environment.get(_EXPORTER_VARIABLE, "").strip().lower()
     disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if wanted in ("", "none") or disabled:
         return None
     if wanted != _OTLP:
-        _log.warning("%s is %r: only %r and 'none' are known", _EXPORTER_VARIABLE, wanted, _OTLP)
+        _log.warning("invalid %s %r: write %r or 'none'", _EXPORTER_VARIABLE, wanted, _OTLP)
         return None
     try:
         from spark_agent.client.otel import Tracing, provider  # noqa: PLC0415 - not while it is off
@@ -83,5 +82,5 @@ def _start(environment: Mapping[str, str]) -> Tracing | None:
     try:
         return Tracing(provider())
     except Exception as error:  # noqa: BLE001 - whatever OpenTelemetry makes of its environment
-        _log.warning("not tracing: OpenTelemetry refuses its settings: %s", error)
+        _log.warning("not tracing: OpenTelemetry rejects its settings: %s", error)
         return None

@@ -20,19 +20,19 @@ from spark_agent.times import instant_text
 
 
 class WaitOutcome(StrEnum):
-    """The outcome of waiting for a watermark. The words are those of `--json`, errors and logs."""
+    """The outcome of waiting for a watermark, with the same words in `--json`, errors and logs."""
 
     REACHED = "reached"
     NOT_IN_TIME = "not in time"
-    CANNOT_BE_ASKED = "cannot be asked"
+    UNAVAILABLE = "unavailable"
     """The service does not answer. A retry may help."""
     WRONG = "wrong"
-    """The job, the stage, the instant, the key or the address is wrong. A retry does not help."""
+    """The job, stage, instant, key or address is wrong. A retry does not help."""
 
 
 _PAUSE_MS: Final = 500
 _PATIENCE_MS: Final = 5_000
-"""Wait for an answer beyond the service's own wait: the service may be restarting."""
+"""Wait for an answer beyond the service's own wait, since the service may be restarting."""
 _LEAST_PATIENCE_MS: Final = 2_000
 
 Show = Callable[[str], None]
@@ -54,10 +54,10 @@ class WaitResult:
         """The outcome, in the words of `tidegauge wait`."""
         if self.reached:
             return WaitOutcome.REACHED
-        return WaitOutcome.NOT_IN_TIME if self.answers else WaitOutcome.CANNOT_BE_ASKED
+        return WaitOutcome.NOT_IN_TIME if self.answers else WaitOutcome.UNAVAILABLE
 
     def require(self) -> WatermarkAnswer:
-        """Return the watermark if it is there. Raises `NotInTime`, `Unavailable`."""
+        """Return the watermark if it has reached the instant. Raises `NotInTime`, `Unavailable`."""
         at = f"the output watermark is at {instant_text(self.seen['output_watermark'])}"
         match self.outcome:
             case WaitOutcome.REACHED:
@@ -68,7 +68,7 @@ class WaitResult:
                 raise Unavailable(f"the service does not answer; when it last did, {at}")
 
 
-class WatermarkReader(Protocol):
+class WatermarkClient(Protocol):
     """The part of `Client` that a wait needs."""
 
     def show(
@@ -82,7 +82,7 @@ class WatermarkReader(Protocol):
         ...
 
     def without_retries(self, timeout_ms: int) -> Self:
-        """Return a reader whose requests take at most this long, and are sent once."""
+        """Return a client whose requests take at most this long, and are sent once."""
         ...
 
 
@@ -91,7 +91,7 @@ class WatermarkWait:
 
     def __init__(
         self,
-        client: WatermarkReader,
+        client: WatermarkClient,
         clock: Clock,
         job: str,
         stage: str,
@@ -114,12 +114,13 @@ class WatermarkWait:
         begin: Callable[[], None] = lambda: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> WaitResult:
-        """Return once the watermark is there, or after the timeout, or soon after `is_over`.
+        """Return once the watermark has reached the target, after the timeout, or soon after `is_over`.
 
-        The first request is answered at once. `begin` is called if the watermark is not there by then.
+        The first request is answered at once. `begin` is called if the target is not reached by then.
 
-        A service that does not answer is asked again until the timeout, also at the start. Raises
-        `Unavailable` if it has never answered, `WrongAddress`, and `Wrong` if it refuses the question.
+        While the service is unavailable, also at the start, requests are retried until the timeout.
+        Raises `Unavailable` if it has never answered, `WrongAddress`, and `Wrong` if it rejects the
+        request.
         """
         began_ms = self._clock.steady_ms()
         deadline_ms = began_ms + timeout_ms
@@ -141,7 +142,7 @@ class WatermarkWait:
                 if seen is None and over:
                     raise
                 if answers:
-                    show(f"{error}: waiting for it to come back")
+                    show(f"{error}: retrying")
                 answers = False
                 self._clock.pause(min(_PAUSE_MS, left_ms))
             now_ms = self._clock.steady_ms()
@@ -156,10 +157,10 @@ class WatermarkWait:
             if seen is not None and answers and estimates:
                 show(self._progress(seen))
 
-    def _patient(self, wait_s: int, left_ms: int) -> WatermarkReader:
-        """Return a client that waits for an answer for little longer than the service, or the time left.
+    def _patient(self, wait_s: int, left_ms: int) -> WatermarkClient:
+        """Return a client whose patience is little longer than the service's wait, or the time left.
 
-        It does not retry: what is left of its time would be shorter than the service was asked to wait.
+        It does not retry: a retry would have less time left than the wait that the service was sent.
         """
         spare_ms = left_ms - 1_000 * wait_s
         patience_ms = min(max(spare_ms, _LEAST_PATIENCE_MS), _PATIENCE_MS)
@@ -174,14 +175,14 @@ class WatermarkWait:
 
 
 def eta_text(found: EtaAnswer) -> str:
-    """Write an estimate for people."""
+    """Write an estimate as text."""
     there = instant_text(found["at"])
     if found["reached"]:
         return f"has reached {there}"
     if found["expected_at"] is None or found["between"] is None:
-        return f"will get to {there}, nobody can say when"
-    early, late = found["between"]
+        return f"will reach {there}, no estimate"
+    low, high = found["between"]
     return (
-        f"will get to {there} at about {found['expected_at']},"
-        f" between {early} and {late} in {found['confidence']:.0%} of all cases"
+        f"will reach {there} at about {found['expected_at']},"
+        f" between {low} and {high} in {found['confidence']:.0%} of all cases"
     )

@@ -13,7 +13,7 @@ import pandas as pd
 from spark_agent.demo.flights import NEW_YORK, Flights
 
 GAP: Final = timedelta(hours=48)
-"""An aircraft's session ends when it has not left New York for this long."""
+"""An aircraft's session ends after this time without a departure from New York."""
 WEEK: Final = timedelta(days=7)
 FIRST_MONDAY: Final = datetime(1970, 1, 5)  # noqa: DTZ001  (all of pandas' times here are UTC, without a time zone)
 
@@ -27,7 +27,7 @@ Departure = tuple[str, int, float]
 class Answer:
     """Sessions by key: their end (ms) and flights. Weeks by start (ms): sessions and mean minutes.
 
-    Departures from New York's airports with the weather of the hour, and how often each occurs.
+    Departures from New York's airports with the weather of the hour, and the number of each.
     """
 
     sessions: dict[SessionKey, tuple[int, int]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Number of windows and joined rows that are equal in two answers, and that are in either."""
+    """Number of windows and joined rows that are equal in two answers, and number in both together."""
 
     equal_sessions: int
     sessions: int
@@ -106,7 +106,7 @@ def batch_answer(flights: Flights) -> Answer:
 
 
 def _departures(flights: Flights) -> Counter[Departure]:
-    """Join each departure with what its airport's station had observed at the full hour."""
+    """Join each departure with the observation of its airport's station at the full hour."""
     table = flights.table[flights.table["source"] == NEW_YORK]
     hours = table.assign(hour=table["departed_at"].dt.floor("h"))
     observed = flights.weather.rename(columns={"station": "origin", "observed_at": "hour"})

@@ -30,20 +30,22 @@ _PACKAGES: Final = (
 _WHOLE_YEAR: Final = 366
 """The last flights of 2013 left after midnight UTC."""
 _BATCHES: Final = 24
-"""Number of slices of the logs: enough to see watermarks advance, few enough for two cores."""
+"""Number of slices of the logs: enough to show watermarks advance, few enough for two cores."""
 
 
 def demo(
     *,
     days: Annotated[
-        int, typer.Option(min=1, max=_WHOLE_YEAR, help="Take the first so many days of 2013.")
+        int, typer.Option(min=1, max=_WHOLE_YEAR, help="Number of days of 2013, from the first.")
     ] = _WHOLE_YEAR,
     full: Annotated[
-        bool, typer.Option("--full", help="Take the whole year, whatever --days says.")
+        bool, typer.Option("--full", help="Take the whole year, despite --days.")
     ] = False,
     bound: Annotated[
         str,
-        typer.Option(help="How late a flight may be logged. Below 12h some are late."),
+        typer.Option(
+            help="Longest time from a flight to its line in the log. Below 12h some are late."
+        ),
     ] = "12h",
     slice_days: Annotated[
         int | None,
@@ -75,10 +77,10 @@ def demo(
 
     Two sources, a session for each aircraft, the weekly average over both; and each departure joined
     with the weather of the hour: four streaming queries that close their windows and their joins by
-    tidegauge's watermarks alone. A plain batch job computes the same.
+    tidegauge's watermarks alone. A plain batch job computes the same answer.
 
-    Ends with 0 if every window is equal, with 1 if not, with 2 if it cannot run here, with 6 if a
-    package is not installed.
+    Exit codes: 0: every window is equal. 1: not every window. 2: it cannot run here. 6: a package is not
+    installed.
 
     Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`,
     `tidegauge demo --keep --port 8000`.
@@ -123,7 +125,7 @@ def _runner() -> Any:  # noqa: ANN401  (a module)
 
 @contextmanager
 def _working_folder(folder: Path | None, *, keep: bool) -> Generator[Path]:
-    """Provide an empty folder; a temporary one is deleted at the end, unless `keep` is set."""
+    """Yield an empty folder. A temporary one is deleted at the end, unless `keep` is set."""
     work_folder = _make_folder(folder)
     try:
         yield work_folder
@@ -166,6 +168,6 @@ def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     )
     if outcome.service_url:
         console.print(
-            f"tidegauge still runs: look at it at {outcome.page_url}\n"
+            f"tidegauge still runs: see {outcome.page_url}\n"
             f"to stop it: kill {outcome.service_pid}; its folder is {outcome.folder}"
         )

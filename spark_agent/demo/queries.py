@@ -65,20 +65,20 @@ def specification(flights: Flights) -> dict[str, dict[str, object]]:
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders that the demonstration uses."""
+    """The folders of the demonstration."""
 
     root: Path
 
     def logs(self, source: str) -> Path:
-        """Return where a source's carriers write."""
+        """Return the folder of a source's logs."""
         return self.root / "logs" / source
 
     def output(self, stage: str) -> Path:
-        """Return where a stage's query writes."""
+        """Return the output folder of a stage's query."""
         return self.root / "output" / stage
 
     def checkpoint(self, stage: str) -> Path:
-        """Return where Spark checkpoints a stage's query."""
+        """Return the checkpoint folder of a stage's query."""
         return self.root / "checkpoints" / stage
 
 
@@ -113,7 +113,7 @@ def start_queries(
 
 
 def sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strategy) -> DataFrame:
-    """Return each aircraft's rotations: flights of which none left 48 hours after the one before."""
+    """Return each aircraft's rotations: flights less than 48 hours apart."""
     stage = rotations(source)
     lines = pipeline.source(
         logs, stage=source, shard="log", event_time="departed_at", strategy=strategy
@@ -136,10 +136,10 @@ def sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strateg
 def _departures_with_weather(
     pipeline: Pipeline, departures: DataFrame, weather: DataFrame, strategy: Strategy
 ) -> DataFrame:
-    """Join each departure with what its airport's station observed at the full hour.
+    """Join each departure with the observation of its airport's station at the full hour.
 
-    The bounds on both event times tell Spark how long to keep a row for its partner. The equality of
-    the hours is only there for speed.
+    The bounds on both event times limit the time for which Spark keeps a row for its partner. The
+    equality of the hours is only for speed.
     """
     left = pipeline.source(
         departures, stage=DEPARTURES, shard="log", event_time="departed_at", strategy=strategy
@@ -204,7 +204,7 @@ def start(
 
 
 def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:
-    """Read what the queries wrote."""
+    """Read the output of the queries."""
     sessions = {
         (source, row["tailnum"], row["started"]): (row["ended"], row["flights"])
         for source in SOURCES

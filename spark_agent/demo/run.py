@@ -51,7 +51,7 @@ class LateRows:
 
 
 def run(options: DemoOptions, folder: Path) -> Outcome:
-    """Run it in an empty folder. Raises `CannotRunError`."""
+    """Run the demonstration in an empty folder. Raises `CannotRunError`."""
     problem = java_problem()
     if problem is not None:
         raise CannotRunError(problem)
@@ -85,7 +85,7 @@ def run(options: DemoOptions, folder: Path) -> Outcome:
 
 
 def _page(server: Server) -> str:
-    """Return where people look at the job."""
+    """Return the URL of the job's page."""
     return f"{server.url}/#/jobs/{JOB}"
 
 
@@ -146,7 +146,7 @@ def _follow(
 
 @contextmanager
 def _log_to(path: Path) -> Generator[None]:
-    """Write the agent's warnings to a file: on the screen they would break up the view."""
+    """Write the agent's warnings to a file: on the terminal they would break up the view."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("spark_agent")

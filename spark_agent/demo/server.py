@@ -19,19 +19,19 @@ _STOP_MS: Final = 15_000
 
 
 class CannotServeError(Exception):
-    """The service could not be started; the message says why, and what to do."""
+    """The service could not be started. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running tidegauge."""
+    """A running service."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
 
     def stop(self) -> None:
-        """Terminate it, and wait for its end."""
+        """Terminate the service, and wait for its end."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(_STOP_MS / 1_000)
@@ -83,7 +83,7 @@ def _free_port(port: int | None) -> int:
             probe.bind(("127.0.0.1", port or 0))
         except OSError as error:
             raise CannotServeError(
-                f"port {port} is not to be had ({os.strerror(error.errno or 0)}): "
+                f"port {port} is not available ({os.strerror(error.errno or 0)}): "
                 f"choose another one with --port, or leave it out to take a free one"
             ) from None
         return int(probe.getsockname()[1])

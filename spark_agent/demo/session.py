@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 JAVA_WANTED: Final = 17
 
 _JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a program that ends before an optimising compiler pays off."""
+"""JVM options for a program that ends before an optimising compiler pays off."""
 
 _LOGGING: Final = """\
 rootLogger.level = error
@@ -30,7 +30,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def java_problem() -> str | None:
-    """Return one line on what is wrong with this machine's Java; None if Spark can run with it."""
+    """Return a line on the fault of this machine's Java; None: Spark can run with it."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     advice = (
@@ -39,7 +39,7 @@ def java_problem() -> str | None:
     )
     if java is None:
         where = f"under JAVA_HOME ({home})" if home else "on the PATH"
-        return f"Spark needs Java, and there is none {where}: {advice}"
+        return f"Spark needs Java, which is not installed {where}: {advice}"
     result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603
     found = _java_version(result.stderr)
     if found is not None and found < JAVA_WANTED:
@@ -81,7 +81,7 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
             # Compiling each batch's plan costs more than it saves on batches this small.
             .config("spark.sql.codegen.wholeStage", "false")
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-            # An idle query looks for work every 10 ms by default, which costs a core here.
+            # An idle query polls every 10 ms by default, which costs a core here.
             .config("spark.sql.streaming.pollingDelay", "50ms")
             .config("spark.sql.streaming.minBatchesToRetain", 2)
             # Keep all of them: the dropped rows are summed up at the end.

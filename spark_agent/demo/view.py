@@ -53,7 +53,7 @@ class Timeline:
     bound_ms: int
 
     def snapshot(self, client: Client) -> Snapshot | None:
-        """Ask tidegauge for all watermarks; None if it does not answer."""
+        """Read all watermarks; None: the service does not answer."""
         try:
             watermarks = client.watermarks(self.job)
             held = {
@@ -79,10 +79,10 @@ class Timeline:
 
     def _newest_ms(self, watermarks: Mapping[str, StageWatermark]) -> int | None:
         outputs = [watermarks[source].output_ms for source in self.sources]
-        known = [output for output in outputs if output is not None]
-        if not known:
+        found = [output for output in outputs if output is not None]
+        if not found:
             return None
-        return min(max(known), self.end_ms - self.bound_ms) + self.bound_ms
+        return min(max(found), self.end_ms - self.bound_ms) + self.bound_ms
 
     def _part(self, output_ms: int | None) -> float:
         if output_ms is None:
@@ -189,7 +189,7 @@ def _table(snapshot: Snapshot) -> Table:
 
 
 def instant(time_ms: int | None) -> str:
-    """Write a watermark for people.
+    """Write a watermark as text.
 
     >>> instant(None), instant(1_357_041_600_000), instant(MAX_MS)
     ('-', '2013-01-01 12:00', 'end of time')
@@ -202,7 +202,7 @@ def instant(time_ms: int | None) -> str:
 
 
 def span(duration_ms: int | None) -> str:
-    """Write a duration for people.
+    """Write a duration as text.
 
     >>> span(None), span(43_260_000), span(266_400_000)
     ('-', '12:01 h', '3 d 02 h')

@@ -1,12 +1,13 @@
 """Rows in flight of a source: read, and not yet passed by a promise.
 
-Percentile watermarks follow from their event times. For each shard these are kept as a KLL sketch
-(Karnin, Lang and Liberty, *Optimal Quantile Approximation in Streams*, FOCS 2016), which takes a few
-kilobytes for however many rows. Tasks sketch what they read. The driver merges the sketches of a shard's
-batches, and removes what its promise has passed. All this happens only for a source whose stage declares
-`percentiles`; NumPy and the library of sketches are not even imported otherwise.
+Percentile watermarks follow from their event times. For each shard the event times are kept as a KLL
+sketch (Karnin, Lang and Liberty, *Optimal Quantile Approximation in Streams*, FOCS 2016), which takes a
+few kilobytes for any number of rows. Tasks sketch the rows that they read. The driver merges the
+sketches of a shard's batches, and removes rows that its promise has passed. All this happens only for a
+source whose stage declares `percentiles`; otherwise NumPy and the library of sketches are not even
+imported.
 
-The bytes are those of Apache DataSketches' *doubles* sketch, which the service takes.
+The bytes are those of Apache DataSketches' *doubles* sketch, the format of the service.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ _K: Final = 200
 """The sketch's accuracy: ranks are off by less than 2 %."""
 
 _TRIM_FROM: Final = 0.1
-"""The part of a sketch that a promise must have passed before the sketch is made anew: that costs a
-little for each row that is left."""
+"""The part of a sketch that a promise must have passed before the sketch is rebuilt. A rebuild costs
+time for each row that is left."""
 
 _CHUNKS: Final = 32
-"""Number of sketches of a shard that a task keeps apart, so that passed ones are dropped as a whole."""
+"""Number of sketches of a shard that a task keeps separately, so that passed ones are dropped as a
+whole."""
 
 Sketch = Any
-"""A `datasketches.kll_doubles_sketch`, which has no types."""
+"""A `datasketches.kll_doubles_sketch`; the library is not typed."""
 
 
 def sketch_of(times_ms: Iterable[int]) -> Sketch:
@@ -61,7 +63,7 @@ def merged(sketches: Iterable[Sketch]) -> Sketch:
 
 
 def trimmed(sketch: Sketch, before_ms: int) -> Sketch:
-    """Remove the event times before an instant, unless they are few.
+    """Remove the event times before an instant, unless the part is small.
 
     >>> trimmed(sketch_of(range(100)), 60).n, trimmed(sketch_of(range(100)), 5).n
     (40, 100)
@@ -84,7 +86,7 @@ def _empty() -> Sketch:
 
 
 def unpacked(packed: bytes) -> Sketch:
-    """Read a sketch that a task has packed.
+    """Unpack a task's sketch.
 
     >>> unpacked(sketch_of([1, 2]).serialize()).n
     2
@@ -95,7 +97,7 @@ def unpacked(packed: bytes) -> Sketch:
 
 
 class TaskInFlight:
-    """Rows of each shard that a task has read and that its promise will not pass."""
+    """Rows of each shard that a task has read and its promise will not pass."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -103,7 +105,7 @@ class TaskInFlight:
         """By shard: sketches, each with its newest event time (ms)."""
 
     def add(self, names: Array, times: Array, newest_ms: Mapping[str, int]) -> None:
-        """Add rows. `newest_ms` is the newest event time so far of each shard that counts."""
+        """Add rows. `newest_ms` is the newest event time of each declared shard so far."""
         for shard, times_ms in times_by_shard(names, times).items():
             if shard not in newest_ms:
                 continue
@@ -130,31 +132,31 @@ def _fewer(chunks: list[tuple[int, Sketch]]) -> list[tuple[int, Sketch]]:
 
 
 class StageInFlight:
-    """Rows in flight of a source's shards, as the driver has them from the batches that it ran."""
+    """Rows in flight of a source's shards, from the batches that the driver ran."""
 
     def __init__(self) -> None:
         self._sketches: dict[str, Sketch] = {}
         self._unreported: set[str] = set()
 
     def add(self, shard: str, packed: bytes, promise_ms: int) -> None:
-        """Add what a committed batch has brought, and remove what its promise has passed."""
+        """Add the rows of a committed batch, and remove rows that its promise has passed."""
         before = [self._sketches[shard]] if shard in self._sketches else []
         self._sketches[shard] = trimmed(merged([*before, unpacked(packed)]), promise_ms)
         self._unreported.add(shard)
 
     def forget_all_but(self, shards: Collection[str]) -> None:
-        """Forget what other shards have in flight: they have become quiet."""
+        """Drop the rows of other shards, which have become quiet."""
         for shard in self._sketches.keys() - shards:
             del self._sketches[shard]
             self._unreported.add(shard)
 
     def clear(self) -> None:
-        """Forget everything: the job starts over."""
+        """Drop everything: the job starts over."""
         self._sketches.clear()
         self._unreported.clear()
 
     def unreported(self, most: int) -> dict[str, InFlight]:
-        """Return what the service has not been told, of so many shards at most."""
+        """Return the rows in flight that are not reported yet, of `most` shards at most."""
         return {shard: self._of(shard) for shard in sorted(self._unreported)[:most]}
 
     def _of(self, shard: str) -> InFlight:
@@ -164,9 +166,9 @@ class StageInFlight:
         return InFlight(sketch.n, sketch.serialize())
 
     def repeat(self) -> None:
-        """Tell the service again: it may have lost what it was told."""
+        """Mark everything as unreported: the service may have lost the reports."""
         self._unreported.update(self._sketches)
 
     def mark_reported(self, shards: Iterable[str]) -> None:
-        """Note that the service has been told of these shards."""
+        """Note that these shards are reported."""
         self._unreported.difference_update(shards)

@@ -1,4 +1,4 @@
-"""Functions through which rows pass unchanged on an executor, while their task claims and reports."""
+"""Functions that pass rows unchanged on an executor, while their task claims and reports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from spark_agent.times import instant_text
 class SourceReporter:
     """Tracks the newest event time of each shard as a source's rows pass through.
 
-    Upstream, Spark has brought all rows of a shard into one task. A task claims a shard when it sees
-    the shard's first rows. It cannot know its shards beforehand: a union further down shifts the
+    Upstream, Spark has brought all rows of a shard into one task. A task claims a shard at the shard's
+    first rows. The task cannot derive its shards beforehand, because a union downstream shifts the
     partition id. A shard without rows is not reported and keeps its promise.
     """
 
@@ -37,8 +37,8 @@ class SourceReporter:
         tolerance_ms: int,
         tracks_in_flight: bool = False,
     ) -> None:
-        """`is_dynamic`: whether shards besides these join the stage when they are claimed.
-        `tracks_in_flight`: whether it has percentile watermarks.
+        """`is_dynamic`: True if other shards join the stage when they are claimed.
+        `tracks_in_flight`: True if the stage has percentile watermarks.
         """
         self._tracks_in_flight = tracks_in_flight
         self._target = target
@@ -81,12 +81,12 @@ class SourceReporter:
     def _rows(
         self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
     ) -> dict[str, ShardRows]:
-        # One row dated 9999 would close every window. A date that far ahead is an error in the data
+        # One row dated 9999 would close every window. A date far in the future is an error in the data
         # and must not raise its shard's promise.
         found = rows_by_shard(
             names,
             times,
-            is_known=self._is_known,
+            is_declared=self._is_declared,
             late_before_ms=late_before_ms,
             horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
         )
@@ -97,19 +97,19 @@ class SourceReporter:
         counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
         return found.by_shard
 
-    def _is_known(self, shard: str) -> bool:
+    def _is_declared(self, shard: str) -> bool:
         return shard in self._shards or (self._is_dynamic and is_name(shard))
 
 
 class RangeReporter:
     """Reports a keyed stage's ranges: task i of n reports for key range i of n.
 
-    It needs no holds. The stage's promise follows from its operators
+    The reports need no holds. The stage's promise follows from its operators
     (`spark_agent.soundness.operators`) and from the watermark that Spark ran the batch with, and is the
-    same for all ranges. The driver adds it at the commit. Where there are more or fewer tasks than
-    ranges, as after a `repartition` or a `limit`, the driver reports for the ranges without a task.
+    same for all ranges. The driver adds it at the commit. With more or fewer tasks than ranges, as after
+    a `repartition` or a `limit`, the driver reports for the ranges without a task.
 
-    It also guards the promise: rows that leave older than already promised are counted, or fail the
+    The reporter also guards the promise: rows that leave older than the promise are counted, or fail the
     task.
     """
 

@@ -1,7 +1,7 @@
 """Tallies that tasks send to the driver, besides their reports to the service.
 
-It travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
-completes the batch, so the driver has all of them when it commits the epoch, and can report what
+A tally travels in a Spark accumulator. Spark merges the updates of a batch's successful tasks before it
+completes the batch, so the driver has all of them when it commits the epoch, and can report whatever
 did not reach the service (see `spark_agent.supervision`).
 """
 
@@ -25,27 +25,27 @@ class Count(StrEnum):
     """Kinds of rare rows and events that are counted."""
 
     REPORTS_DROPPED = "reports_dropped"
-    """Ranges that a task could not report: the aggregator was unavailable, slow, or fenced it."""
+    """Ranges that a task could not report: the service was unavailable or slow, or fenced the task."""
     EARLY_ROWS = "early_rows"
-    """Rows that left a stage older than it had already promised: to readers they are late."""
+    """Rows that left a stage older than its promise: for downstream stages they are late."""
     LATE_ROWS = "late_rows"
-    """Rows older than their source had promised: its strategy promises too much. Windows that are
+    """Rows older than the promise of their source: its strategy promises too much. Windows that are
     still open include them, closed ones do not."""
     DROPPED_ROWS = "dropped_rows"
     """Rows that Spark's operators dropped as late. Where Spark aggregates before its state, as it does
     for windows, the rows of one key and window count once."""
     ROWS_BEFORE_1970 = "rows_before_1970"
-    """Rows dated before 1970, where Spark's watermark starts: its operators drop them as late."""
+    """Rows dated before 1970, the lowest watermark of Spark: its operators drop them as late."""
     UNDATED_ROWS = "undated_rows"
     """Rows of a source without an event time: windows leave them out, outer joins and groups by time
     keep them for ever, and no watermark covers them."""
     UNDATED_RESULTS = "undated_results"
     """Rows that leave a keyed stage without an event time, as an unmatched row of an outer join that is
-    stamped by the other side: windows of a stage below leave them out."""
+    stamped by the other side: windows of a downstream stage leave them out."""
     FAR_FUTURE_ROWS = "far_future_rows"
-    """Rows dated further ahead of the clock than the tolerance allows; they raise no promise."""
+    """Rows dated further ahead of the clock than the tolerance allows; they do not raise a promise."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
-    """Rows of a shard that the stage does not have; they pass, but raise no promise."""
+    """Rows of a shard that the stage does not have; they pass, but do not raise a promise."""
     SPLIT_SHARDS = "split_shards"
     """Shards whose rows were in several tasks of a batch, although `partitioned_by_shard` was set."""
 
@@ -71,10 +71,10 @@ class Tally:
     early: EarlyRow | None = None
     in_flight: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """By shard, a sketch of the event times that its task has read and its promise has not passed; only
-    of a source that declares percentiles."""
+    for a source that declares percentiles."""
 
     def __add__(self, other: Tally) -> Tally:
-        """Merge two tallies. Of two promises for a shard (a retried task) the smaller one counts.
+        """Merge two tallies. Of two promises for a shard (a retried task), the smaller one counts.
 
         If a partition was counted more than once, the larger count is taken, not the sum:
         `foreachBatch` may read its rows several times.
@@ -101,7 +101,7 @@ class Tally:
             },
             partitions,
             min((each for each in (self.early, other.early) if each is not None), default=None),
-            # One of two for a shard is a repeated task's.
+            # Two sketches of a shard are of two attempts at one task: either will do.
             {**other.in_flight, **self.in_flight},
         )
 
@@ -138,7 +138,7 @@ class TallyParam(AccumulatorParam[Tallies]):
 def shards_with_rows(
     tallies: Tallies, query: str, stage: str, through_epoch: int
 ) -> frozenset[str]:
-    """Return the shards of a source that had rows in the epochs up to one. Safe like `pop_tallies`."""
+    """Return the shards of a source with rows in the epochs up to one. Safe like `pop_tallies`."""
     return frozenset(
         shard
         for key, tally in list(tallies.items())
@@ -150,8 +150,8 @@ def shards_with_rows(
 def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:
     """Remove and return a stage's tallies up to an epoch, oldest first.
 
-    Safe while Spark's accumulator thread runs: each `pop` is atomic, and the batches of these epochs
-    are committed, so only tasks that lost to another attempt still add to them, which can be ignored.
+    Safe while Spark's accumulator thread runs. Each `pop` is atomic. The batches of these epochs are
+    committed, so only tasks that lost to another attempt still add to them, and these can be ignored.
     """
     keys = sorted(
         key for key in list(tallies) if key[:2] == (query, stage) and key[2] <= through_epoch

@@ -1,7 +1,7 @@
 """A task's identity, its claims and its reports.
 
-A task never fails because of the aggregator. A report that cannot be sent in time is dropped and
-counted. The driver, which gets the same promises through Spark, reports them after the batch instead.
+A task never fails because of the service. A report that cannot be sent in time is dropped and
+counted. The driver gets the same promises through Spark, and reports them after the batch instead.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Reaction = Literal["stop", "continue"]
 QUERY_PROPERTY: Final = "tidegauge.query"
 """Local property of the thread that starts a query, which its tasks inherit: the name of this start."""
 RUN_PROPERTY: Final = "tidegauge.run"
-"""Likewise: the run number; empty if the aggregator was unavailable at the start."""
+"""Likewise: the run number; empty if the service was unavailable at the start."""
 ON_LOST_CHECKPOINT_PROPERTY: Final = "tidegauge.on_lost_checkpoint"
-"""Likewise: set if the query goes on although the job has its batches already."""
+"""Likewise: set if the query continues although the job has its batches already."""
 _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 _SHORT_TTL_MS: Final = 5_000
 """Time to live of a lease for a single report."""
 BACKOFF_MS: Final = 5_000
-"""After a call without an answer, the tasks of this process make no requests for this long.
-Otherwise an aggregator that hangs would cost every task of every batch its whole patience."""
+"""After a call without an answer, the tasks of this process send no requests for this long. Otherwise a
+service that hangs would cost every task of every batch its whole patience."""
 _backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
 
 
@@ -55,7 +55,7 @@ def freeze_imports() -> None:
     """Exclude the modules that this process has imported from garbage collection, once.
 
     Spark's workers run a full collection after every task. Scanning a worker's modules takes some
-    30 ms each time, more than everything done here, and modules are never garbage.
+    30 ms each time, more than the rest of the task's reporting, and modules are never garbage.
     """
     if not gc.get_freeze_count():
         gc.freeze()
@@ -73,13 +73,14 @@ class ReportTarget:
     clock: Clock
     tallies: Accumulator[Tallies]
     key_file: str | None = None
-    """Path of the key on the executors; None: as their environment says. Never the key itself."""
+    """Path of the key on the executors; None: from their environment. Never the key itself."""
     partitioned_by_shard: bool = False
-    """True if the caller has declared that all of a shard's rows are in one task. It is checked."""
+    """True if the caller has declared that all of a shard's rows are in one task. The driver checks
+    it."""
     releases: bool = False
-    """True if tasks give their leases back. To the service, a current lease proves that its shard is
-    watched, and a watched shard without rows is idle. But once its task has ended, nothing watches the
-    shard: the next batch may be busy for a long time, with rows of that shard."""
+    """True if tasks release their leases. For the service, a current lease proves that its shard is
+    watched, and a watched shard without rows is idle. But after the end of its task the shard is not
+    watched: the next batch may be busy for a long time, with rows of that shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,11 @@ class Task:
     partition: int
     holder: str
     on_lost_checkpoint: Reaction = "stop"
-    """True if the task goes on although its epoch was committed before it began."""
+    """Reaction of the task to an epoch that was committed before it began."""
 
 
 def current_task(stage: str) -> Task | None:
-    """Identify the running task; None if it belongs to no streaming batch.
+    """Identify the running task; None: it is not of a streaming batch.
 
     Raises `NotStartedError` if its query was not started with `Pipeline.start`.
 
@@ -127,12 +128,12 @@ def current_task(stage: str) -> Task | None:
 
 
 class TaskAttempt:
-    """One task's claims and reports for a stage. No method raises when the service fails.
+    """One task's claims and reports for a stage. Failures of the service never raise.
 
-    Only one thing fails a task: an epoch that was committed before the task reported. The driver commits
-    an epoch once Spark has, so Spark would never run it again, but from a checkpoint that is new or an
-    old copy. What the task has read may have been written already, and what it writes now may be skipped
-    by a sink that has a batch of that number: it must not be committed by Spark as this batch.
+    Only one error fails a task: its epoch was committed before the task reported. The driver commits an
+    epoch after Spark, so Spark runs the epoch again only from a checkpoint that is new or an old copy.
+    The rows that the task has read may have been written already, and its output may be skipped by a
+    sink that has a batch of this number. Spark must not commit the output as this batch.
     """
 
     def __init__(self, target: ReportTarget, task: Task) -> None:
@@ -143,7 +144,7 @@ class TaskAttempt:
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
-        """Return what the stage has promised so far: rows before that are late. None: unknown."""
+        """Return the stage's promise so far: rows before it are late. None: unknown."""
         if self._task.rank is None or self._backing_off():
             return None
         target = self._target
@@ -156,10 +157,10 @@ class TaskAttempt:
     def claim(self, ranges: Sequence[str]) -> None:
         """Claim ranges, which fences every older attempt at this task.
 
-        `ranges` must include those claimed before, so that one lease covers them all.
+        `ranges` must include the ranges claimed before, so that one lease covers them all.
         """
         if self._target.releases:
-            # A lease that is held while the rows are read would count as a proof that there are none.
+            # A lease during the read would prove to the service that the shard is quiet.
             self._wanted = tuple(ranges)
         else:
             self._claim(ranges, self._target.ttl_ms)
@@ -185,12 +186,12 @@ class TaskAttempt:
     def report(self, reports: Mapping[str, RangeReport] | None = None) -> None:
         """Report the claimed ranges for this epoch.
 
-        For a source, `reports` are by shard. Key ranges have none: they promise the input watermark
+        For a source, `reports` are by shard. Key ranges lack them: they promise the input watermark
         that Spark ran the batch with, which the driver adds at the commit.
         """
         self._claim(self._wanted, _SHORT_TTL_MS)
         if reports and not self._leases and not self.counts[Count.REPORTS_DROPPED]:
-            # Nobody has asked for a lease: the service was away when the query was started, or just now.
+            # Without a claim: the service was unavailable at the start of the query, or a moment ago.
             self.counts[Count.REPORTS_DROPPED] += len(reports)
         for lease in self._leases:
             ranges = {
@@ -209,7 +210,7 @@ class TaskAttempt:
         early: EarlyRow | None = None,
         in_flight: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Send the driver the same through Spark, which drops it if the task fails."""
+        """Send the reports to the driver through Spark, which drops them if the task fails."""
         key = (self._task.query, self._target.stage, self._task.epoch)
         here = frozenset({self._task.partition})
         shards = dict(reports or {})

@@ -3,4 +3,4 @@
 from typing import Any, TypeAlias
 
 JavaObject: TypeAlias = Any
-"""An object of the JVM. py4j finds its methods as they are called, so no type is known."""
+"""An object of the JVM. py4j resolves its methods as they are called, so it has no type."""

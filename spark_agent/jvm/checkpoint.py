@@ -1,19 +1,20 @@
 # pyright: basic
 # ruff: noqa: SLF001
-"""The batch with which a query begins, from its checkpoint and its output, read as Spark reads them.
+"""The batch with which a query begins, from its checkpoint and its output, read by Spark's own rules.
 
-A checkpoint has two logs, with a file for each batch, named by its number. `offsets` says what a batch
-is to read: it is written before the batch runs. `commits` says that it is done, and is written before
-anybody is told of it, so before the epoch is committed to the service. Spark begins with the newest
-planned batch if that is not done, and else with the one after it. See also `spark_agent.jvm.plan`.
+A checkpoint has two logs, with a file for each batch, named by its number. A file in `offsets` is the
+plan of a batch, and is written before the batch runs. A file in `commits` is the end of a batch, and is
+written before Spark's listeners are notified, so before the epoch is committed to the service. Spark
+begins with the newest planned batch if it is not committed, and else with the one after it. See also
+`spark_agent.jvm.plan`.
 
-Spark's file sink keeps a log of the same kind in its folder, and skips a batch that it has there.
+Spark's file sink keeps a log of the same kind in its folder, and skips a batch that the log has.
 
-Notes of our own are beside Spark's logs, in the checkpoint's folder `tidegauge`, so that a copy has
-them, too: `generation` says of which generation of the job the checkpoint is, `run` which run its stages
-have had, and `rereads` up to which epoch of the job it knowingly repeats batches. They are logs of empty
-files named by a number: such a file is there or not, on every file system, wherever a driver is killed.
-`joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
+The agent's own notes are beside Spark's logs, in the checkpoint's folder `tidegauge`, so a copy of the
+checkpoint includes them: `generation` is the job's generation of the checkpoint, `run` the run of its
+stages, and `rereads` the epoch of the job up to which the query deliberately repeats batches. The notes
+are logs of empty files named by a number: a file exists or not, on every file system, wherever a driver
+is killed. `joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.writer import format_of, option_of
 
 _NO_FOLDERS = frozenset({"console", "foreach", "foreachbatch", "kafka", "memory", "noop"})
-"""Sinks that ignore a path. Any other may be a file sink: formats go by many names, and by classes."""
+"""Sinks that ignore a path. Any other may be a file sink: a format has many names, and a class."""
 
 _WRITTEN = "_spark_metadata"
 _COMPACT = ".compact"
@@ -45,30 +46,31 @@ class Beginning:
     """Position at which a query begins."""
 
     next_batch: int
-    """The number of the batch that Spark will begin with; 0 for a new checkpoint."""
+    """Number of the first batch; 0 for a new checkpoint."""
     planned: int | None = None
     """The newest batch that the checkpoint has planned, done or not."""
     written: int | None = None
-    """The newest batch that the query's output has, if that is a folder of Spark's file sink."""
+    """The newest batch in the query's output, if the output is a folder of Spark's file sink."""
     output: str = ""
     generation: int | None = None
     """The job's generation when the checkpoint's first batch was planned; None: new, or not noted."""
     rereads_to: int | None = None
-    """The epoch up to which the query knowingly repeats what the job has already."""
+    """The epoch of the job up to which the query deliberately repeats batches."""
     run: int | None = None
-    """The newest run of the query's stages, as it was when the query was started last."""
+    """The newest run of the query's stages at its last start."""
 
     @property
     def skips(self) -> bool:
         """True if the file sink would skip a batch that has not been planned yet.
 
-        A batch that was planned may have been written before the driver was killed, and is the same.
+        A planned batch may have been written before the driver was killed: its repetition writes the
+        same.
         """
         return self.written is not None and (self.planned is None or self.written > self.planned)
 
 
 class Checkpoint:
-    """A query's checkpoint and output. They may be anywhere where Spark can have them."""
+    """A query's checkpoint and output, on any file system of Spark's."""
 
     def __init__(self, spark: SparkSession, writer: DataStreamWriter) -> None:
         self._spark = spark
@@ -78,7 +80,7 @@ class Checkpoint:
         self._output = output if is_folder else ""
 
     def read(self) -> Beginning:
-        """Return what the query will begin with. Nothing is written."""
+        """Return the position at which the query begins. Writes nothing."""
         spark, location, output = self._spark, self._location, self._output
         # In this order: a driver that still runs plans a batch, and then writes it.
         written = _newest(spark, output, _WRITTEN) if output else None
@@ -97,13 +99,14 @@ class Checkpoint:
         )
 
     def note(self, generation: int, rereads_to: int | None, run: int) -> None:
-        """Note of which generation and run it is, and up to which epoch it repeats batches."""
+        """Note its generation and run, and the epoch up to which it repeats batches."""
         if self._location is None:
             return
         jvm: JavaObject = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path
         files = path(self._location).getFileSystem(_configuration(self._spark))
-        # If the driver is killed in between, the checkpoint says nothing, as one of an older agent does.
+        # If the driver is killed in between, the notes are missing, as in a checkpoint of an older
+        # agent.
         for each in (_GENERATION, _RUN, _REREADS):
             files.delete(path(self._location, each), True)
         files.create(path(self._location, f"{_GENERATION}/{generation}"), True).close()
@@ -112,7 +115,7 @@ class Checkpoint:
             files.create(path(self._location, f"{_REREADS}/{rereads_to}"), True).close()
 
     def joined(self, generation: int, stage: str) -> frozenset[str]:
-        """Return the shards that are noted as having joined a dynamic source."""
+        """Return the noted shards of a dynamic source."""
         if self._location is None:
             return frozenset()
         folder = f"{_JOINED}/{generation}/{stage}"
@@ -132,7 +135,7 @@ class Checkpoint:
 
 
 def _newest(spark: SparkSession, location: str, log: str) -> int | None:
-    """Return the newest batch in a log; None: there is none."""
+    """Return the newest batch in a log; None: the log is empty."""
     return newest_in(*_listing(spark, location, log))
 
 
@@ -144,7 +147,7 @@ def _listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
     files = folder.getFileSystem(_configuration(spark))
     if not files.exists(folder):
         return "", ""
-    # One text of all paths: with a call for each of them, a long log would take seconds.
+    # One text of all paths: with a call for each path, a long log would take seconds.
     paths = hadoop.FileUtil.stat2Paths(files.listStatus(folder))
     shown = str(paths[0].getParent().toString()) if len(paths) else ""
     return str(jvm.scala.runtime.ScalaRunTime.stringOf(paths)), shown
@@ -178,20 +181,20 @@ def newest_in(listing: str, folder: str) -> int | None:
 
 
 def names_in(listing: str, folder: str) -> list[str]:
-    """Return the names of files, given the paths of all files in their folder. Hidden ones are left out.
+    """Return the names of the visible files, given the paths of all files in their folder.
 
     >>> names_in("Array(file:/c, 9/joined/s/a, file:/c, 9/joined/s/.a.crc)", "file:/c, 9/joined/s")
     ['a']
     >>> names_in("", "")
     []
     """
-    # Names have no slash, so the folder's own path is found where each of them begins.
+    # Names contain no slash, so each occurrence of the folder's path is the beginning of a name.
     names = [each.rstrip(", )") for each in listing.split(f"{folder}/")[1:]]
     return [name for name in names if not name.startswith(".")]
 
 
 def _location(spark: SparkSession, writer: DataStreamWriter) -> str | None:
-    """Return where a query's checkpoint is; None: Spark will make a folder of its own for it."""
+    """Return the location of a query's checkpoint; None: a temporary folder that Spark makes."""
     own = option_of(writer, "checkpointLocation")
     if own is not None:
         return own

@@ -33,7 +33,7 @@ class Stamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a node, with Spark's id and what Spark's metadata says about event time."""
+    """A column of a node, with Spark's id and its relation to event time in Spark's metadata."""
 
     id: int
     name: str
@@ -47,7 +47,7 @@ class Bounds:
     left_ms: int | None
     right_ms: int | None
     one_sided_equality: bool = False
-    """One side's event time is equated with something that is not the other side's event time."""
+    """True if one side's event time is equated with a value that is not the other side's event time."""
     full_outer: bool = False
     null_keys: tuple[str, ...] = ()
     """Equated columns of a full outer join that may be null on both sides."""
@@ -55,19 +55,20 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control source: the stage whose input watermark it brings, and its id at the driver."""
+    """A control source: the stage of its input watermark, and its id at the driver."""
 
     stage: str
     id: str
     is_gate: bool = False
-    """True if it brings nothing, and only delays batches while its source stage is throttled."""
+    """True if it yields nothing, and only delays batches while its source stage is throttled."""
     percentile: int | None = None
-    """It brings this percentile of the stage's input, for early results; None: the input watermark."""
+    """The percentile of the stage's input that it follows, for early results; None: the input
+    watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A source of ours: the stage whose shards it reads, and its id at the driver."""
+    """A source of logs in folders: the stage of its shards, and its id at the driver."""
 
     stage: str
     id: str
@@ -83,11 +84,11 @@ class Node:
     output: tuple[Column, ...] = ()
     streaming: bool = True
     mark: str = ""
-    """The name of the agent's function in it, if it is one of the agent's own nodes."""
+    """The name of the agent's function in the node; empty: not a node of the agent's."""
     event_time: int | None = None
     """Id of the event time column, for a source's reporter."""
     copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """By column id: the column that it copies, and the name of the field if it copies only that."""
+    """By column id: the column that it copies, and the name of the field if it copies only a field."""
     groups: tuple[Column, ...] = ()
     """Columns by which an aggregation groups."""
     bounds: Bounds | None = None
@@ -95,14 +96,14 @@ class Node:
     control: Control | None = None
     reader: Reader | None = None
     limits: tuple[str, ...] = ()
-    """Options that limit how much of a source one batch reads."""
+    """Options that limit the rows of a source in one batch."""
     reads_all: bool = True
-    """False if a source's batch may leave something unread."""
+    """False if a source's batch may leave rows unread."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
 
     def walk(self) -> Iterator[Node]:
-        """Yield it and every node below."""
+        """Yield the node and every node below."""
         yield self
         for child in self.children:
             yield from child.walk()

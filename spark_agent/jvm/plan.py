@@ -2,7 +2,7 @@
 # ruff: noqa: SLF001
 """Plans of queries, read from Spark's internal objects, which are not public API.
 
-The rest of the agent sees plain values: a plan is a tree of `Node`s. Support for Spark Connect would
+The rest of the agent gets plain values: a plan is a tree of `Node`s. Support for Spark Connect would
 need a second implementation of this module, and of `spark_agent.jvm.progress`.
 """
 
@@ -21,7 +21,7 @@ from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
 _PROBE_MS: Final = 4_000_000_000_000
-"""A sample watermark for asking Spark about a join: large enough for py4j to pass a Java long."""
+"""A sample watermark to probe a join's bound: large enough for py4j to pass a Java long."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
@@ -42,8 +42,8 @@ _UNLIMITED: Final = frozenset(
     {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
     | {FORMAT, LOGS}
 )
-"""Sources that read all that is there unless an option of `_LIMITS` says otherwise, or that tell what
-they leave. Others have limits of their own: a Delta table reads a thousand files at a time."""
+"""Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
+rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
@@ -64,16 +64,16 @@ class PlanReader:
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
         joins = iter(())
         if any(_is_stream_join(node) for node in _java_walk(analyzed)):
-            # Join conditions are read as Spark will run them: with the conditions of a later
+            # Join conditions are read in the form that Spark will run: with the conditions of a later
             # `where`, and with `BETWEEN` already split into two comparisons.
             optimized = self._optimizer.execute(analyzed)
             joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
         return self._node(analyzed, joins)
 
     def several_event_times(self, frame: DataFrame) -> list[str]:
-        """Return an operator's event time columns, if it has several at one input: Spark fails on that.
+        """Return an operator's event time columns if it has several at one input, which Spark rejects.
 
-        Columns that nothing needs later do not count: Spark's optimiser removes them first.
+        Columns without a later use do not count: Spark's optimiser removes them first.
         """
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
         if not any(_takes_one_event_time(node) for node in _java_walk(analyzed)):
@@ -120,12 +120,12 @@ class PlanReader:
         return Bounds(*behind_ms, full_outer=full_outer)
 
     def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
-        """Return how far behind the watermark the rows of one side may be; None: unbounded.
+        """Return the largest distance of one side's rows behind the watermark; None: unbounded.
 
         Spark takes a comparison of any column (such as a deadline or a window's end) with the other
         side's event time for a bound on this side's event time, and evicts rows too early by it. So a
-        bound counts only if the two event times alone imply it. The larger of that bound and the one
-        that Spark uses is returned.
+        bound counts only if the two event times alone imply it. The larger of this bound and Spark's is
+        returned.
         """
         bound_by_event_times = self._bound(
             self._set(_event_times(of)), self._set(_event_times(other)), join
@@ -154,10 +154,10 @@ def _equalities(join: JavaObject) -> list[JavaObject]:
 
 
 def _null_keys(join: JavaObject) -> tuple[str, ...]:
-    """Return what a full outer join equates and may be null on both sides.
+    """Return the equated values of a full outer join that may be null on both sides.
 
     Spark's state of such a join takes two nulls for equal. For the other joins Spark filters nulls out
-    of one side. `<=>` asks for it.
+    of one side. The operator `<=>` requests equal nulls.
     """
     filtered = _filtered_nulls(join.left()) | _filtered_nulls(join.right())
     return tuple(
@@ -170,7 +170,7 @@ def _null_keys(join: JavaObject) -> tuple[str, ...]:
 
 
 def _filtered_nulls(side: JavaObject) -> set[int]:
-    """Return the ids of the columns out of which a filter has taken the nulls."""
+    """Return the ids of the columns whose nulls were filtered out."""
     return {
         each.child().exprId().id()
         for each in _items(side.constraints().toSeq())
@@ -238,7 +238,7 @@ def _column(attribute: JavaObject) -> Column:
 
 
 def _stamp(attribute: JavaObject) -> Stamp | None:
-    """Read from Spark's metadata whether a column is event time, or a window over it."""
+    """Derive a column's relation to event time from Spark's metadata."""
     metadata = _metadata(attribute)
     if _DELAY not in metadata:
         return None
@@ -304,7 +304,7 @@ def _mark(node: JavaObject) -> str:
 
 
 def _reported_time(node: JavaObject) -> int | None:
-    """Return the id of the column that a source's reporter takes as event time: its second argument."""
+    """Return the id of the event time column of a source's reporter: its second argument."""
     argument = _copied(node.condition().children().apply(1))
     return None if argument is None or argument[1] else argument[0]
 
@@ -330,15 +330,15 @@ def _reader(node: JavaObject) -> Reader | None:
 
 
 def _reads_all(node: JavaObject) -> bool:
-    """Return whether a source is one that is known to read everything, and is not limited."""
+    """Return whether a source is one of those that read everything, and is not limited."""
     match node.nodeName():
         case "StreamingRelation":
-            known = str(node.dataSource().className()).lower() in _UNLIMITED
+            is_unlimited = str(node.dataSource().className()).lower() in _UNLIMITED
         case "StreamingRelationV2":
-            known = str(node.sourceName()).lower() in _UNLIMITED
+            is_unlimited = str(node.sourceName()).lower() in _UNLIMITED
         case _:
             return True
-    return known and not _LIMITS & set(_options(node))
+    return is_unlimited and not _LIMITS & set(_options(node))
 
 
 def _options(node: JavaObject) -> list[str]:

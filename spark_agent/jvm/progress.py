@@ -23,14 +23,14 @@ from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import Offset
 
 _LONGEST_NAME: Final = 256
-"""Characters that the service takes of the name of a program."""
+"""The longest name of a program that the service accepts, in characters."""
 
 _ADDRESS: Final = re.compile(r"https?://[^\s\0]{1,1900}")
-"""An address that the service takes."""
+"""An address that the service accepts."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _REFUSAL: Final = f"{QueryFailedError.__module__}.{QueryFailedError.__qualname__}: "
-"""Precedes the agent's own words in such a traceback."""
+"""Prefix of the agent's own message in such a traceback."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,7 +41,7 @@ class CommittedBatch:
 
     epoch: int
     watermark_ms: int
-    """Spark's own watermark, which the batch ran with; 0: none yet."""
+    """Spark's own watermark, which the batch ran with; 0: not yet."""
     read_nothing: bool = False
     """True if it found no new data in any source except control sources."""
     rows: int = 0
@@ -55,9 +55,9 @@ class CommittedBatch:
 
 
 def most_telling_line(message: str) -> str:
-    r"""Return what is most telling of an error: its first line, without Spark's words about its query.
+    r"""Return the line of an error that has its cause: the first line, without Spark's prefix.
 
-    Spark wraps an error of Python with its traceback, of which the exception's own line is returned.
+    If an error of Python is wrapped with its traceback, the exception's own line is returned.
 
     >>> most_telling_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
     'broken'
@@ -80,7 +80,7 @@ def most_telling_line(message: str) -> str:
 
 
 def _exception_line(lines: Sequence[str]) -> str | None:
-    """Return the line of the exception that a text's last traceback of Python ends with."""
+    """Return the exception at the end of a text's last Python traceback."""
     last = max(at for at, line in enumerate(lines) if line.endswith(_TRACEBACK))
     return next(
         (line for line in lines[last + 1 :] if line.strip() and not line[0].isspace()), None
@@ -88,26 +88,26 @@ def _exception_line(lines: Sequence[str]) -> str | None:
 
 
 def program_of(spark: SparkSession) -> str:
-    """Return the name of the application, for people."""
+    """Return the name of the application, for display."""
     return str(spark.sparkContext.appName).replace("\0", "")[:_LONGEST_NAME]
 
 
 def links_of(spark: SparkSession) -> dict[str, str]:
-    """Return the addresses where more is shown of the application: Spark's own page, if it has one."""
+    """Return the addresses of the application's pages: Spark's UI, if it runs."""
     address = spark.sparkContext.uiWebUrl
     return {} if not address or not _ADDRESS.fullmatch(address) else {"spark": address}
 
 
 def has_run(body: Mapping[str, Any]) -> bool:
-    """Return whether a progress is of a batch, and not of a trigger that has run none."""
+    """Return whether a progress event is of a batch, rather than of a trigger that has run none."""
     return "addBatch" in body["durationMs"]
 
 
 class Listener:
-    """Listens for every batch that Spark commits and every query that ends, by run id.
+    """A listener for every batch that Spark commits and every query that ends, by run id.
 
     PySpark's own listener converts each event to Python objects with hundreds of calls to the JVM,
-    in every batch of every query. One JSON text is all that is needed.
+    in every batch of every query. This one needs a single JSON text.
     """
 
     def __init__(
@@ -132,30 +132,30 @@ class Listener:
         self._queries.removeListener(self._listener)
 
     def onQueryStarted(self, event: JavaObject) -> None:  # noqa: N802
-        """Nothing to do: the pipeline starts its queries itself."""
+        """Ignore: the pipeline starts its queries itself."""
 
     def onQueryProgress(self, event: JavaObject) -> None:  # noqa: N802
-        """Read the batch, unless the event is of a trigger that has run none."""
+        """Pass the batch on, unless the event is of a trigger that has run none."""
         body = json.loads(event.progress().json())
         if not has_run(body):
             return
         self._batch_committed(body["runId"], read_progress(body))
 
     def onQueryIdle(self, event: JavaObject) -> None:  # noqa: N802
-        """Nothing to do."""
+        """Ignore."""
 
     def onQueryTerminated(self, event: JavaObject) -> None:  # noqa: N802
-        """Read which query ended."""
+        """Pass the end of a query on."""
         self._query_ended(str(event.runId().toString()))
 
     class Java:
-        """The Java interface as which py4j exposes this class to the JVM."""
+        """The Java interface of this class in the JVM."""
 
         implements: Final = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
 def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
-    """Read a batch's progress, as Spark writes it.
+    """Decode a batch's progress event.
 
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
@@ -166,7 +166,7 @@ duration_ms=0, keeps_nothing=True)
         epoch=body["batchId"],
         watermark_ms=parse_watermark_ms(body.get("eventTime", {}).get("watermark")),
         read_nothing=all(
-            # Spark reports only its own wrapper's class, so a control source is known by its offsets.
+            # Spark reports only its own wrapper's class, so the offsets identify a control source.
             Offset.is_stored(source["endOffset"]) or source["startOffset"] == source["endOffset"]
             for source in body["sources"]
         ),
@@ -193,7 +193,7 @@ def _has_timers(operator: Mapping[str, Any]) -> bool:
 
 
 def parse_watermark_ms(text: str | None) -> int:
-    """Read the watermark in a query's progress, in Spark's ms; 0 if it has none.
+    """Read the watermark in a query's progress, in Spark's ms; 0: not yet.
 
     >>> parse_watermark_ms("2013-01-01T00:00:15.250Z"), parse_watermark_ms(None)
     (1356998415250, 0)

@@ -54,13 +54,13 @@ class RunningQuery:
             self._mark_error(query, message)
 
     def _mark_error(self, query: StreamingQuery, message: str) -> None:
-        # Spark has no public API for that. Its own background threads use this.
+        # Spark has no public API for this. Spark's own background threads use the same call.
         jvm: JavaObject = self._spark._jvm
         _execution(query).errorNotifier().markError(jvm.java.lang.IllegalStateException(message))
 
     @property
     def failure(self) -> str | None:
-        """The error that the agent lets the query fail with, if any."""
+        """The error with which the agent makes the query fail, if any."""
         with self._lock:
             return self._failure
 
@@ -71,16 +71,16 @@ class RunningQuery:
 
     @property
     def error(self) -> str | None:
-        """The most telling line of the error that the query has ended with, if any.
+        """The line of the query's error that has its cause; None: the query has not failed.
 
-        The end of Spark is an error, too.
+        A lost connection to Spark is an error, too.
         """
         if self._query is None:
             return None
         try:
             error = self._query.exception()
-        except Exception:  # noqa: BLE001  (whatever it is, the query no longer runs)
-            return "Spark is gone"
+        except Exception:  # noqa: BLE001  (any error: the query no longer runs)
+            return "the connection to Spark is lost"
         return None if error is None else most_telling_line(str(error))
 
     @property
@@ -95,7 +95,7 @@ class RunningQuery:
 
     @property
     def label(self) -> str:
-        """The name that the user gave the query; else Spark's id of it."""
+        """The query's name, else its id."""
         return "" if self._query is None else self._query.name or str(self._query.id)
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class RunningQuery:
             if trigger.is_available_now:
                 return self.has_no_new_data()
             return self.recent_batch() is not None
-        except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
+        except Exception:  # noqa: BLE001  (Spark has ended, and the query with it)
             return False
 
     def latest_batch(self) -> CommittedBatch | None:
@@ -169,10 +169,10 @@ class RunningQuery:
 
 
 def stop_quietly(query: StreamingQuery) -> None:
-    """Stop a query, and log an error of it: `awaitTermination` raises that."""
+    """Stop a query, and log its error: `awaitTermination` raises the error."""
     try:
         query.stop()
-    except Exception:  # noqa: BLE001  (it has failed or is gone)
+    except Exception:  # noqa: BLE001  (the query has failed or ended)
         _log.info("query %s did not stop cleanly", query.id, exc_info=True)
 
 

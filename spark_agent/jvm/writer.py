@@ -29,13 +29,13 @@ class Trigger:
     """The trigger of a query's batches."""
 
     kind: str
-    """Spark's class of it, such as `AvailableNowTrigger`."""
+    """Spark's class of the trigger, such as `AvailableNowTrigger`."""
     interval_ms: int = 0
     """The shortest time from batch to batch."""
 
     @property
     def is_available_now(self) -> bool:
-        """True if the query reads what is there at its start, and ends."""
+        """True if the query reads the data available at its start, and ends."""
         return self.kind == AVAILABLE_NOW
 
     @property
@@ -57,7 +57,7 @@ def output_mode_of(writer: DataStreamWriter) -> str:
 
 
 def is_async(writer: DataStreamWriter) -> bool:
-    """Return whether Spark is to commit batches asynchronously, some time after they ran."""
+    """Return whether Spark commits batches asynchronously, some time after they ran."""
     options = str(_setting(writer, "extraOptions").toString()).lower()
     return "asyncprogresstrackingenabled -> true" in options
 
@@ -68,7 +68,7 @@ def format_of(writer: DataStreamWriter) -> str:
 
 
 def option_of(writer: DataStreamWriter, name: str) -> str | None:
-    """Return one of the writer's options; None: it is not set."""
+    """Return one of the writer's options; None: not set."""
     found = _setting(writer, "extraOptions").get(name)
     return str(found.get()) if found.isDefined() else None
 

@@ -1,9 +1,9 @@
-"""The Spark operators allowed between `watermarked()` and `report()`, and what leaves each.
+"""The Spark operators allowed between `watermarked()` and `report()`, and the rows that leave each.
 
 A stage's promise is about the rows that *leave* it, not those that enter it. For each operator the
-table states what it emits, how far behind Spark's watermark that may be, whether Spark considers a
-row *at* the watermark late, and whether Spark runs batches without data for it. Operators that are
-not in the table are refused.
+table has the rows that it emits, their largest distance behind Spark's watermark, whether Spark
+considers a row *at* the watermark late, and whether Spark runs batches without data for it. Other
+operators are rejected.
 
 The bounds of joins are Spark's own (`produceOutputWatermark` agrees), except for joins without
 bounds on both sides: for those Spark gives an output watermark and still emits rows behind it.
@@ -55,11 +55,11 @@ class Operator:
     """True if a row dated exactly W is late at W: Spark drops it, or splits it from a session that it
     would have extended. On-time rows may be dated W, so Spark is then given W - 1 ms."""
     buffers: bool = False
-    """True if it keeps rows across batches, so that Spark's watermark decides when they leave."""
+    """True if it keeps rows across batches, until Spark's watermark releases them."""
     empty_batches: bool = False
     """True if Spark runs a batch without data for it when the watermark has advanced."""
     component: str = ""
-    """Name of the hold of its rows, in reports and explanations; empty: it keeps none."""
+    """Name of the hold of its rows, in reports and explanations; empty: without a hold."""
     uses_event_time: bool = False
     """True if Spark drops or holds rows by a column that its metadata marks as event time."""
 
@@ -204,21 +204,24 @@ class OutputRows:
     buffered: bool = False
     """True if an operator below keeps rows across batches."""
     component: str = ""
-    """The nearest such operator's name for what it keeps."""
+    """The nearest such operator's name for the hold of its rows."""
     late_at_watermark: bool = False
     """True if an operator below would drop rows dated W."""
     declared_only: bool = False
-    """True if only the user knows how far behind W they may be."""
+    """True if only a declaration bounds their distance behind W."""
     watermarked: bool = False
-    """True if all of them have come through `watermarked()`."""
+    """True if all of them have passed `watermarked()`."""
     stamps: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
-    """By column id: the columns known to be event time, or derived from it."""
+    """By column id: the columns that are event time, or derived from it."""
 
 
 def output_rows(node: Node) -> OutputRows:
-    """Derive what leaves a node from what leaves its children. Raises `UnsoundPlanError`."""
+    """Derive the rows that leave a node from those that leave its children.
+
+    Raises `UnsoundPlanError`.
+    """
     if not node.streaming or node.mark.startswith(SOURCE_MARK):
-        # A source's strategy bounds what leaves it.
+        # A source's strategy bounds the rows that leave it.
         return OutputRows()
     if node.is_control_union:
         return OutputRows(watermarked=True, stamps=_spark_stamps(node))
@@ -226,7 +229,8 @@ def output_rows(node: Node) -> OutputRows:
     if row is None:
         advice = _ALTERNATIVES.get(node.operator, _DEFAULT_ALTERNATIVE)
         raise UnsoundPlanError(
-            f"tidegauge does not know what leaves Spark's operator {node.operator}: {advice}"
+            f"Spark's operator {node.operator} is not supported, because the age of the rows that leave "
+            f"it is unknown: {advice}"
         )
     children = [output_rows(child) for child in node.children if child.streaming]
     below = _merge(children)
@@ -244,7 +248,7 @@ def _row_name(node: Node) -> str:
     stamps = {column.stamp for column in node.groups} - {None}
     if not stamps:
         raise UnsoundPlanError(
-            "an aggregation does not group by an event time that Spark knows of, so its groups never "
+            "an aggregation does not group by an event time of Spark's, so its groups never "
             "close: call watermarked() before it, and group by window(…) over the event time. If a "
             "function of yours (mapInPandas, mapInArrow) comes between, call watermarked() after "
             "that function"
@@ -273,7 +277,7 @@ def _merge(children: list[OutputRows]) -> OutputRows:
 
 
 def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRows]) -> OutputRows:
-    """Derive what leaves an operator from what enters it."""
+    """Derive the rows that leave an operator from those that enter it."""
     if row.name == "Join":
         return _apply_join(node, row, below, children)
     return replace(
@@ -292,7 +296,7 @@ def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRo
 def _output_stamps(
     node: Node, row: Operator, below: Mapping[int, Stamp], children: list[OutputRows]
 ) -> Mapping[int, Stamp]:
-    """Return the columns leaving an operator that are known to be event time."""
+    """Return the columns of an operator's output that are event time."""
     if row.output in {OutputWatermark.DECLARED, OutputWatermark.OPAQUE}:
         return {}
     if row.uses_event_time:
@@ -323,7 +327,7 @@ def _projected_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stam
 
 
 def _copied_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
-    """Follow columns that are renamed, or a field of another column."""
+    """Return the stamps of columns that are renamed, or are a field of another column."""
     parts = {
         column: _stamp_of_part(stamps.get(origin), part)
         for column, (origin, part) in node.copies.items()
@@ -375,13 +379,13 @@ def _apply_join(
             f"a full outer join of two streams may meet null on both sides of "
             f"{', '.join(node.bounds.null_keys)}, and Spark takes two nulls there for equal: filter "
             f"nulls out of one side, after watermarked(), watermarked(…).where('key IS NOT NULL'), or "
-            f"give them a value of their own with coalesce(); `<=>` says that nulls are equal"
+            f"give them a value of their own with coalesce(); use `<=>` if nulls are to be equal"
         )
     left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
     if left_ms is None or right_ms is None:
         side = "left" if left_ms is None else "right"
         raise UnsoundPlanError(
-            f"the join has no bound on how old its {side} side may be, so rows of any age could "
+            f"the join does not bound the age of its {side} side, so rows of any age could "
             f"leave it: bound both sides' event times in the join's condition, for example "
             f"a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at, or join on the event time itself. Intervals "
             f"of months or years do not count as bounds, nor do comparisons with other columns, such as "
@@ -406,7 +410,7 @@ class Promise:
     """Distance of Spark's watermark behind the service's: 1 where Spark is given W - 1 ms."""
     buffered: bool = False
     component: str = field(default="", compare=False)
-    """Operator that keeps the rows that are held back."""
+    """Name of the hold of the rows that operators keep."""
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Convert the stage's input watermark to the one given to Spark.
@@ -417,11 +421,11 @@ class Promise:
         return watermark_ms - self.spark_lag_ms
 
     def promise_ms(self, spark_ms: int) -> int:
-        """Return the promise after a batch with this Spark watermark: rows still to leave are no older.
+        """Return the promise after a batch with this Spark watermark: later rows are not older.
 
-        Where no operator buffers, rows leave with the batch that reads them. All rows before the
-        input watermark have been read by then, so those still to come are at or after it, although
-        Spark was given a millisecond less.
+        Without a buffering operator, rows leave with the batch that reads them. All rows before the
+        input watermark have been read by then, so later rows are at or after it, although Spark was
+        given a millisecond less.
 
         >>> Promise().promise_ms(60_000), Promise(spark_lag_ms=1).promise_ms(59_999)
         (60000, 60000)
@@ -431,7 +435,7 @@ class Promise:
         return spark_ms - self.behind_ms + (0 if self.buffered else self.spark_lag_ms)
 
     def progress(self, spark_ms: int) -> StageProgress:
-        """Return what to commit after a batch with this Spark watermark.
+        """Return the progress to commit after a batch with this Spark watermark.
 
         >>> Promise(behind_ms=1_000, component="join").progress(60_000)
         StageProgress(input_ms=60000, holds={'join': 59000})
@@ -444,17 +448,17 @@ class Promise:
 
     @property
     def is_of_windows(self) -> bool:
-        """True if all that it keeps is windows or sessions, stamped no earlier than their end."""
+        """True if it keeps only windows or sessions, stamped at their end or later."""
         return not self.behind_ms and self.component in {"", "window", "session"}
 
 
 def promise_of(
     stage: str, rows: OutputRows, column: Column | None, delay_ms: int | None
 ) -> Promise:
-    """Derive a stage's promise for rows stamped with a column; None: rows have no event time.
+    """Derive a stage's promise for rows stamped with a column; None: rows without an event time.
 
-    `delay_ms` is the declared delay, added to what the operators allow. Without it, raises
-    `UnsoundPlanError` if the plan does not bound how old the rows or the column may be.
+    `delay_ms` is the declared delay, added to the operators' own. Without it, raises
+    `UnsoundPlanError` if the plan does not bound the age of the rows or of the column.
     """
     if not rows.watermarked:
         raise UnsoundPlanError(
@@ -462,7 +466,7 @@ def promise_of(
             f"watermarked() on every stream before the stage's operators"
         )
     if delay_ms is None:
-        _check_known(stage, rows, column)
+        _check_bounded(stage, rows, column)
     return Promise(
         behind_ms=rows.behind_ms + (delay_ms or 0),
         spark_lag_ms=int(rows.late_at_watermark),
@@ -471,11 +475,12 @@ def promise_of(
     )
 
 
-def _check_known(stage: str, rows: OutputRows, column: Column | None) -> None:
+def _check_bounded(stage: str, rows: OutputRows, column: Column | None) -> None:
     if rows.declared_only:
         raise UnsoundPlanError(
-            f"stage {stage!r}: only you know how old the rows that your state function emits can be: "
-            f"declare how far behind the watermark they may be, report(…, event_time='ended_at', "
+            f"stage {stage!r}: the plan does not bound the age of the rows that your state "
+            f"function emits: "
+            f"declare their largest distance behind the watermark, report(…, event_time='ended_at', "
             f"delay='2 hours'), or give transformWithState an eventTimeColumnName"
         )
     stamp = None if column is None else rows.stamps.get(column.id)
@@ -488,7 +493,8 @@ def _check_known(stage: str, rows: OutputRows, column: Column | None) -> None:
             f"the longest window, report(…, event_time={column.name!r}, delay='1 hour')"
         )
     raise UnsoundPlanError(
-        f"stage {stage!r}: the plan does not show how old {column.name!r} may be: stamp rows with "
-        f"the event time itself, a window's end or window_time(), or declare how far behind the "
-        f"watermark it may be, report(…, event_time={column.name!r}, delay='0 s') if never"
+        f"stage {stage!r}: the plan does not bound the age of {column.name!r}: stamp rows with "
+        f"the event time itself, a window's end or window_time(), or declare its largest distance "
+        f"behind "
+        f"the watermark, report(…, event_time={column.name!r}, delay='0 s') if it is never behind"
     )

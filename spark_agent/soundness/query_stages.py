@@ -1,4 +1,4 @@
-"""Checks, before a query starts, that its stages can keep what they will promise."""
+"""Checks, before a query starts, that its stages will keep their promises."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ALLOWED_AFTER_REPORT: Final = frozenset(
         "View",
     }
 )
-"""Operators allowed after `report()`: they neither hold rows back nor bring in others."""
+"""Operators allowed after `report()`: they neither delay rows nor add others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ReportCall:
 
 @dataclass(frozen=True, slots=True)
 class EarlyStage:
-    """The stage whose early results a query writes, and by which percentile of its input."""
+    """The stage whose early results a query writes, and the percentile of its input."""
 
     stage: str
     percentile: int
@@ -58,7 +58,7 @@ class EarlyStage:
 
 @dataclass(frozen=True, slots=True)
 class QueryStages:
-    """The stages that a query executes, and what they may promise."""
+    """The stages that a query executes, and their promises."""
 
     sources: tuple[StageSpec, ...]
     keyed: tuple[StageSpec, ...]
@@ -71,9 +71,9 @@ class QueryStages:
     below_idle: frozenset[str] = frozenset()
     """The keyed stages below a source that may be idle."""
     reads_all: bool = True
-    """True if each batch reads all available data: each source is known, and not rate limited."""
+    """True if each batch reads all available data: every source is supported, and not rate limited."""
     may_wait_for_more: bool = False
-    """True if a source may leave data unread until there is more of it."""
+    """True if a source may leave data unread until more arrives."""
     has_control_sources: bool = True
     """True if control sources bring a watermark: the feed detects then when the input is drained."""
 
@@ -84,7 +84,7 @@ class QueryStages:
 
     @property
     def watched(self) -> list[str]:
-        """The sources whose shards the service may take for idle."""
+        """The sources whose shards the service may mark as idle."""
         return [stage.name for stage in self.sources if stage.has_idle_policy]
 
     @property
@@ -96,7 +96,7 @@ class QueryStages:
 def check(
     plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, ReportCall]
 ) -> QueryStages:
-    """Find which stages a query executes and what they may promise. `reports` are by mark.
+    """Find the stages that a query executes and their promises. `reports` are by mark.
 
     Raises `UnsoundPlanError` if the query does not meet its stages' requirements.
     """
@@ -106,7 +106,7 @@ def check(
     watermarked = _unique(control.stage for control, _ in _controlled(plan))
     if not sources and not watermarked and not reported:
         raise UnsoundPlanError(
-            "the query goes through no stage: build it with source() or watermarked()"
+            "the query does not execute a stage: build it with source() or watermarked()"
         )
     for stage in set(sources + reported):
         if (sources + reported).count(stage) > 1:
@@ -148,9 +148,9 @@ def check(
 
 
 def check_early(plan: Node, stages: Mapping[str, StageSpec]) -> EarlyStage | None:
-    """Return whose early results a query writes; None: it follows the watermark itself.
+    """Return the stage whose early results a query writes; None: it follows the watermark itself.
 
-    Raises `UnsoundPlanError` if it does both, or promises something by what is no promise.
+    Raises `UnsoundPlanError` if the query does both, or reports under a percentile watermark.
     """
     followed = _unique(control for control, _ in _controlled(plan))
     early = {
@@ -171,19 +171,19 @@ def check_early(plan: Node, stages: Mapping[str, StageSpec]) -> EarlyStage | Non
             what = "report()" if node.mark.startswith(RANGES_MARK) else "source()"
             raise UnsoundPlanError(
                 f"stage {found.stage!r} closes its windows by a percentile, and the query calls {what}: "
-                f"early results may be incomplete, so nothing may be promised by them. Leave it out "
-                f"here. The query that reports is another one, whose watermarked() has no percentile"
+                f"early results may be incomplete, so they cannot carry a promise. Leave the call out "
+                f"here. Report in another query, whose watermarked() has no percentile"
             )
     _check_deduplication(plan)
     return found
 
 
 def check_event_times(several: Sequence[str]) -> None:
-    """Refuse several event times in what an operator reads that takes one. Raises `UnsoundPlanError`."""
+    """Check that an operator for one event time does not read several. Raises `UnsoundPlanError`."""
     if several:
         raise UnsoundPlanError(
             f"a join or dropDuplicates reads rows with several event times ({', '.join(several)}), and "
-            f"Spark's operators take only one: drop before it those that are not needed, or compute "
+            f"Spark's operators take only one: drop the others before it, or compute "
             f"them after it, for example the window from the event time"
         )
 
@@ -202,7 +202,7 @@ def _unique(found: Iterator[T]) -> list[T]:
 
 
 def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
-    """Yield each control source of a plan, with the union of it and the data."""
+    """Yield each control source of a plan, with the union that has the control source and the data."""
     for node in plan.walk():
         if node.is_control_union:
             [control] = [each.control for each in node.children[0].walk() if each.control]
@@ -242,13 +242,13 @@ def _check_event_time(stage: str, union: Node) -> None:
         if column.stamp is Stamp.TIME and _is_recomputed(data, data.output[position].id):
             raise UnsoundPlanError(
                 f"stage {stage!r}: watermarked() uses {column.name!r}, which is not the event time "
-                f"that source() uses, so there is no bound on how old it may be: compute it (or call "
+                f"that source() uses, so its age is not bounded: compute it (or call "
                 f"mapInPandas) before source(), and give both the same column"
             )
 
 
 def _is_recomputed(node: Node, column: int) -> bool:
-    """Return whether a column is not its source's event time, but another or a computed one."""
+    """Return whether a column is another than its source's event time, or a computed one."""
     if node.mark.startswith(SOURCE_MARK):
         return node.event_time is not None and column != node.event_time
     if node.operator == "Union":
@@ -299,7 +299,7 @@ def _promises_below(
 
 
 def _check_reported_time(node: Node, above: Sequence[Node], report: ReportCall) -> None:
-    """Raise if the event time is computed anew after the report: the stage below goes by that."""
+    """Raise if the event time is recomputed after the report: downstream stages use the new one."""
     if report.event_time is None:
         return
     copies = {each.id for each in node.output if each.name == report.event_time}
@@ -310,13 +310,13 @@ def _check_reported_time(node: Node, above: Sequence[Node], report: ReportCall) 
             if each.name.lower() == report.event_time.lower() and each.id not in copies:
                 raise UnsoundPlanError(
                     f"stage {report.stage!r}: {each.name!r} is computed after report(), which has "
-                    f"promised by what it was before, so rows could be older than the stage says: "
+                    f"promised by its earlier value, so rows could be older than the promise: "
                     f"compute it before report(), or under another name"
                 )
 
 
 def _is_reported(node: Node) -> bool:
-    """Return whether every row that leaves a node has passed a report, and is not held after it."""
+    """Return whether every row that leaves a node has passed a report, and is not delayed after it."""
     if node.mark.startswith(RANGES_MARK):
         return True
     passes = node.operator in _ALLOWED_AFTER_REPORT or node.operator == "Union"
@@ -330,8 +330,8 @@ def _error_after_report(stage: str, operator: str) -> str:
             f"through report(), although they leave with the stage's rows: report both sides"
         )
     return (
-        f"stage {stage!r}: Spark's operator {operator} comes after report(), where it could hold "
-        f"back or change rows that the stage has promised: call report() last"
+        f"stage {stage!r}: Spark's operator {operator} comes after report(), where it could delay "
+        f"or change rows that the stage has promised: call report() last"
     )
 
 
@@ -344,14 +344,15 @@ def _promise(node: Node, report: ReportCall) -> Promise:
 
 
 def _check_deduplication(plan: Node) -> None:
-    """Raise if a `dropDuplicatesWithinWatermark` would remember its keys for no time at all."""
+    """Raise if a `dropDuplicatesWithinWatermark` would keep its keys for zero time."""
     for node in plan.walk():
         if node.operator != "DeduplicateWithinWatermark":
             continue
         for each in node.walk():
             if each.operator == "EventTimeWatermark" and each.delay_ms == 0:
                 raise UnsoundPlanError(
-                    "dropDuplicatesWithinWatermark remembers a key for the delay of its watermark, "
-                    "which is zero here, so duplicates would pass: declare how far apart duplicates "
-                    "may be, watermarked(…, deduplicate_within='1 hour')"
+                    "dropDuplicatesWithinWatermark keeps a key for the delay of its watermark, "
+                    "which is zero here, so duplicates would pass: declare the largest distance "
+                    "of duplicates, "
+                    "watermarked(…, deduplicate_within='1 hour')"
                 )

@@ -20,11 +20,11 @@ _DAY_MS: Final = 86_400_000
 
 
 def check_settings(spark: SparkSession, controls: Sequence[Control]) -> None:
-    """Refuse settings of Spark by which a promise would not hold. Raises `ValueError`."""
+    """Check the settings of Spark that promises depend on. Raises `ValueError`."""
     several = "spark.sql.streaming.statefulOperator.allowMultiple"
     if str(spark.conf.get(several, "true")).lower() != "true":
         raise ValueError(
-            f"{several} is off. Then Spark does not give each operator its own watermark, which "
+            f"{several} is off, so Spark does not give each operator its own watermark, which "
             f"a stage's promise relies on: leave it at true"
         )
     policy = spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")
@@ -36,7 +36,7 @@ def check_settings(spark: SparkSession, controls: Sequence[Control]) -> None:
 
 
 def check_days(tree: Node, zone: str) -> None:
-    """Refuse a join over a day or more where days differ in length. Raises `UnsoundPlanError`."""
+    """Check that a join over a day or more has days of equal length. Raises `UnsoundPlanError`."""
     longest_ms = max(
         (
             bound
@@ -49,16 +49,16 @@ def check_days(tree: Node, zone: str) -> None:
     )
     if longest_ms >= _DAY_MS and changes_offset(zone):
         raise UnsoundPlanError(
-            f"a join's bounds are a day or more, and spark.sql.session.timeZone is {zone!r}: there "
-            f"Spark adds a calendar day, which may have 25 hours, but forgets a row after 24, so rows "
+            f"a join's bounds are a day or more, and spark.sql.session.timeZone is {zone!r}, where "
+            f"Spark adds a calendar day, which may have 25 hours, but drops a row after 24, so rows "
             f"that are on time would be lost. Set spark.sql.session.timeZone to UTC, or keep the bounds "
             f"below a day"
         )
 
 
 def changes_offset(zone: str) -> bool:
-    """Return whether clocks are changed in a time zone, in this century. One that is not known has a
-    fixed offset: "+02:00".
+    """Return whether clocks are changed in a time zone, in this century. Another text is a fixed offset:
+    "+02:00".
 
     >>> [changes_offset(zone) for zone in ("America/New_York", "UTC", "Asia/Tokyo", "+02:00")]
     [True, False, False, False]
@@ -76,9 +76,9 @@ def changes_offset(zone: str) -> bool:
 
 
 def check_percentile(stages: Mapping[str, StageSpec], stage: str, percentile: int) -> None:
-    """Refuse a percentile that the stages above do not declare. Raises `ValueError`."""
+    """Check that the upstream stages declare the percentile. Raises `ValueError`."""
     if type(percentile) is not int or not 1 <= percentile <= _MOST_PERCENT:
-        raise ValueError(f"percentile {percentile!r} is not one: write 1 to {_MOST_PERCENT}")
+        raise ValueError(f"invalid percentile {percentile!r}: write 1 to {_MOST_PERCENT}")
     for above in sorted(upstream(stages, stage, ())):
         if percentile not in stages[above].percentiles:
             raise ValueError(

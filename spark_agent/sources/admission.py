@@ -1,6 +1,6 @@
-"""Admission of shards to a batch: the request of a source before it, and the driver's answer.
+"""Admission of shards to a batch: a source's request before each batch, and the driver's answer.
 
-Pure: who is held back, and by how much, is decided in `spark_agent.throttle.source_throttle`.
+Pure. `spark_agent.throttle.source_throttle` makes the decision.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ class Wanted:
     """Files that a source could read next."""
 
     unread: Mapping[str, int]
-    """By shard that has unread files: how many."""
+    """Number of unread files, by shard that has some."""
     most: int | None = None
-    """The most files of a shard in one batch; None: all that there are."""
+    """The largest number of files of a shard in one batch; None: without a limit."""
     ends: bool = False
-    """True if nothing comes besides: the run reads what was there at its start."""
+    """True if the run reads only the files that were there at its start."""
 
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> Wanted:
-        """Read it from the form in which it is sent."""
+        """Decode the form that the link sends."""
         return cls(**sent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in the form in which it is sent."""
+        """Encode for the link."""
         return asdict(self)
 
 
@@ -41,21 +41,21 @@ class ShardLimit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Limits of one source's shards in the next batch. A shard that is not named has none."""
+    """Limits of one source's shards in the next batch. Other shards are not limited."""
 
     limits: Mapping[str, ShardLimit] = field(default_factory=dict[str, ShardLimit])
 
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> Admission:
-        """Read it from the form in which it is sent."""
+        """Decode the form that the link sends."""
         return cls({shard: ShardLimit(**limit) for shard, limit in sent.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in the form in which it is sent."""
+        """Encode for the link."""
         return {shard: asdict(limit) for shard, limit in self.limits.items()}
 
     def take(self, unread: Mapping[str, Sequence[str]], most: int | None) -> dict[str, list[str]]:
-        """Return the files that the next batch reads, by shard; `most` is the most of each shard.
+        """Return the files that the next batch reads, by shard, and `most` of each shard at most.
 
         >>> paused = Admission({"north": ShardLimit(0, "it is ahead")})
         >>> paused.take({"north": ["7"], "south": ["3", "4", "5"]}, 2)
@@ -72,5 +72,5 @@ class Admission:
 
     @property
     def because(self) -> dict[str, str]:
-        """Why shards get nothing, or less than they could have."""
+        """Reasons of the limits, by shard."""
         return {shard: limit.because for shard, limit in self.limits.items()}

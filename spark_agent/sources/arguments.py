@@ -1,4 +1,4 @@
-"""Checks of what the user passes to `Pipeline.read_logs`."""
+"""Checks of the arguments of `Pipeline.read_logs`."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ FORMATS: Final[Sequence[str]] = ("csv", "json", "parquet")
 def check_logs(
     path: object, *, form: object, schema: object, shard: object, most: object
 ) -> StructType:
-    """Check the arguments of `read_logs`; return the columns that it gives. Raises `ValueError`."""
+    """Check the arguments of `read_logs`; return its columns. Raises `ValueError`."""
     _check_path(path)
     if form not in FORMATS:
-        raise ValueError(f"format {form!r} is not known: write 'csv', 'json' or 'parquet'")
+        raise ValueError(f"invalid format {form!r}: write 'csv', 'json' or 'parquet'")
     if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(
-            f"max_files_per_shard {most!r} is not a number of files: write 1 or more, or leave it out"
-        )
+        raise ValueError(f"invalid max_files_per_shard {most!r}: write 1 or more, or leave it out")
     fields = _fields(schema)
     if not isinstance(shard, str) or not shard:
-        raise ValueError(f"shard {shard!r} is not a column's name: write one, such as 'shard'")
+        raise ValueError(f"invalid shard {shard!r}: write a column's name, such as 'shard'")
     taken = {name.lower(): name for name in fields.names}
     if shard.lower() in taken:
         raise ValueError(
-            f"shard {shard!r}: the schema has a column {taken[shard.lower()]!r}, and this is to be the "
-            f"column with the folder's name: give that another name, shard='folder', or leave the "
-            f"schema's column out"
+            f"shard {shard!r}: the schema already has a column {taken[shard.lower()]!r}, and the column "
+            f"with the folder's name needs another name: pass shard='folder', or leave the schema's "
+            f"column out"
         )
     for field in fields:
         _check_type(field, str(form))
@@ -51,17 +49,17 @@ def check_logs(
 
 def _check_path(path: object) -> None:
     if not isinstance(path, (str, os.PathLike)) or not path:
-        raise ValueError(f"path {path!r} is not the path of a folder: write it like '/data/taps'")
+        raise ValueError(f"invalid path {path!r}: write the path of a folder, like '/data/taps'")
     name = str(os.fspath(path))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if "://" in name or name.startswith("file:"):
         raise ValueError(
             f"path {name!r} is a URL, and read_logs() reads folders that are mounted: write the path "
-            f"where the driver and every executor have it, like '/data/taps'"
+            f"of the mount on the driver and every executor, like '/data/taps'"
         )
     if not Path(name).is_dir():
         raise ValueError(
-            f"path {name!r} is not a folder. It must be there before the query starts; in it is a "
-            f"folder for each shard, which may come later"
+            f"path {name!r} is not a folder. Create it before the query starts. The folders of its "
+            f"shards may come later"
         )
 
 
@@ -77,13 +75,13 @@ def _fields(schema: object) -> StructType:
             ) from error
     if not isinstance(schema, StructType) or not schema.fields:
         raise ValueError(
-            f"schema {given!r} has no columns: write them with their types, like "
+            f"schema {given!r} has no columns: write columns and their types, like "
             f"'tap string, at timestamp, litres double'"
         )
     names = [name.lower() for name in schema.names]
     for name in schema.names:
         if names.count(name.lower()) > 1:
-            raise ValueError(f"schema: the column {name!r} is there more than once")
+            raise ValueError(f"schema: duplicate column {name!r}")
     return schema
 
 

@@ -1,22 +1,24 @@
 """The control source: brings a stage's input watermark into Spark, where all windows close by it.
 
-It is a streaming data source that yields one row whenever the watermark has advanced, with the
-watermark as its event time. `Pipeline.watermarked` unions it with the data in such a way that
-Spark's own watermark is the newest control row's event time and depends on nothing else. The driver
-decides what to yield next (`spark_agent.driver.watermark_feed`); the source asks it through the link.
+The control source is a streaming data source. It yields one row whenever the watermark has advanced,
+with the watermark as the row's event time. `Pipeline.watermarked` unions the control source with the
+data, so that Spark's own watermark is the newest control row's event time and depends on nothing else.
+The driver determines the next row (`spark_agent.driver.watermark_feed`); the source requests it through
+the link.
 
-Why no row that the watermark covers is late, although Spark polls the data's source and this one
-for their latest offsets one after the other, in either order: everything that a watermark W covers
-was readable *before* W was published. If Spark polls this source first, it lists the data after it
-has seen W, so everything that W covers is in the same batch or an earlier one. If it polls this
-source last, rows that arrive between the two polls are in the next batch. That is still in time. The
-control row of batch n becomes Spark's watermark at the end of batch n. Batch n + 1 closes windows by
-it, but only after processing its own rows, and it drops late rows by the watermark of batch n, which
-is older. All this holds only if the data's source reads everything available. One that is rate
-limited and reads what *another query* wrote may leave covered rows for a later batch, and is refused.
-(The source stage's own query may be limited: its rows are promised only once they have been read.)
-With `availableNow` a query reads what was there at the start, so for other queries' stages it uses
-the watermarks from before its start.
+Rows that the watermark covers are never late, although Spark polls the latest offsets of the data's
+source and of this source one after the other, in either order. The rows that a watermark W covers were
+readable *before* W was published. If Spark polls this source first, the data is listed after W was read,
+so the covered rows are in the same batch or an earlier one. If Spark polls this source last, rows that
+arrive between the two polls are in the next batch, which is still in time: the control row of batch n
+becomes Spark's watermark at the end of batch n. Batch n + 1 closes windows by it, but only after
+processing its own rows, and batch n + 1 drops late rows by the watermark of batch n, which is older.
+
+This requires that the data's source reads everything available. A rate-limited source that reads the
+output of *another query* may leave covered rows for a later batch, and is rejected. (The source stage's
+own query may be limited: rows are promised only once they have been read.) With `availableNow` a query
+reads the data that was there at the start, so for other queries' stages it uses the watermarks from
+before its start.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from spark_agent.times import MAX_MS
 FORMAT: Final = "tidegauge-control"
 
 END_MS: Final = 3_093_527_980_800_000
-"""100000-01-01T00:00:00Z: how Spark is given the end of time. It is later than the end of any window
-over real times (which end with the year 9999), and still fits Spark's microseconds."""
+"""100000-01-01T00:00:00Z, which stands for the end of time in Spark. It is later than the end of any
+window over real times (until the year 9999), and still fits Spark's microseconds."""
 
 
 def to_spark_ms(watermark_ms: int) -> int:
@@ -53,10 +55,10 @@ def to_spark_ms(watermark_ms: int) -> int:
 class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows one stage's input watermark. Runs in a Python process next to the driver.
 
-    Its offsets are `spark_agent.sources.driver_link.Offset`. Spark logs them, so a repeated batch sees
-    the same watermark again. As a simple reader it passes its rows to Spark together with the offset,
-    and the task that reads them needs no Python. Only a batch repeated after a restart reads its row
-    again.
+    Its offsets are `spark_agent.sources.driver_link.Offset`. Spark logs the offsets, so a repeated batch
+    has the same watermark again. A simple reader passes its rows to Spark together with the offset, so
+    the task that reads the rows needs no Python. Only a batch that is repeated after a restart reads its
+    row again.
     """
 
     def __init__(
@@ -85,11 +87,11 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(None, 0).to_dict()
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[Batch], dict[str, Any]]:
-        """Ask the driver for the next offset; `start` and no row if the watermark has not advanced.
+        """Request the next offset from the driver; `start` and no row if the watermark has not advanced.
 
         An exception raised here would end the query. If the driver does not answer, the watermark
-        does not advance, which is always safe. An idle query calls this every 10 ms; not every call
-        asks the driver, unless the run ends at the first trigger that finds nothing new.
+        does not advance, which is always safe. An idle query calls this every 10 ms. Not every call
+        sends a request, unless the run ends at the first trigger that finds nothing new.
         """
         end = self._next(start)
         return self.readBetweenOffsets(start, end), end
@@ -98,13 +100,16 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         now_ms = self._clock.steady_ms()
         if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
             return start
-        found = self._ask(start)
+        found = self._request(start)
         idle = found == start and not self._ends_when_idle
         self._next_poll_ms = self._clock.steady_ms() + self._poll_ms if idle else None
         return found
 
-    def _ask(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Ask the driver. While it says to hold, Spark waits here and plans no batch."""
+    def _request(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Request the next offset.
+
+        While the driver answers `Hold`, Spark waits here and plans no batch.
+        """
         at = Offset.from_dict(start)
         try:
             while isinstance(found := self._link.next(self._control, at), Hold):
@@ -116,7 +121,7 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def readBetweenOffsets(  # noqa: N802
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Iterator[Batch]:
-        """Make one row, if there is a watermark."""
+        """Make one row if the watermark has advanced."""
         if start == end or end["watermark"] is None:
             return iter(())
         time_ms = end["watermark"] + self._delay_ms
@@ -128,11 +133,11 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class ControlSource(DataSource):
-    """The control source, as registered with Spark.
+    """The control source for Spark's registry.
 
     Options: stage, control, port, token, timeoutMs, pollMs, schema, eventTime, delayMs. Its rows have
     all columns of the data they are unioned with. With literals in their place, Spark's optimiser
-    could prove that no control row passes the data's filters.
+    could prove that control rows never pass the data's filters.
     """
 
     @classmethod

@@ -1,9 +1,9 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportUnknownVariableType=false
 """The one row by which a control source brings a watermark into Spark.
 
-It is apart from `spark_agent.arrow`, and made without `pa.array`, since those import Arrow's functions
-and pandas: a quarter of a second, for which every start of a query would wait. It is apart from
-`spark_agent.sources.control`, too, since pyarrow has no types and those of the source stay strict.
+The module is separate from `spark_agent.arrow`, and avoids `pa.array`, because both import Arrow's
+functions and pandas. The imports take a quarter of a second at every start of a query. The module
+is separate from `spark_agent.sources.control` because pyarrow has no types.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Batch: TypeAlias = Any
 
 
 def control_row(schema: StructType, event_time: str, time_ms: int) -> Batch:
-    """Make one row in which only the event time is set."""
+    """Make a row in which only the event time is set."""
     fields = to_arrow_schema(schema, timezone="UTC")
     time_us = pa.py_buffer(struct.pack("=q", time_ms * 1_000))
     arrays = [

@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
-"""Rows of a shard's files, in the form that Spark takes."""
+"""Rows of a shard's files, in Spark's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ArrowType: TypeAlias = Any
 """A `pyarrow.DataType`, or a `pyarrow.Schema`."""
 
 _BLOCK_BYTES: Final = 8 << 20
-"""No line of JSON or CSV may be longer."""
+"""The longest line of JSON or CSV."""
 _ROWS: Final = 10_000
 _HEADER_BYTES: Final = 65_536
 _ZONED: Final = r"(?:[zZ]|[+-]\d{2}:?(?:\d{2})?)$"
@@ -34,18 +34,18 @@ _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns into which a file is read."""
+    """Columns of the rows that are read from a file."""
 
     schema: ArrowType
     """The `pyarrow.Schema` that Spark expects."""
     zone: str
-    """The time zone of instants that name none."""
+    """The time zone of instants without one."""
     event_time: str
-    """The column that no file may lack: without a time, its rows would be lost without a word."""
+    """The column that every file must have: rows without an event time would be lost silently."""
 
 
 def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
-    """Read a file. A column that it does not have is null. Raises `LogsError`."""
+    """Read a file. A missing column is null. Raises `LogsError`."""
     try:
         for batch in FORMATS[form](path, columns):
             yield _converted(batch, columns)
@@ -57,8 +57,8 @@ def read_file(path: str, form: str, columns: Columns) -> Iterator[Batch]:
     except (pa.ArrowException, OSError) as error:
         raise LogsError(
             f"tidegauge: {path} cannot be read as {form}: {error}. A file must be complete when it "
-            f"gets its name: write it under one that begins with a dot, and rename it. Repair the file, "
-            f"or put one without rows in its place, and start the query again"
+            f"gets its name: write it under a name that begins with a dot, and rename it. Repair the "
+            f"file, or replace it by a file without rows, and start the query again"
         ) from error
 
 
@@ -66,7 +66,7 @@ def _read_parquet(path: str, columns: Columns) -> Iterator[Batch]:
     with pa.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
         _check_event_time(file.schema_arrow.names, columns)
         wanted = [name for name in file.schema_arrow.names if name in columns.schema.names]
-        # A legacy form of Spark's, in which instants are UTC although they do not say so.
+        # A legacy form of Spark's, in which instants are UTC, although the file does not record it.
         instants = {
             file.schema.column(i).name
             for i in range(len(file.schema))
@@ -134,7 +134,7 @@ def _csv_header(beginning: bytes) -> list[str]:
 def _check_event_time(names: Sequence[str], columns: Columns) -> None:
     if columns.event_time not in names:
         raise pa.ArrowInvalid(
-            f"it has no column {columns.event_time!r}, the event time, but {', '.join(names)}"
+            f"the column {columns.event_time!r}, the event time, is missing among {', '.join(names)}"
         )
 
 
@@ -143,11 +143,11 @@ FORMATS: Final[Mapping[str, Callable[[str, Columns], Iterator[Batch]]]] = {
     "json": _read_json,
     "parquet": _read_parquet,
 }
-"""CSV has the columns' names in its first line, JSON has one object in each line."""
+"""Readers of the formats. CSV has the columns' names in its first line, JSON an object in each line."""
 
 
 def _as_text(of: ArrowType) -> ArrowType:
-    """Return the type in which a column of a text file is read first: Arrow knows few forms of time."""
+    """Return the type in which a column of a text file is read first: Arrow parses few forms of time."""
     return pa.string() if pa.types.is_timestamp(of) or pa.types.is_date(of) else of
 
 
@@ -171,12 +171,12 @@ def _cast(array: Array, to: ArrowType, zone: str) -> Array:
         return _parsed(array, to, zone)
     if to.tz is not None and pa.types.is_timestamp(array.type) and array.type.tz is None:
         array = _in_zone(pc.cast(array, pa.timestamp("us"), safe=False), zone)
-    # Spark, too, cuts off what is below a microsecond.
+    # Spark, too, truncates to microseconds.
     return pc.cast(array, to, safe=False)
 
 
 def _parsed(texts: Array, to: ArrowType, zone: str) -> Array:
-    """Parse instants. Those without a time zone are in the session's, as Spark has it."""
+    """Parse instants. As in Spark, an instant without a time zone is in the session's."""
     texts = pc.replace_substring_regex(texts, _BEYOND_MICROSECONDS, r"\1")
     local = pa.timestamp("us")
     if to.tz is None:
@@ -191,8 +191,8 @@ def _parsed(texts: Array, to: ArrowType, zone: str) -> Array:
 
 
 def _in_zone(local: Array, zone: str) -> Array:
-    """Place local times in a time zone. One that the clocks skip is read by the offset before, as Spark
-    does: 02:15 is 03:15 then.
+    """Place local times in a time zone. As in Spark, a time that the clocks skip is read by the offset
+    before the change: 02:15 is 03:15 then.
     """
     placed = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
     skipped = pc.subtract(local, pc.local_timestamp(placed))

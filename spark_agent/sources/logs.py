@@ -1,9 +1,9 @@
 """A streaming source for logs in folders: one for each shard, files read in the order of their names.
 
-Spark plans one batch for everything that a query reads. Here what each shard reads in that batch is
-decided shard by shard: before each batch the source tells the driver which shards have unread files, and
-the driver answers what they may read (`spark_agent.throttle.source_throttle`). So one shard waits while
-others go on.
+Spark plans one batch for everything that a query reads. This source limits each shard of that batch
+separately: before each batch the source sends the driver the numbers of unread files by shard, and
+the driver answers with limits (`spark_agent.throttle.source_throttle`). So one shard waits while others
+go on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT: Final = "tidegauge-logs"
 
 _LONGEST_BLOCK_MS: Final = 1_000
 """Longest wait of a run that ends when nothing is new, while its shards may read nothing. Then Spark
-runs a batch without them: another source of the query may be the one that they wait for."""
+runs a batch without them: the shards may be waiting for another source of the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Logs:
     path: str
     form: str
     shard: str
-    """The column that has the shard."""
+    """The column with the shard."""
     zone: str
-    """The time zone of instants that name none."""
+    """The time zone of instants without one."""
     event_time: str
     most: int | None
-    """The most files of a shard in one batch; None: all that there are."""
+    """The largest number of files of a shard in one batch; None: without a limit."""
 
 
 class ShardFiles(InputPartition):
-    """The files of one shard in one batch: what one task reads."""
+    """The files of one shard in one batch, read by one task."""
 
     def __init__(self, shard: str, names: Sequence[str]) -> None:
         super().__init__(shard)
@@ -94,12 +94,12 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By shard: the last file that was there when the run started; None: the run goes on."""
         self._next_poll_ms: int | None = None
         self._checked: dict[str, tuple[ShardOffset, Sequence[str]]] = {}
-        """By shard: the offset and the files for which nothing late was found."""
+        """By shard: the offset and the files that have passed the checks."""
         self._read: dict[str, dict[str, int]] = {}
-        """By shard: the files of its newest batch, with their sizes when that was read."""
+        """By shard: the files of its newest batch, with their sizes when the batch was read."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what only the driver's side knows: Spark pickles the reader for `read`."""
+        """Leave out the driver's state: Spark pickles the reader for `read`, which does not use it."""
         return {**self.__dict__, "_checked": {}, "_ends": None, "_read": {}}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -107,19 +107,19 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogsOffset().to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return how many files of each shard a batch reads at most."""
+        """Return the limit of files of each shard in a batch."""
         most = self._logs.most
         return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note what is there: the run ends when that is read."""
+        """Note the present files: the run ends when they are read."""
         self._ends = {shard: names[-1] for shard, names in self._list().items() if names}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the offset after the next batch; `start` if there is nothing that may be read.
+        """Return the offset after the next batch; `start` if nothing may be read.
 
-        An idle query calls this every 10 ms; not every call looks, unless the run ends at the first
-        trigger that finds nothing new. Raises `LogsError`.
+        An idle query calls this every 10 ms. Not every call lists the folders, unless the run ends at
+        the first trigger that finds nothing new. Raises `LogsError`.
         """
         now_ms = self._clock.steady_ms()
         if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
@@ -134,16 +134,16 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if taken:
             return self._after(at, listing, taken, admission).to_dict()
         if self._ends is not None:
-            # To return `start` would end the run, with files unread.
+            # Returning `start` would end the run, with files unread.
             turn = LogsOffset(at.shards, at.turn + 1, admission.because)
             return turn.to_dict() if unread else start
         self._next_poll_ms = self._clock.steady_ms() + self._poll_ms
         return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the files of a batch, one partition for each shard that reads some.
+        """Return the files of a batch, a partition for each shard.
 
-        A batch that is repeated reads the same files. Raises `LogsError`.
+        A repeated batch reads the same files. Raises `LogsError`.
         """
         found = files_of_batch(
             self._logs.path, LogsOffset.from_dict(start), LogsOffset.from_dict(end)
@@ -154,7 +154,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
         """Read the files of one shard, one after the other. Raises `LogsError`."""
-        assert isinstance(partition, ShardFiles)  # noqa: S101  (Spark gives back what it was given)
+        assert isinstance(partition, ShardFiles)  # noqa: S101  (from `partitions`)
         logs = self._logs
         return read_rows(
             logs.path,
@@ -175,7 +175,7 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list_folders(self._logs.path)
 
     def _check(self, at: LogsOffset, listing: Listing) -> None:
-        """Raise `LogsError` if a shard has something that would never be read."""
+        """Raise `LogsError` if a shard has files or rows that would never be read."""
         for shard, offset in at.shards.items():
             names = listing.get(shard, ())
             if self._checked.get(shard) != (offset, names):
@@ -183,7 +183,8 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._check_sizes(shard, names, offset)
                 self._checked[shard] = offset, names
             elif read := self._read.get(shard):
-                # All files at each poll would take too long; most likely the newest one has changed.
+                # A check of all files at each poll would take too long; changes are mostly of the
+                # newest.
                 self._check_sizes(shard, [name for name in names if name in read], offset)
 
     def _check_sizes(self, shard: str, names: Sequence[str], offset: ShardOffset) -> None:
@@ -203,25 +204,25 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _admitted(
         self, unread: Mapping[str, Sequence[str]], most: int | None
     ) -> tuple[Admission, dict[str, list[str]]]:
-        """Ask the driver what may be read; return its answer, and the files.
+        """Request the shards' limits from the driver; return them, and the files within them.
 
-        While a run that ends may read nothing, wait a little for that to change.
+        A run that ends waits a little for files that it may not read yet.
         """
         counts = {shard: len(names) for shard, names in unread.items()}
         wanted = Wanted(counts, most, ends=self._ends is not None)
         until_ms = self._clock.steady_ms() + _LONGEST_BLOCK_MS
         while True:
-            admission = self._ask(wanted)
+            admission = self._request(wanted)
             taken = admission.take(unread, most)
             if taken or not unread or not wanted.ends or self._clock.steady_ms() >= until_ms:
                 return admission, taken
             self._clock.pause(self._poll_ms)
 
-    def _ask(self, wanted: Wanted) -> Admission:
+    def _request(self, wanted: Wanted) -> Admission:
         try:
             return self._link.admit(self._source, wanted)
         except LinkError:
-            # To wait is advice. To find nothing, although there is something, could make a source final.
+            # A limit is only advice, but reading nothing despite unread files could make a source final.
             return Admission()
 
     def _after(
@@ -231,20 +232,20 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         taken: Mapping[str, Sequence[str]],
         admission: Admission,
     ) -> LogsOffset:
-        # A shard that reads nothing keeps its offset as it is: files that a storage has lost for a
-        # while are still known when they are back.
+        # A shard that reads nothing keeps its offset: files that the storage has lost temporarily are
+        # still in the offset when they return.
         shards = dict(at.shards)
         for shard, names in taken.items():
             offset, path = at.of(shard), self._logs.path
             present = sizes_of(path, shard, offset.read_of(listing[shard]))
-            # One that is gone by now is missed when the batch is read.
+            # A file that was deleted since is reported when the batch is read.
             taking = dict.fromkeys(names, 0) | sizes_of(path, shard, names)
             shards[shard] = offset.after(present, taking)
         return LogsOffset(shards, at.turn, admission.because)
 
 
 class LogsSource(DataSource):
-    """The source of logs in folders, as registered with Spark; `Pipeline.read_logs` makes it.
+    """The source of logs in folders, for Spark's registry; `Pipeline.read_logs` makes it.
 
     Options: stage, source, port, token, timeoutMs, pollMs, schema, folder, files, shard, zone,
     eventTime, most.

@@ -1,10 +1,9 @@
 """Position of a source that reads logs in folders: files that are unread, late, or in a batch. Pure.
 
-A shard's files are read in the order of their names. Its offset names the last one that was read, and
-knows, by a short mark of each, which of the files before it were read, and how large they were. So a
-batch that Spark repeats reads exactly the files that it read the first time. And a file that turns up
-with a name before the last one is found, as is one that was changed: without that, what is new in it
-would never be read, and nobody would know.
+A shard's files are read in the order of their names. Its offset has the name of the last file that was
+read, and short digests of the names and sizes of the files before it. So a batch that Spark repeats
+reads exactly the files that it read the first time. A file that appears with a name before the last one
+is found, and so is a changed file: otherwise its new rows would never be read, without any error.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from hashlib import blake2b
 from typing import Any, Final
 
 _DIGEST_BYTES: Final = 5
-"""A late file is taken for one that was read with a probability of files in the folder / 2^40."""
+"""Bytes of a name's digest. A late file stays unnoticed with a probability of files / 2^40."""
 _SIZE_BYTES: Final = 3
-"""Bytes that are kept of a file's size. A change by a multiple of 16 MiB is not noticed."""
-_MARK_BYTES: Final = _DIGEST_BYTES + _SIZE_BYTES
+"""Bytes that are kept of a file's size. A change by a multiple of 16 MiB stays unnoticed."""
+_ENTRY_BYTES: Final = _DIGEST_BYTES + _SIZE_BYTES
 
 
 _NONE: Final[Mapping[bytes, bytes]] = {}
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is to be skipped, as Spark does.
+    """Return whether a file or folder is skipped, by Spark's rules.
 
     >>> [is_hidden(name) for name in ("0001.json", ".0001.json", "_SUCCESS", "_y=1", "a._COPYING_")]
     [False, True, True, False, True]
@@ -44,7 +43,7 @@ def _digest(name: str) -> bytes:
     return blake2b(encoded, digest_size=_DIGEST_BYTES).digest()
 
 
-def _mark(size: int) -> bytes:
+def _size_digest(size: int) -> bytes:
     return (size % (1 << 8 * _SIZE_BYTES)).to_bytes(_SIZE_BYTES, "big")
 
 
@@ -53,14 +52,14 @@ class ShardOffset:
     """Position in one shard."""
 
     last: str = ""
-    """The name of the last file; empty: none yet."""
+    """The name of the last file; empty: not yet."""
     files: int = 0
     """Number of files that were read in all."""
     seen: str = ""
-    """A mark of each of the files up to the last one that were still there when it was chosen."""
+    """Digests of the files up to the last one that existed when the batch was planned."""
 
     def unread(self, names: Sequence[str]) -> list[str]:
-        """Return which of a folder's files, in order, come after the last one.
+        """Return the files of a folder after the last one, in order.
 
         >>> ShardOffset(last="0002").unread(["0001", "0002", "0003", "0004"])
         ['0003', '0004']
@@ -81,28 +80,32 @@ class ShardOffset:
         return [name for name in before if _digest(name) not in seen]
 
     def changed(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return the files that were read with another size than they have now.
+        """Return the files whose size has changed since they were read.
 
         >>> ShardOffset().after({}, {"0002": 7, "0004": 7}).changed({"0002": 9, "0004": 7})
         ['0002']
         """
         seen = self._seen() if sizes else _NONE
-        return [name for name, size in sizes.items() if seen.get(_digest(name)) != _mark(size)]
+        return [
+            name for name, size in sizes.items() if seen.get(_digest(name)) != _size_digest(size)
+        ]
 
     def read_of(self, names: Sequence[str]) -> Sequence[str]:
-        """Return those of a folder's files, in order, that are not after the last one."""
+        """Return the files of a folder up to the last one, in order."""
         return names[: bisect_right(names, self.last)]
 
     def after(self, present: Mapping[str, int], taken: Mapping[str, int]) -> ShardOffset:
-        """Return the offset after a batch reads `taken`, while `present` are there of those before. Both
-        have the files' sizes, in order.
+        """Return the offset after a batch that reads `taken`, while `present` are the existing files
+        before them. Both have the files' sizes, in order.
         """
-        marks = sorted(_digest(k) + _mark(size) for k, size in {**present, **taken}.items())
+        digests = sorted(
+            _digest(k) + _size_digest(size) for k, size in {**present, **taken}.items()
+        )
         [*_, last] = taken
-        return ShardOffset(last, self.files + len(taken), b64encode(b"".join(marks)).decode())
+        return ShardOffset(last, self.files + len(taken), b64encode(b"".join(digests)).decode())
 
     def batch(self, names: Sequence[str], end: ShardOffset) -> list[str] | None:
-        """Return the files of the batch from here to `end`; None: some of them are gone.
+        """Return the files of the batch from here to `end`; None: some of them are missing.
 
         >>> start = ShardOffset().after({}, {"1": 7})
         >>> end = start.after({"1": 7}, {"2": 7, "4": 7})
@@ -115,11 +118,11 @@ class ShardOffset:
         return found if len(found) == end.files - self.files else None
 
     def _seen(self) -> Mapping[bytes, bytes]:
-        """Return the marks of the sizes, by the digests of the names."""
+        """Return the digests of the sizes, by the digests of the names."""
         packed = b64decode(self.seen)
         return {
-            packed[i : i + _DIGEST_BYTES]: packed[i + _DIGEST_BYTES : i + _MARK_BYTES]
-            for i in range(0, len(packed), _MARK_BYTES)
+            packed[i : i + _DIGEST_BYTES]: packed[i + _DIGEST_BYTES : i + _ENTRY_BYTES]
+            for i in range(0, len(packed), _ENTRY_BYTES)
         }
 
 
@@ -129,18 +132,18 @@ class LogsOffset:
 
     shards: Mapping[str, ShardOffset] = field(default_factory=dict[str, ShardOffset])
     turn: int = 0
-    """Counts the batches that it has caused without reading anything."""
+    """Number of batches without files."""
     waits: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why shards got no files in this batch, or fewer. It is only shown: in the query's progress."""
+    """Reasons why shards got no files in this batch, or fewer, for the query's progress only."""
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> LogsOffset:
-        """Read it from the form that Spark logs."""
+        """Decode the form that Spark logs."""
         shards = {shard: ShardOffset(**each) for shard, each in stored["shards"].items()}
         return cls(shards, stored["turn"], stored.get("waits", {}))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it in the form that Spark logs."""
+        """Encode for Spark's log."""
         shards = {
             shard: {"last": at.last, "files": at.files, "seen": at.seen}
             for shard, at in sorted(self.shards.items())
@@ -149,5 +152,5 @@ class LogsOffset:
         return stored | {"waits": dict(self.waits)} if self.waits else stored
 
     def of(self, shard: str) -> ShardOffset:
-        """Return where a shard is."""
+        """Return the position of a shard."""
         return self.shards.get(shard, ShardOffset())

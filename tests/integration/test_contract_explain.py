@@ -234,12 +234,12 @@ async def test_who_lags_more_by_its_input_than_by_what_it_keeps_waits_for_its_in
 @pytest.mark.parametrize(
     ("stages", "words"),
     [
-        ({"k": {"holds": {"join": 5}}}, "belong to an input_watermark"),
-        ({"s": {"holds": {"join": 5}}}, "belong to an input_watermark"),
+        ({"k": {"holds": {"join": 5}}}, "require an input_watermark"),
+        ({"s": {"holds": {"join": 5}}}, "require an input_watermark"),
         ({"k": {"input_watermark": None, "holds": {"join": -(2**62)}}}, "must be milliseconds"),
         (
             {"u": {"input_watermark": None, "holds": {"join": 5}}},
-            "a passthrough stage keeps nothing",
+            "a passthrough stage has no holds",
         ),
     ],
 )

@@ -36,7 +36,7 @@ def test_the_defaults_are_well_before_the_first_start_and_after(tmp_path: Path) 
     status, found = examine(tmp_path)
     assert status == 0
     assert {finding["verdict"] for finding in found.values()} <= {"ok", "warning"}
-    assert "made at the first start" in found["ledger"]["says"]
+    assert "created at the first start" in found["ledger"]["says"]
     # It looks, and leaves nothing behind.
     assert list(tmp_path.iterdir()) == []
     with Service(tmp_path) as service:

@@ -121,11 +121,11 @@ def test_explain_of_a_job_in_which_nobody_has_spoken(server: Service) -> None:
     job = Scores(server, "silent")
     tree = [text for _, text in lines(job.run("explain", "mobile", "--limit", "1"))]
     assert "mobile-0: never reported" in tree
-    assert "holder nobody" in tree
+    assert "holder none" in tree
     assert "promise none yet" in tree
     [_, group, last] = job.run("throttle").splitlines()
     assert group.split() == ["mobile,", "console", "no", "limit"]
-    assert last == "no shard of job silent is asked to wait"
+    assert last == "no shard of job silent is throttled"
 
 
 def test_throttle_says_who_is_asked_to_wait_for_whom(scores: Scores) -> None:
@@ -146,7 +146,7 @@ def test_throttle_says_that_nobody_is_asked(scores: Scores) -> None:
     at = NEW_YEAR + 60 * MINUTE
     scores.report("sessions", {key: RangeReport() for key in KEYS}, input_ms=at)
     shown = scores.run("throttle").splitlines()
-    assert shown[-1] == f"no shard of job {scores.job} is asked to wait"
+    assert shown[-1] == f"no shard of job {scores.job} is throttled"
     assert scores.json("throttle")["shards"] == {}
 
 

@@ -374,7 +374,7 @@ def test_without_file_descriptors_it_says_so_and_goes_on(tmp_path: Path) -> None
         scarce = service.descriptors() + 5
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (scarce, before[1]))
         wires = [Wire(service.url) for _ in range(20)]
-        wait_for(lambda: "no file descriptor is left" in service.log(), "a line in the log")
+        wait_for(lambda: "has no file descriptor left" in service.log(), "a line in the log")
         for wire in wires:
             wire.close()
         wait_for(lambda: is_well(service), "well again")

@@ -79,7 +79,9 @@ def test_several_processes_refuse_it_too(
     ledger = postgres_server.database()
     live = redis_server.url
     stores = ("--ledger-url", ledger, "--live-url", live)
-    assert "there is no key" in refusal(run(*ANYWHERE, "--workers", "2", *stores, cwd=tmp_path))
+    assert "the service has no key" in refusal(
+        run(*ANYWHERE, "--workers", "2", *stores, cwd=tmp_path)
+    )
 
 
 class Anywhere(Service):
@@ -106,7 +108,7 @@ def test_it_serves_everywhere_with_a_key_or_when_told_to(
             problem(listed, 401, "unauthenticated")
         else:
             ok(listed)
-            assert "everyone who reaches" in service.log()
+            assert "everyone with access to" in service.log()
 
 
 def test_a_key_in_the_ledger_is_enough(tmp_path: Path) -> None:

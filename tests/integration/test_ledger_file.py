@@ -70,9 +70,9 @@ def cut_log(path: Path) -> None:
     [
         (delete, "moved or deleted"),
         (replace, "moved or deleted"),
-        (cut, "cut from"),
+        (cut, "truncated from"),
         (delete_log, "-wal was moved or deleted"),
-        (cut_log, "-wal was cut from"),
+        (cut_log, "-wal was truncated from"),
     ],
 )
 async def test_a_file_that_is_gone_is_noticed_at_once(

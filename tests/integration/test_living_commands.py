@@ -82,7 +82,7 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     ]
     with pytest.raises(UnknownJob):
         water.client.job(water.job)
-    assert applied(water, tmp_path)[-1] == f"job {water.job} is as the file says"
+    assert applied(water, tmp_path)[-1] == f"job {water.job} is as in the file"
     assert applied(water, tmp_path) == ["nothing changes"]
     wider = SPEC.replace("south]", "south, east]")
     assert applied(water, tmp_path, wider)[0] == '~ stage taps: shards: + "east"'
@@ -106,11 +106,11 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("stages: {s: {shards: [a]}}", "names no job: write 'job: NAME'"),
+        ("stages: {s: {shards: [a]}}", "has no job: write 'job: NAME'"),
         ("job: x", "has no stages: write 'stages:'"),
         ("- 5", "has no stages"),
         ("job: [", "is neither YAML nor JSON: "),
-        ("job: j\nstages: &a {s: *a}", "an alias (*name) stands within what it names"),
+        ("job: j\nstages: &a {s: *a}", "an alias (*name) is inside its own anchor (&name)"),
         ("job: JOB\nstages: {s: {shrads: [a]}}", "shrads"),
         ("job: JOB\nstages: {s: {inputs: [nosuch], ranges: 1}}", "nosuch"),
     ],

@@ -66,7 +66,7 @@ def test_a_generation_that_the_ledger_does_not_know_any_more_is_begun(tmp_path: 
             assert refused.returncode == 5
             [line] = refused.stderr.splitlines()
             assert line == (
-                f"tidegauge reset: job water is in generation 4, so {begun} has begun before: leave "
+                f"tidegauge reset: job water is in generation 4, so {begun} cannot begin again: leave "
                 f"out --generation to begin the next one"
             )
         assert client.generation("water") == 4

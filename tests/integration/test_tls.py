@@ -106,7 +106,7 @@ def test_a_renewed_certificate_is_served_to_new_connections(
         first = served(secure, issued.trust())
         issued.key.write_text("half renewed")
         assert served(secure, issued.trust()) == first
-        assert "stays as it was" in secure.log()
+        assert "stays in use" in secure.log()
         issued.issue()
         wait_for(lambda: served(secure, issued.trust()) != first, "the new certificate")
         assert open_before.get("/healthz").status_code == 200
@@ -136,7 +136,7 @@ def test_a_pipe_is_no_certificate_and_stops_no_handshake(secure: Service, issued
     issued.cert.unlink()
     os.mkfifo(issued.cert)
     assert served(secure, issued.trust()) == first
-    assert "is no regular file" in secure.log()
+    assert "is not a regular file" in secure.log()
     issued.cert.unlink()
     issued.issue()
     wait_for(lambda: served(secure, issued.trust()) != first, "the new certificate")

@@ -40,7 +40,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(service_tracing.SWITCH, "tracing", service_otel.Tracing(provider))
     monkeypatch.setattr(agent_tracing.SWITCH, "tracing", agent_otel.Tracing(provider))
-    monkeypatch.setattr(agent_tracing.SWITCH, "asked", True)
+    monkeypatch.setattr(agent_tracing.SWITCH, "is_read", True)
     return exporter
 
 

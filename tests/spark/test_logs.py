@@ -428,7 +428,7 @@ def test_a_file_that_comes_late_is_refused_and_not_lost(flow: Flow, folders: Fol
         with pytest.raises(StreamingQueryException) as failed:
             query.awaitTermination()
     assert "'0000-late.json', with a name that sorts before it" in str(failed.value)
-    assert "Rename it to one that sorts after '0001.json'" in str(failed.value)
+    assert "Rename it to sort after '0001.json'" in str(failed.value)
     left = folders.path / "left"
     (left / "0000-late.json").rename(left / "0009.json")
     with pipeline_of(flow) as pipeline:

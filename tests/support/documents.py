@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,6 +50,30 @@ NOT_EXECUTED: Final = {
 """Code that one block contains which no test runs, and the reason."""
 
 
+DOCSTRINGS: Final = {
+    **dict.fromkeys(
+        (
+            "AggregatorError",
+            "Arrival",
+            "AsyncClient",
+            "Client",
+            "NotInTime",
+            "Unavailable",
+            "Wrong",
+        ),
+        "tests/integration/test_docstrings.py",
+    ),
+    **dict.fromkeys(
+        ("FinalSourceError", "OldCheckpointError", "StageTakenError", "UnsoundPlanError"),
+        "tests/spark/test_docstrings.py",
+    ),
+}
+"""Public classes with a block of Python in the docstring, and the tests that run the block.
+
+The others have doctests, which pytest runs itself.
+"""
+
+
 class Block(NamedTuple):
     """A fenced block of code."""
 
@@ -68,6 +93,18 @@ def blocks() -> Iterator[Block]:
     for page, text in pages().items():
         for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             yield Block(page, language, code)
+
+
+def example_of(public: type) -> str:
+    """Return the block of Python in the docstring of a public class."""
+    [code] = re.findall(r"^```python\n(.*?)^```$", getdoc(public) or "", re.DOTALL | re.MULTILINE)
+    return code
+
+
+def promised_output(code: str) -> str:
+    """Return the pattern of an example's output: the comments of its prints, with `…` for anything."""
+    lines = re.findall(r"print\(.*\)    # (.+)$", code, re.MULTILINE)
+    return "".join(re.escape(each).replace("…", ".*") + "\n" for each in lines)
 
 
 def block(language: str, containing: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
 from pydoc import locate
 from typing import Final
 
 import pytest
 
+import spark_agent
 from service.frontier.health import Health
+from tests.support.documents import DOCSTRINGS, example_of
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
@@ -125,6 +128,21 @@ def test_commands_of_python_and_tests_are_there(document: str) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_every_public_class_has_an_example_that_a_test_runs() -> None:
+    # The pipeline's examples are those of the documentation.
+    for name in sorted({*spark_agent.__all__} - {"Pipeline"}):
+        document = getdoc(getattr(spark_agent, name)) or ""
+        if name in DOCSTRINGS:
+            assert example_of(getattr(spark_agent, name))
+            assert re.search(rf"(run|example_of)\({name}\b", text_of(DOCSTRINGS[name])), name
+        else:
+            assert ">>> " in document, name
+            assert "```" not in document, name
+        summary, _, context = document.partition("\n\n")
+        assert summary.endswith("."), name
+        assert context[:1].isupper() or context.startswith("`"), f"{name} lacks a paragraph"
+
+
 def test_the_readme_is_for_five_minutes() -> None:
     assert len(text_of("README.md").splitlines()) <= 250
 
@@ -142,16 +160,34 @@ def test_no_other_document_has_a_table_of_terms() -> None:
         assert "| term | meaning |" not in text_of(document), document
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "README.md"])
-def test_the_terms_of_a_document_lead_to_the_glossary(document: str) -> None:
-    text = prose(document)
-    linked = {
+def glossary_links(document: str) -> set[str]:
+    return {
         fragment for target, fragment in links(document) if target == (ROOT / GLOSSARY).resolve()
     }
+
+
+def test_the_terms_of_the_architecture_lead_to_the_glossary() -> None:
+    text, linked = prose("ARCHITECTURE.md"), glossary_links("ARCHITECTURE.md")
     assert linked - {""} <= {anchor(term) for term in TERMS}
     for term in TERMS:
         if re.search(rf"\b{term}s?\b", text, re.IGNORECASE):
             assert anchor(term) in linked, term
+
+
+EVERYDAY: Final = {"health", "job", "mark", "run"}
+"""Terms that the README also uses as everyday words."""
+
+
+def test_the_readme_links_each_term_where_it_is_first_used() -> None:
+    text = re.sub(r"`[^`]*`|^#.*$", "", prose("README.md"), flags=re.MULTILINE)
+    linked = {anchor(term) for term in TERMS}
+    assert glossary_links("README.md") - {""} <= linked
+    for term in set(TERMS) - EVERYDAY:
+        # Addresses of links are not uses of a term.
+        first = re.search(rf"\b{term}s?\b(?![^()\s]*\))", text, re.IGNORECASE)
+        if first is not None:
+            rest = text[first.start() :]
+            assert re.match(rf"[^\[\]]*\]\(docs/glossary\.md#{anchor(term)}\)", rest), rest[:80]
 
 
 def test_the_health_states_are_the_code_s() -> None:

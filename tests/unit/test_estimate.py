@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from service.frontier.estimate import (
-    CannotSay,
     Expected,
+    NoEstimate,
     Observation,
     Trace,
     estimate,
@@ -53,14 +53,14 @@ def test_it_is_never_expected_in_the_past() -> None:
 def test_a_stall_that_is_longer_than_any_is_not_explained_away() -> None:
     known = trace(*EVERY_SECOND)
     found = estimate(known, 99_000 + 60_000, 1_000_000)
-    assert isinstance(found, CannotSay)
+    assert isinstance(found, NoEstimate)
     assert found.because.startswith("it has stood still for 1 min,")
 
 
 def test_a_pause_that_is_a_little_longer_than_most_is_none_to_speak_of() -> None:
     known = trace(*EVERY_SECOND)
     near, far = (estimate(known, 99_000 + 1_200, 990_000 + d) for d in (10_000, 100_000))
-    assert isinstance(near, CannotSay)
+    assert isinstance(near, NoEstimate)
     assert isinstance(far, Expected)
 
 
@@ -83,18 +83,18 @@ def test_what_only_changed_the_input_is_no_advance() -> None:
     ],
 )
 def test_of_little_history_nothing_is_said(known: Trace) -> None:
-    assert isinstance(estimate(known, 10, LATEST), CannotSay)
+    assert isinstance(estimate(known, 10, LATEST), NoEstimate)
 
 
 def test_the_end_of_time_is_nobody_s_guess() -> None:
     found = estimate(trace(*EVERY_SECOND), 99_500, MAX)
-    assert found == CannotSay("nothing tells when a stage will be final")
+    assert found == NoEstimate("the end of a stage cannot be estimated")
 
 
 def test_all_at_once_is_no_division_by_zero() -> None:
     known = trace(*((5, n) for n in range(100)))
     found = estimate(known, 5, 101)
-    assert isinstance(found, CannotSay | Expected)
+    assert isinstance(found, NoEstimate | Expected)
 
 
 def test_an_estimate_takes_linear_time() -> None:

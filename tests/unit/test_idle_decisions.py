@@ -8,7 +8,7 @@ import numpy as np
 
 from service.aggregator.idleness import decide, in_turns
 from service.frontier.facts import Counts, Facts
-from service.frontier.idleness import NEVER_PAUSED, Commits, next_look
+from service.frontier.idleness import NEVER_PAUSED, Commits, next_sample
 from service.frontier.policies import IdlePolicy
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
@@ -31,7 +31,7 @@ QUIET = StageObservation(
 )
 WORD = replace(QUIET, idle=np.array([True]))
 """Its worker has said that it is idle."""
-PAUSED = next_look(None, 0, {"a"}, after_ms=1_000)
+PAUSED = next_sample(None, 0, {"a"}, after_ms=1_000)
 
 
 def test_a_quiet_shard_is_left_out_or_follows_the_clock() -> None:
@@ -47,18 +47,20 @@ def test_a_paused_shard_is_waited_for() -> None:
 
 def test_a_pause_is_no_time_in_which_anybody_watched() -> None:
     """Its worker kept the lease and did not look: what came meanwhile, it reads only now."""
-    looks = next_look(PAUSED, 500, {"a"}, after_ms=1_000)
+    samples = next_sample(PAUSED, 500, {"a"}, after_ms=1_000)
     for at_ms in (1_400, 2_399):
-        looks = next_look(looks, at_ms, (), after_ms=1_000)
-        assert decide(EXCLUDE, QUIET, Instant(50_000, at_ms), looks) == []
-        assert decide(FOLLOW, QUIET, Instant(50_000, at_ms), looks) == []
-    looks = next_look(looks, 2_400, (), after_ms=1_000)
-    assert decide(EXCLUDE, QUIET, Instant(50_000, 2_400), looks) == [Settled(0, 3, 500, True, MIN)]
+        samples = next_sample(samples, at_ms, (), after_ms=1_000)
+        assert decide(EXCLUDE, QUIET, Instant(50_000, at_ms), samples) == []
+        assert decide(FOLLOW, QUIET, Instant(50_000, at_ms), samples) == []
+    samples = next_sample(samples, 2_400, (), after_ms=1_000)
+    assert decide(EXCLUDE, QUIET, Instant(50_000, 2_400), samples) == [
+        Settled(0, 3, 500, True, MIN)
+    ]
 
 
 def test_who_has_not_looked_for_long_decides_nothing_new_and_ends_nothing() -> None:
     """A replica that starts does not know of the pauses before, and the others may."""
-    first = next_look(None, NOW.lease_ms, (), after_ms=1_000)
+    first = next_sample(None, NOW.lease_ms, (), after_ms=1_000)
     assert decide(EXCLUDE, QUIET, NOW, first) == []
     idle = replace(WORD, idle_by_policy={0})
     assert decide(EXCLUDE, idle, NOW, first) == []

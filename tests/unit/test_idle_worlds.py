@@ -22,7 +22,7 @@ from service.aggregator.idleness import decide, in_turns
 from service.errors import LeaseConflictError
 from service.frontier.facts import ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
-from service.frontier.idleness import next_look
+from service.frontier.idleness import next_sample
 from service.frontier.leases import Rank
 from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import ShardLayout
@@ -76,7 +76,7 @@ class World:
         start = InstalledStage(StageView(StageWatermark(), 0, 0, 0), StageProgress(), 1)
         flow = Pipeline({"s": stage})
         await store.begin(InstalledJob("j", flow, 1, 1, 1, 0, 0, {"s": start}))
-        output, version, looks = StageWatermark(), 0, None
+        output, version, samples = StageWatermark(), 0, None
         for _ in range(STEPS):
             clock.advance(STEP_MS)
             now = clock.now_ms
@@ -89,9 +89,9 @@ class World:
             asked = [s.name for s, i in zip(shards, idle, strict=True) if s.is_throttled and not i]
             for shard in shards:
                 shard.heeds, shard.heard = shard.heard, shard.name in asked
-            looks = next_look(looks, instant.lease_ms, asked, after_ms=POLICY.after_ms)
+            samples = next_sample(samples, instant.lease_ms, asked, after_ms=POLICY.after_ms)
             self.idle_steps += int(observed["s"].idle.sum())
-            for turn in [*in_turns(decide(POLICY, observed["s"], instant, looks)), ()]:
+            for turn in [*in_turns(decide(POLICY, observed["s"], instant, samples)), ()]:
                 _, agreements = await store.agreements("j", frozenset("s"))
                 reached, version = agreements["s"], version + 1
                 output = output.advance(output.input, reached.watermark, idle=reached.idle)

@@ -54,7 +54,7 @@ def test_a_key_is_read_from_a_variable_as_a_shell_took_it_from_a_file(
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"two keys", b"\xff\xff"])
 def test_what_is_no_key_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
-    with pytest.raises(UnusableKeyError, match=r"cannot be used: it has no key in it"):
+    with pytest.raises(UnusableKeyError, match=r"cannot be used: it contains no key"):
         key_source(None, str(tmp_path / "key"), {}).read()
 
 

@@ -54,7 +54,7 @@ def test_a_wrong_key_and_a_key_that_is_revoked(protected: Protected, browser: Br
     with opened(browser, protected.url, allowed=UNAUTHENTICATED) as page:
         page.goto("/")
         log_in(page, "tg_" + "wrong" * 10)
-        expect(page.get_by_role("alert")).to_contain_text("the key is not known")
+        expect(page.get_by_role("alert")).to_contain_text("unknown key: it is misspelt")
         log_in(page, secret)
         expect(page.locator("tr[data-job]")).to_have_count(2)
         # It is of this tab alone, and no part of any address.

@@ -13,7 +13,7 @@ from tests.web.flights import DAY, START, Feed
 
 RANGES = 1_000_000
 MOST = 10_000
-"""Ranges that one report may carry."""
+"""The largest number of ranges in one report."""
 SLOW, EXPIRED = 123_456, 999_999
 
 

@@ -200,7 +200,7 @@ def test_what_is_expired_idle_or_silent_is_easy_to_find(service: Service, open_p
                 page.get_by_role("link", name=link).click()
                 expect(listed).to_have_text([name])
             page.get_by_role("link", name="Expired 1").click()
-            expect(page.locator(".ranges tbody tr")).to_contain_text("nobody")
+            expect(page.locator(".ranges tbody tr")).to_contain_text("none")
 
 
 def test_a_name_that_is_none(flights: Flights, open_page: Opened):

@@ -1,4 +1,4 @@
-"""The bodies of responses, contract version 1. One type each, which encodes and documents it."""
+"""The bodies of responses, contract version 1: a type each, for encoding and documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that the bodies of many responses share."""
+"""Parts of the bodies of many responses."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class HealthBody(Struct, frozen=True):
 
 
 def instant(at_ms: int | None) -> str | None:
-    """Return an instant as the contract writes it; None if there is none."""
+    """Return an instant in the contract's form; None if it is None."""
     return None if at_ms is None else iso(at_ms)

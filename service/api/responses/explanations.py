@@ -1,4 +1,4 @@
-"""Responses that explain why a watermark is where it is."""
+"""Responses that explain a watermark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.frontier.timestamps import iso, to_wire
 
 
 class StepBody(Struct, frozen=True):
-    """A stage on the way to what holds a watermark back."""
+    """A stage on the path to the ranges that hold a watermark back."""
 
     stage: str
     reason: Annotated[
@@ -38,29 +38,31 @@ class HolderBody(Struct, frozen=True):
     reason: Annotated[
         Reason,
         Meta(
-            description="The first that fits: `never_reported`; `ended` (nobody has a lease on it, since"
-            " its last run has finished); `lease_expired` (nobody has a lease on it);"
-            " `waiting_for_commit` (it has reported more, in an epoch that is not committed);"
-            " `throttled` (it is asked to pause); `stalled` (it keeps reporting, its promise stands"
-            " still, and its oldest work ages); `buffering` (a hold is its promise); `no_input` (it has"
-            " observed less input than is published); `idle`; `behind` (it is simply the lowest)"
+            description="The first that applies: `never_reported`; `ended` (without a lease, since the"
+            " last run has finished); `lease_expired` (without a lease); `waiting_for_commit` (it has"
+            " reported more, in an epoch that is not committed); `throttled` (it should pause); "
+            "`stalled`"
+            " (it continues to report, its promise stands still, and its oldest work ages); `buffering`"
+            " (a hold is its promise); `no_input` (it has observed less input than is published); "
+            "`idle`;"
+            " `behind` (the lowest, without another reason)"
         ),
     ]
-    component: Annotated[str | None, Meta(description="Whose hold it is, if it is `buffering`")]
+    component: Annotated[str | None, Meta(description="The hold's component, if `buffering`")]
     promise: Watermark
     would_be: Annotated[
         int | None,
-        Meta(description="The stage's output without this range; null: no other counts"),
+        Meta(description="The stage's output without this range; null: no other range counts"),
     ]
     holder: str | None
     fence: Count | None
     expires_in_ms: Count | None
     reported_at: Instant | None
-    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
+    since: Annotated[Instant | None, Meta(description="Instant of the last move of its promise")]
 
 
 class ExplanationBody(Struct, frozen=True):
-    """Why a watermark is where it is."""
+    """The explanation of a watermark."""
 
     job: str
     stage: str
@@ -68,12 +70,12 @@ class ExplanationBody(Struct, frozen=True):
     status: Status
     health: Annotated[Health, Meta(description="As in its watermark")]
     since: Annotated[
-        Instant, Meta(description="Since when its watermarks and status are as they are")
+        Instant, Meta(description="Instant of the last change of its watermarks or status")
     ]
     because: Annotated[str, Meta(description="The answer, in one sentence")]
     path: Annotated[
         list[StepBody],
-        Meta(description="From the stage that was asked for to the one where the holders are"),
+        Meta(description="From the requested stage to the stage of the holders"),
     ]
     holders: Annotated[
         list[HolderBody],
@@ -82,11 +84,11 @@ class ExplanationBody(Struct, frozen=True):
             " its minimum; the longest-holding first, at most `limit`"
         ),
     ]
-    holders_total: Annotated[int, Meta(ge=0, description="How many there are, listed or not")]
+    holders_total: Annotated[int, Meta(ge=0, description="Number of holders, listed or not")]
 
 
 def explanation_body(job: str, found: Explanation) -> ExplanationBody:
-    """Return why a watermark is where it is."""
+    """Return the explanation of a watermark."""
     root = found.path[-1][0]
     return ExplanationBody(
         job,

@@ -1,4 +1,4 @@
-"""Responses about a stage's past, and its future."""
+"""Responses with past watermarks, and estimates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from service.aggregator import (
     PastWatermark,
 )
 from service.api.responses.common import Instant, Watermark
-from service.frontier.estimate import CONFIDENCE, CannotSay, Estimate, Expected
+from service.frontier.estimate import CONFIDENCE, Estimate, Expected, NoEstimate
 from service.frontier.graph import Status
 from service.frontier.timestamps import MAX, iso, to_wire
 
 
 class PastWatermarkBody(Struct, frozen=True):
-    """The watermarks of a stage, from some instant of the wall clock on."""
+    """The watermarks of a stage, from an instant of the wall clock on."""
 
     at: Annotated[int, Meta(description="Milliseconds since the Unix epoch, UTC")]
     input_watermark: Watermark
@@ -25,15 +25,15 @@ class PastWatermarkBody(Struct, frozen=True):
 
 
 class HistoryBody(Struct, frozen=True):
-    """Past watermarks of a stage, by wall time: those that held at `from`, then each change."""
+    """Past watermarks of a stage, by wall time: the state at `from`, then each change."""
 
     points: list[PastWatermarkBody]
 
 
 class EtaBody(Struct, frozen=True):
-    """When the output watermark gets to a time: an estimate, or why there is none."""
+    """Estimate of the instant when the output watermark reaches an event time, or a reason instead."""
 
-    at: Annotated[int, Meta(description="The time that was asked for")]
+    at: Annotated[int, Meta(description="The requested event time")]
     reached: bool
     expected_at: Instant | None
     between: (
@@ -42,7 +42,7 @@ class EtaBody(Struct, frozen=True):
             Meta(
                 min_length=2,
                 max_length=2,
-                description="It is there between these in the share `confidence` of all cases",
+                description="Interval that contains the instant in the share `confidence` of all cases",
             ),
         ]
         | None
@@ -60,13 +60,13 @@ def past_watermark_body(past: PastWatermark) -> PastWatermarkBody:
 
 
 def eta_body(target: int, found: Estimate | None, output: int) -> EtaBody:
-    """Return an estimate; None: the output watermark, which is given, is there."""
+    """Return an estimate; None: the given output watermark has reached the target."""
     match found:
         case None:
             where = "at the end of time" if output == MAX else f"at {iso(output)}"
             because = f"the output watermark is {where}"
             return EtaBody(target, True, None, None, CONFIDENCE, because)
-        case CannotSay(because):
+        case NoEstimate(because):
             return EtaBody(target, False, None, None, CONFIDENCE, because)
         case Expected(at_ms, (low_ms, high_ms), _, because):
             between = [iso(low_ms), iso(high_ms)]

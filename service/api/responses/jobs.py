@@ -17,7 +17,7 @@ from service.model.pipeline_spec import StageSpec, ThrottleSpec
 
 
 class JobBody(Struct, frozen=True, omit_defaults=True):
-    """A pipeline as it is stored."""
+    """A stored pipeline."""
 
     job: str
     generation: Count
@@ -26,7 +26,7 @@ class JobBody(Struct, frozen=True, omit_defaults=True):
     health: (
         Annotated[
             dict[str, Health],
-            Meta(description="Of each stage, as in its watermark. Left out while it is not known"),
+            Meta(description="Of each stage, as in its watermark. Left out while unknown"),
         ]
         | UnsetType
     ) = UNSET
@@ -75,14 +75,14 @@ class CommitsBody(Struct, frozen=True):
     epoch: Annotated[
         Number | None,
         Meta(
-            description="The last epoch whose commit is durable, of whatever run: reports for it or an"
-            " earlier one are stale; null: there is none"
+            description="The last epoch with a durable commit, of any run: reports for this epoch or an"
+            " earlier one are stale; null: none"
         ),
     ]
 
 
 def written_job(found: Specification, healths: Mapping[str, Health] | None = None) -> bytes:
-    """Write a `JobBody`, with the stages as they are stored.
+    """Write a `JobBody`, with the stored stages.
 
     The stored text is an object that begins with `stages`, so the other members are put before it.
     Shards that have joined since are stored behind it, and are not shown.
@@ -106,7 +106,7 @@ class _Authored(Struct, omit_defaults=True):
 
 
 _authored = msgspec.json.Decoder(_Authored).decode
-"""Decodes a stored specification as its author wrote it, without checking its members."""
+"""Decode a stored specification in its author's form, without checking its members."""
 
 
 def graph_body(job: JobView) -> GraphBody:

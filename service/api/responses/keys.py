@@ -13,11 +13,11 @@ from service.model.keys import Key, Role
 
 
 class WhoAmIBody(Struct, frozen=True):
-    """The key that the request was sent with."""
+    """The key of the request."""
 
-    name: Annotated[str | None, Meta(description="null: there are no keys, and everyone is served")]
+    name: Annotated[str | None, Meta(description="null: without keys, and everyone is served")]
     role: Role
-    jobs: Annotated[str, Meta(description="The jobs that it is for, by name")]
+    jobs: Annotated[str, Meta(description="The pattern of its jobs")]
     now: Annotated[int, Meta(description="The service's clock, in ms since the Unix epoch")]
 
 
@@ -50,7 +50,7 @@ class NewKeyBody(Struct, frozen=True):
 
 
 class AuditLine(Struct, frozen=True):
-    """A change: who made it, from where and when."""
+    """A change, with its author, address and time."""
 
     number: Count
     at: str

@@ -30,7 +30,7 @@ class GrantBody(Struct, frozen=True, omit_defaults=True):
     granted: list[str]
     denied: list[DeniedBody]
     denied_total: Count | None = None
-    """Only if not all of them are listed."""
+    """Number of the denied ranges, only if not all are listed."""
 
 
 class RenewalBody(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Responses about what is wrong, and with what."""
+"""Responses with the problems of jobs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class ProblemLine(Struct, frozen=True):
     severity: Annotated[
         Severity,
         Meta(
-            description="`critical`: `failed` and `no_worker`, as nobody is there who could move the"
-            " watermark; `warning`: `silent` and `stalled`, which may pass by themselves"
+            description="`critical`: `failed` and `no_worker`: the stage has no worker that could move"
+            " it; `warning`: `silent` and `stalled`, which may pass by themselves"
         ),
     ]
-    since: Annotated[Instant | None, Meta(description="null: it is not known")]
-    ranges: Annotated[int, Meta(ge=0, description="How many of the stage it concerns")]
+    since: Annotated[Instant | None, Meta(description="null: unknown")]
+    ranges: Annotated[int, Meta(ge=0, description="Number of affected ranges of the stage")]
     examples: Annotated[
-        list[str], Meta(description="At most five of them: those that hold the stage back most")
+        list[str], Meta(description="At most five of them, the lowest promises first")
     ]
-    holds_back: Annotated[list[str], Meta(description="The stages below that wait for it")]
-    because: Annotated[str, Meta(description="All of that in one sentence. Its times are UTC")]
+    holds_back: Annotated[list[str], Meta(description="The downstream stages that wait for it")]
+    because: Annotated[str, Meta(description="The problem in one sentence, with times in UTC")]
 
 
 class JobProblemsBody(Struct, frozen=True):
@@ -55,16 +55,16 @@ class ProblemsBody(Struct, frozen=True):
     """Problems of all jobs that the key may read, the worst first."""
 
     problems: list[ProblemLine]
-    total: Annotated[Count, Meta(description="How many there are, listed or not")]
+    total: Annotated[Count, Meta(description="Number of problems, listed or not")]
 
 
 def job_problems_body(found: JobHealth) -> JobProblemsBody:
-    """Return what is wrong with a job."""
+    """Return the problems of a job."""
     return JobProblemsBody(found.view.name, found.health, list(map(_line, found.problems)))
 
 
 def problems_body(found: Sequence[Problem], total: int) -> ProblemsBody:
-    """Return what is wrong with all jobs."""
+    """Return the problems of all jobs."""
     return ProblemsBody(list(map(_line, found)), total)
 
 

@@ -28,7 +28,7 @@ class RangeBody(Struct, frozen=True):
     expires_in_ms: Count | None
     reported_at: Annotated[
         Instant | None,
-        Meta(description="When its last report was applied: with an epoch, at the commit"),
+        Meta(description="Instant of its last applied report: with an epoch, the commit"),
     ]
 
 
@@ -58,5 +58,5 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
 
 
 def is_keyed(layout: Layout | None) -> bool:
-    """Return whether the ranges are key ranges, which have bounds, and not shards."""
+    """Return whether the ranges are key ranges, with bounds, rather than shards."""
     return isinstance(layout, KeyLayout)

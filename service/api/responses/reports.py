@@ -14,7 +14,7 @@ from service.model.leases import LostReason
 
 
 class RejectedBody(Struct, frozen=True):
-    """A range that the token does not cover, or no longer."""
+    """A range that the token does not cover, or no longer covers."""
 
     range: str
     reason: LostReason
@@ -39,7 +39,7 @@ class ReportedBody(Struct, frozen=True, omit_defaults=True):
     throttle: (
         Annotated[
             dict[str, AdviceBody],
-            Meta(description="What the reported shards are asked to do; left out if nothing"),
+            Meta(description="Throttle advice for the reported shards; left out if empty"),
         ]
         | UnsetType
     ) = UNSET

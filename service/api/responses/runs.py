@@ -25,8 +25,8 @@ class EndedBody(Struct, frozen=True):
 
     run: Run
     outcome: Outcome
-    because: Annotated[str | None, Meta(description="The program's own words; null: it gave none")]
-    ended_at: Annotated[Instant, Meta(description="When it was ended first")]
+    because: Annotated[str | None, Meta(description="The program's reason; null: not given")]
+    ended_at: Annotated[Instant, Meta(description="Instant of the first end")]
 
 
 class RunLine(Struct, frozen=True):
@@ -34,21 +34,22 @@ class RunLine(Struct, frozen=True):
 
     run: Run
     stages: Annotated[
-        list[str], Meta(description="Those it was opened for; newer runs may have them by now")
+        list[str],
+        Meta(description="The stages it was opened for; newer runs may have taken them over"),
     ]
     holder: str
     program: str | None
     links: dict[str, str]
     started_at: Annotated[
-        Instant | None, Meta(description="null: it was opened before a release that stores it")
+        Instant | None, Meta(description="null: the run is older than the release that stores it")
     ]
     ended_at: Instant | None
     outcome: Annotated[
         Outcome | None,
-        Meta(description="null: it goes on, its program died without a word, or it was fenced"),
+        Meta(description="null: it continues, its program died, or it was fenced"),
     ]
     because: str | None
-    epoch: Annotated[Number | None, Meta(description="The last epoch that it committed")]
+    epoch: Annotated[Number | None, Meta(description="The last epoch of its commits")]
 
 
 class RunsBody(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Responses that sum up the ranges of a stage, and all jobs."""
+"""Summaries of the ranges of a stage, and of all jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from service.frontier.timestamps import MAX, data_lag_ms, iso, to_wire
 class BucketBody(Struct, frozen=True):
     """Neighbouring ranges, counted together."""
 
-    index: Annotated[int, Meta(ge=0, description="Of the first of them, among the stage's ranges")]
-    first: Annotated[str, Meta(description="Its name")]
-    ranges: Annotated[int, Meta(ge=1, description="How many they are")]
+    index: Annotated[int, Meta(ge=0, description="Index of the first range, in the stage")]
+    first: Annotated[str, Meta(description="Name of the first range")]
+    ranges: Annotated[int, Meta(ge=1, description="Number of ranges")]
     lowest: Annotated[
         int | None,
         Meta(
-            description="The least promise of those that are waited for; null: one of them has never"
-            f" reported; {MAX}: none is waited for"
+            description="The least promise of the ranges that the stage waits for; null: one of them has"
+            f" never reported; {MAX}: the stage waits for none"
         ),
     ]
-    highest: Annotated[int | None, Meta(description="The greatest; null: there is none")]
+    highest: Annotated[int | None, Meta(description="The greatest promise; null: none")]
     never_reported: Count
     expired: Count
     idle: Count
@@ -39,7 +39,7 @@ class BucketBody(Struct, frozen=True):
 
 
 class ListedRangeBody(Struct, frozen=True):
-    """A single range, who holds it, and since when."""
+    """A single range, with its holder and its times."""
 
     index: Count
     range: str
@@ -49,58 +49,61 @@ class ListedRangeBody(Struct, frozen=True):
     holder: str | None
     held_since: Annotated[
         Instant | None,
-        Meta(description="Since when it is leased, to one worker after the other, without a gap"),
+        Meta(description="Begin of its leases without a gap, to any workers"),
     ]
     expires_in_ms: Count | None
     reported_at: Instant | None
-    since: Annotated[Instant | None, Meta(description="Since when its promise has not moved")]
+    since: Annotated[Instant | None, Meta(description="Instant of the last move of its promise")]
 
 
 class RangeSummaryBody(Struct, frozen=True):
     """The ranges of a stage, or a window of them: counted in buckets, and some of them singly.
 
-    Each range counts as the first of these that fits: `final`, `idle`, `never_reported`, `expired`
-    (nobody has a lease on it), `active`.
+    Each range counts as the first of these that applies: `final`, `idle`, `never_reported`, `expired`
+    (without a lease), `active`.
     """
 
     job: str
     stage: str
-    total: Annotated[int, Meta(ge=0, description="How many ranges the stage has")]
+    total: Annotated[int, Meta(ge=0, description="Number of the stage's ranges")]
     counts: Annotated[
-        dict[Condition, Count], Meta(description="How many there are of each, in the window")
+        dict[Condition, Count], Meta(description="Number of ranges of each, in the window")
     ]
     buckets: list[BucketBody]
     listed: list[ListedRangeBody]
-    matching: Annotated[int, Meta(ge=0, description="How many could be listed, in the window")]
+    matching: Annotated[int, Meta(ge=0, description="Number of ranges to list, in the window")]
 
 
 class JobSummaryBody(Struct, frozen=True):
-    """A job, and the stage of it that is furthest behind."""
+    """A job, and its stage that is furthest behind."""
 
     job: str
-    stages: Annotated[int, Meta(ge=1, description="How many it has")]
-    slowest: Annotated[str, Meta(description="The stage: the lowest, upstream of equal ones")]
-    status: Annotated[Status, Meta(description="Of that stage, and so are the members below")]
+    stages: Annotated[int, Meta(ge=1, description="Number of its stages")]
+    slowest: Annotated[
+        str,
+        Meta(description="The stage with the lowest watermark; of equal ones, the most upstream"),
+    ]
+    status: Annotated[Status, Meta(description="Of that stage, like the members up to `since`")]
     output_watermark: Watermark
     data_lag_ms: int | None
-    since: Annotated[Instant, Meta(description="Since when it stands there")]
-    health: Annotated[
-        Health | None, Meta(description="The worst of all stages; null: it is not known")
-    ]
-    problems: Annotated[int, Meta(ge=0, description="How many root causes it has")]
-    because: Annotated[str | None, Meta(description="The worst of them, in one sentence")]
+    since: Annotated[Instant, Meta(description="Instant of the last move of its watermark")]
+    health: Annotated[Health | None, Meta(description="The worst of all stages; null: unknown")]
+    problems: Annotated[int, Meta(ge=0, description="Number of its root causes")]
+    because: Annotated[str | None, Meta(description="The worst root cause, in one sentence")]
 
 
 class OverviewBody(Struct, frozen=True):
-    """The jobs that the key may read: the worst health first, of equal ones the longest still."""
+    """The jobs that the key may read: the worst health first, and then the longest still."""
 
     jobs: list[JobSummaryBody]
-    matching: Annotated[int, Meta(ge=0, description="How many fit the search, listed or not")]
+    matching: Annotated[
+        int, Meta(ge=0, description="Number of jobs that match the search, listed or not")
+    ]
     total: Count
 
 
 def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummaryBody:
-    """Return the ranges of a stage at a glance."""
+    """Return the summary of a stage's ranges."""
     layout = found.layout
     if layout is None:
         return RangeSummaryBody(job, stage, 0, dict(found.counts), [], [], 0)
@@ -138,7 +141,7 @@ def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummar
 
 
 def overview_body(found: Overview, now_ms: int) -> OverviewBody:
-    """Return all jobs at a glance."""
+    """Return the summary of all jobs."""
     return OverviewBody(
         [_job_summary_body(each, now_ms) for each in found.jobs], found.matching, found.total
     )

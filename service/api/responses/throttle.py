@@ -15,16 +15,14 @@ from service.frontier.timestamps import to_wire
 
 
 class AdviceBody(Struct, frozen=True):
-    """Throttle advice for a shard. It is advice: the reader of the shard may ignore it."""
+    """Throttle advice for a shard. The worker of the shard may ignore it."""
 
     pause: Annotated[
         bool, Meta(description="Read nothing: its promise is ahead of its group's limit")
     ]
     until: Annotated[
         int | None,
-        Meta(
-            description="The furthest event time (ms) that it may run to; null: there is no limit"
-        ),
+        Meta(description="The furthest event time (ms) that it may run to; null: without a limit"),
     ]
     rate: Annotated[
         float, Meta(description="The fraction of its usual rate at which it should read, 0.1 to 1")
@@ -46,7 +44,7 @@ class GroupBody(Struct, frozen=True):
     limit: Annotated[
         int | None,
         Meta(
-            description="The slowest shard's promise plus `max_drift_ms`; null: there is no limit, since"
+            description="The slowest shard's promise plus `max_drift_ms`; null: without a limit, since"
             " no shard has promised, or all that have are idle or final"
         ),
     ]
@@ -56,26 +54,26 @@ class GroupBody(Struct, frozen=True):
 class ThrottleBody(Struct, frozen=True):
     """Throttle advice for the shards of a job."""
 
-    version: Annotated[int, Meta(ge=0, description="Differs if anything else here does; the ETag")]
+    version: Annotated[int, Meta(ge=0, description="Changes with any other member; the ETag")]
     groups: list[GroupBody]
     shards: Annotated[
         dict[str, dict[str, AdviceBody]],
-        Meta(description="By stage and shard: only those that are asked to do something"),
+        Meta(description="By stage and shard: only shards that should pause or slow down"),
     ]
 
 
-def advice_bodies(asked: Mapping[str, Advice]) -> dict[str, AdviceBody]:
-    """Return what shards are asked to do."""
+def advice_bodies(advice: Mapping[str, Advice]) -> dict[str, AdviceBody]:
+    """Return throttle advice for shards."""
     return {
         shard: AdviceBody(
             one.pause, None if one.until is None else to_wire(one.until), one.rate, one.because
         )
-        for shard, one in asked.items()
+        for shard, one in advice.items()
     }
 
 
 def throttle_body(view: ThrottleView) -> ThrottleBody:
-    """Return what the shards of a job are asked to do."""
+    """Return the throttle advice for the shards of a job."""
     groups = [
         GroupBody(
             list(group.stages),
@@ -84,5 +82,5 @@ def throttle_body(view: ThrottleView) -> ThrottleBody:
         )
         for group in view.groups
     ]
-    shards = {stage: advice_bodies(asked) for stage, asked in view.shards.items() if asked}
+    shards = {stage: advice_bodies(advice) for stage, advice in view.shards.items() if advice}
     return ThrottleBody(version_of(view), groups, shards)

@@ -1,4 +1,4 @@
-"""Responses with the watermarks of stages, as they are now."""
+"""Responses with the present watermarks of stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RangeCounts(Struct, frozen=True):
 
 
 class WatermarkBody(Struct, frozen=True, kw_only=True):
-    """The watermarks of a stage. A commit's answer leaves out what is computed for readers."""
+    """The watermarks of a stage. A commit's answer leaves out values that are computed at requests."""
 
     job: str
     stage: str
@@ -42,12 +42,13 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             Health | None,
             Meta(
-                description="The first that fits: `final`; `failed` (its last run ended so); `silent` (a"
+                description="The first that applies: `final`; `failed` (by the last run); `silent` (a"
                 " range has never reported); `no_worker` (a range that counts has no current lease while"
-                " its run goes on, or its last run was stopped); `stalled` (reports keep coming, a"
-                " promise stands still, and old work ages); `waiting` (it is where its inputs let it be,"
-                " and one of their causes is one of these four); `ended` (its last run finished);"
-                " `idle`; `ok`. null: not known while the live store is away. It changes without a new"
+                " its run continues, or its last run was stopped); `stalled` (reports continue, a"
+                " promise stands still, and old work ages); `waiting` (the stage has followed its "
+                "inputs,"
+                " and one of them has one of these four causes); `ended` (the last run finished);"
+                " `idle`; `ok`. null: unknown while the live store is away. It changes without a new"
                 " ETag"
             ),
         ]
@@ -57,8 +58,8 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             int | None,
             Meta(
-                description="Milliseconds since the Unix epoch, on the wall clock: all work that came in"
-                " before is done, here and upstream; null: some range has never reported"
+                description="Milliseconds since the Unix epoch, on the wall clock: all work that arrived"
+                " before is finished, here and upstream; null: a range has never reported"
             ),
         ]
         | UnsetType
@@ -66,9 +67,7 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     system_lag_ms: (
         Annotated[
             int | None,
-            Meta(
-                description="Now minus the processing watermark: for how long the oldest work has waited"
-            ),
+            Meta(description="Now minus the processing watermark: the wait of the oldest work"),
         ]
         | UnsetType
     ) = UNSET
@@ -76,7 +75,7 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             int | None,
             Meta(
-                description="Now minus the output watermark: how far it is behind, in event time; 0 at"
+                description="Now minus the output watermark: its lag in event time; 0 at"
                 " the end of time, negative for data of the future"
             ),
         ]
@@ -86,8 +85,8 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             Annotated[int, Meta(ge=0)] | None,
             Meta(
-                description="That its ranges have reported; from 0 after a loss of the live store; null:"
-                " not known while that is away"
+                description="Number of reported records; from 0 after a loss of the live store; null:"
+                " unknown while the live store is away"
             ),
         ]
         | UnsetType
@@ -95,7 +94,7 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     late: (
         Annotated[
             Annotated[int, Meta(ge=0)] | None,
-            Meta(description="Of those, how many were behind the watermark"),
+            Meta(description="Number of these records that were behind the watermark"),
         ]
         | UnsetType
     ) = UNSET
@@ -103,9 +102,9 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         Annotated[
             dict[str, int | None],
             Meta(
-                description="By percentage, if the stage declares any: the largest time that so many"
-                " percent of what is in flight are not before; null: some range has never said what is,"
-                " or the live store is away"
+                description="By percentage, if the stage declares any: the largest time such that this"
+                " percentage of the records in flight is not before it; null: a range has never reported"
+                " its records in flight, or the live store is away"
             ),
         ]
         | UnsetType
@@ -144,7 +143,7 @@ def watermark_body(state: StageState) -> WatermarkBody:
 
 
 def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody:
-    """Return the watermarks of a stage, with what is computed for readers.
+    """Return the watermarks of a stage, with values that are computed at requests.
 
     `percentile`: that percentile watermark stands in place of the output watermark.
     """

@@ -91,7 +91,7 @@ def test_a_service_that_is_away_for_a_while_is_waited_for() -> None:
     assert waited.reached
     assert waited.waited_ms > 10_000
     [line] = said
-    assert "status 503: waiting for it to come back" in line
+    assert "status 503: retrying" in line
 
 
 def test_it_gives_up_in_time_also_while_the_service_is_away() -> None:
@@ -100,7 +100,7 @@ def test_it_gives_up_in_time_also_while_the_service_is_away() -> None:
         waited = waiting(server, clock).wait(30_000, lambda _: None)
     assert (waited.reached, waited.seen["output_watermark"]) == (False, 1)
     assert 30_000 <= waited.waited_ms <= 33_000
-    assert waited.outcome == "cannot be asked"
+    assert waited.outcome == "unavailable"
     with pytest.raises(Unavailable, match=r"does not answer; when it last did"):
         waited.require()
     *_, last = server.asked
@@ -123,7 +123,7 @@ def test_a_service_that_is_away_at_the_start_is_waited_for() -> None:
     assert waited.outcome == "reached"
     assert waited.require()["output_watermark"] == 50
     [line] = said
-    assert "status 503: waiting for it to come back" in line
+    assert "status 503: retrying" in line
 
 
 def test_it_is_waited_for_until_the_timeout_and_no_longer() -> None:
@@ -168,7 +168,7 @@ def test_each_outcome_of_waiting_has_an_exit_code_and_a_word() -> None:
     assert run("wait", "scores", "s/s", "--until", "5").exit_code == 5
     assert run("wait", "scores", "s", "--timeout", "1h").exit_code == 2
     help_text = " ".join(run("wait", "--help").stdout.split())
-    for word in ("0: reached", "3: not in time", "4: the service cannot be asked", "is wrong"):
+    for word in ("0: reached", "3: not in time", "4: the service is unavailable", "is wrong"):
         assert word in help_text
 
 
@@ -186,7 +186,7 @@ def test_an_arrival_has_the_same_words() -> None:
     assert outcome(at(50)) == "reached"
     assert outcome(at(49), Answer(body={"because": "…"})) == "not in time"
     assert outcome(at(49), Answer(503)) == "not in time"
-    assert outcome(Answer(503)) == "cannot be asked"
+    assert outcome(Answer(503)) == "unavailable"
     assert outcome(Answer(404, {"type": "/problems/unknown-stage"})) == "wrong"
 
 
@@ -212,10 +212,10 @@ def test_where_somebody_watches_it_shows_where_it_is_and_what_is_left() -> None:
         waited = waiting(server, FakeClock()).wait(60_000, said.append, estimates=True)
     assert waited.reached
     first = (
-        "will get to 1970-01-01T00:00:00.050Z at about 2026-01-01T00:05:00.000Z, between"
+        "will reach 1970-01-01T00:00:00.050Z at about 2026-01-01T00:05:00.000Z, between"
         " 2026-01-01T00:04:00.000Z and 2026-01-01T00:07:00.000Z in 80% of all cases"
     )
-    second = "will get to 1970-01-01T00:00:00.050Z, nobody can say when"
+    second = "will reach 1970-01-01T00:00:00.050Z, no estimate"
     assert said == [
         f"average is at 1970-01-01T00:00:00.007Z (active) and {first}",
         f"average is at 1970-01-01T00:00:00.008Z (active) and {second}",

@@ -39,7 +39,7 @@ def test_an_instant_is_read(case: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES["rejected"], ids=lambda case: repr(case["given"]))
 def test_what_may_be_another_instant_is_rejected(case: Any) -> None:
-    with pytest.raises(ValueError, match=r"^T ") as refusal:
+    with pytest.raises(ValueError, match=r"^(invalid )?T ") as refusal:
         read_instant_ms(case["given"], name="T")
     for named in case["names"]:
         assert named in str(refusal.value)

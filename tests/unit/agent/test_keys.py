@@ -128,7 +128,7 @@ def test_a_key_that_may_not_declare_jobs_will_do_for_a_job_that_is_declared() ->
     ):
         with (
             Answers(problem(403, "forbidden"), found) as server,
-            pytest.raises(Forbidden, match=f"{why}: let somebody with an admin key declare it"),
+            pytest.raises(Forbidden, match=f"{why}: declare it with an admin key"),
         ):
             client(server).declare("j", SPEC)
 

@@ -131,7 +131,7 @@ def test_a_file_without_the_event_time_is_refused(tmp_path: Path, form: str) -> 
     columns = Columns(
         pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]), "UTC", "at"
     )
-    with pytest.raises(LogsError, match="it has no column 'at', the event time, but At, n"):
+    with pytest.raises(LogsError, match="the column 'at', the event time, is missing among At, n"):
         list(read_file(str(path), form, columns))
 
 
@@ -152,23 +152,26 @@ GOOD: Mapping[str, Any] = {
     [
         ({"path": "/nowhere"}, "path '/nowhere' is not a folder"),
         ({"path": "s3://bucket/taps"}, "path 's3://bucket/taps' is a URL"),
-        ({"path": 5}, "path 5 is not the path of a folder"),
-        ({"form": "orc"}, "format 'orc' is not known: write 'csv', 'json' or 'parquet'"),
-        ({"most": 0}, "max_files_per_shard 0 is not a number of files"),
-        ({"most": True}, "max_files_per_shard True is not a number of files"),
+        ({"path": 5}, "invalid path 5: write the path of a folder"),
+        ({"form": "orc"}, "invalid format 'orc': write 'csv', 'json' or 'parquet'"),
+        ({"most": 0}, "invalid max_files_per_shard 0: write 1 or more"),
+        ({"most": True}, "invalid max_files_per_shard True: write 1 or more"),
         ({"schema": "at timestump"}, "schema 'at timestump' cannot be read"),
         ({"schema": ""}, "schema ''"),
         ({"schema": 5}, "schema 5 has no columns"),
-        ({"schema": of(("Shard", StringType()))}, "shard 'shard': the schema has a column 'Shard'"),
+        (
+            {"schema": of(("Shard", StringType()))},
+            "shard 'shard': the schema already has a column 'Shard'",
+        ),
         (
             {"schema": of(("a", StringType()), ("A", StringType()))},
-            "the column 'a' is there more than once",
+            "duplicate column 'a'",
         ),
         (
             {"schema": of(("a", ArrayType(LongType()))), "form": "csv"},
             "'a' is of type array<bigint>, which a CSV file",
         ),
-        ({"shard": ""}, "shard '' is not a column's name"),
+        ({"shard": ""}, "invalid shard '': write a column's name"),
     ],
 )
 def test_arguments_that_are_wrong(tmp_path: Path, wrong: dict[str, Any], error: str) -> None:

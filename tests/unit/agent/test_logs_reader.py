@@ -237,7 +237,7 @@ def test_a_folder_that_is_gone_is_an_error_and_an_empty_one_is_none(
     start = following.initialOffset()
     assert following.latestOffset(start, ALL) == start
     gone = reader(driver, tmp_path / "gone", FakeClock())
-    with pytest.raises(LogsError, match="is not there"):
+    with pytest.raises(LogsError, match="does not exist"):
         gone.latestOffset(start, ALL)
     following.stop()
 
@@ -265,7 +265,10 @@ def test_offsets_come_back_from_the_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     ("misplaced", "words"),
-    [("1.json", "belongs to no shard"), ("north/2026/1.json", "a shard's files are in its own")],
+    [
+        ("1.json", "belongs to no shard"),
+        ("north/2026/1.json", "a shard's files are directly in its folder"),
+    ],
 )
 def test_what_would_never_be_read_is_refused(
     tmp_path: Path, driver: Driver, misplaced: str, words: str

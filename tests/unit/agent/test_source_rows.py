@@ -17,7 +17,7 @@ def show(
     return rows_by_shard(
         pa.array([shard for shard, _ in rows], pa.string()),
         pa.array([time_us for _, time_us in rows], pa.timestamp("us", "Europe/Berlin")),
-        is_known=frozenset({"a", "b"}).__contains__,
+        is_declared=frozenset({"a", "b"}).__contains__,
         late_before_ms=late_before_ms,
         horizon_ms=FAR_MS,
     )

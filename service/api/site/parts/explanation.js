@@ -63,7 +63,7 @@ export function Explanation({ why, zone, nowMs }) {
         <td data-label="It">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
         <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
         <td data-label="Without it" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
-        <td data-label="Holder">${each.holder ?? "nobody"}</td>
+        <td data-label="Holder">${each.holder ?? "none"}</td>
         <td data-label="Unchanged for">${each.since ? duration(nowMs - fromIso(each.since)) : "–"}</td>
       </tr>`)}</tbody></table></div>`}
   </section>`;

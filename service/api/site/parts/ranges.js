@@ -57,7 +57,7 @@ function List({ data, zone, nowMs, output }) {
       <td data-label="Promise" class="time">${each.promise === null ? "none" : instant(each.promise, zone)}</td>
       <td data-label="Ahead of the stage">${isInstant(each.promise) && isInstant(output) ? duration(Math.max(0, each.promise - output)) : "–"}</td>
       <td data-label="Holds">${holds(each.holds, zone)}</td>
-      <td data-label="Holder">${each.holder ?? "nobody"}</td>
+      <td data-label="Holder">${each.holder ?? "none"}</td>
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>
       <td data-label="Reported">${each.reported_at ? `${since(each.reported_at, nowMs)} ago` : "–"}</td>
       <td data-label="Unchanged for">${since(each.since, nowMs)}</td>
