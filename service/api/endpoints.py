@@ -114,7 +114,7 @@ class Call(Generic[B]):
         client = self.request.client
         host = "" if client is None else client.host
         try:
-            # A proxy hands on whatever its client says.
+            # A proxy forwards any text of its client.
             ip_address(host)
         except ValueError:
             host = "unknown"
@@ -241,7 +241,7 @@ def _run(
         named = request.path_params
         key, version = None, 0
         if role is not None:
-            # Before anything else is looked at, so a refusal says nothing about what there is.
+            # Before any other check, so a refusal does not disclose which resources exist.
             keys = service.aggregator.keys
             version = keys.version
             key = keys.admit(headers.get(b"authorization"), role, named.get("job"))

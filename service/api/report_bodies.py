@@ -42,7 +42,7 @@ _plain_keyed = msgspec.json.Decoder(PlainKeyedReport)
 _keyed = msgspec.json.Decoder(KeyedReport)
 
 _HEAD = 512
-"""Bytes of a body that are searched for what tells its form."""
+"""Bytes of a body in which the members that give its form are searched."""
 
 
 async def read_report(stage_name: str, stage: Stage, body: Body) -> Report:
@@ -82,7 +82,7 @@ def _read_plain(stage: Stage, body: Body) -> Report | None:
 
 
 def _silent(stage: Stage) -> ReportedFacts | None:
-    """Return what it means that a report says nothing of its work: something, if there is a policy."""
+    """Return the facts of a report without any: they count where the stage has a policy for them."""
     return NO_FACTS if stage.policy.needs_facts else None
 
 

@@ -1,6 +1,6 @@
 """The service's spans: requests, steps of the live store, and rounds of publishing.
 
-Only `service.telemetry.tracing` imports this, once traces are asked for.
+Only `service.telemetry.tracing` imports this, once traces are enabled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def exporting() -> TracerProvider:
-    """Return a provider that sends spans by OTLP over HTTP, where and how the environment says."""
+    """Return a provider that sends spans by OTLP over HTTP, as the environment's variables configure."""
     named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     is_named = named or "OTEL_SERVICE_NAME" in os.environ
     provider = TracerProvider(

@@ -42,7 +42,7 @@ class SurveyedStage:
     health: Health | None = None
     """None likewise."""
     throttled: int | None = None
-    """Shards that are asked to pause or to slow down; None: its job has no throttle, or likewise."""
+    """Shards that the throttle pauses or slows down; None: its job has no throttle, or likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class StageMetrics:
         )
         throttled = _gauge(
             "tidegauge_throttled_shards",
-            "Shards of a source that are asked to pause or to slow down; absent without a throttle",
+            "Shards of a source that the throttle pauses or slows down; absent without a throttle",
         )
         for each in self._survey.stages:
             names, mark = [each.job, each.stage], each.view.watermark

@@ -35,7 +35,7 @@ SWITCH: Final = Switch()
 
 
 def start(environment: Mapping[str, str] = os.environ) -> None:
-    """Begin to trace, if the environment asks for it.
+    """Begin to trace, if the environment enables it.
 
     What cannot be done is logged: it must not keep a service from starting that others wait for.
     """

@@ -175,7 +175,7 @@ class _RetryableError(Exception):
 
 
 class _NotServingError(_RetryableError):
-    """A problem (RFC 9457) that is worth a retry: it is the service that answers, and it says why."""
+    """A problem (RFC 9457) that is worth a retry: the service itself answers, with the reason."""
 
 
 def _retry_after_ms(value: str | None, wall_ms: int) -> int:

@@ -84,7 +84,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Asks for what comes after an offset or, if `wanted` is set, for what may be read."""
+    """A request for the offset after another or, if `wanted` is set, for what may be read."""
 
     token: str
     control: str

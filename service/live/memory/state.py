@@ -30,7 +30,7 @@ class Lease:
     ttl_ms: int
     deadline_ms: int
     members: Int64s
-    """The ranges it was granted. Some may have been taken over: the table knows the owners."""
+    """The ranges it was granted. Some may have been taken over: the table has the owners."""
     held: int
     ended: LostReason | None = None
     last_lookup: RangeLookup | None = None
@@ -57,7 +57,7 @@ class LiveStage:
     run: int
     epoch: int | None
     recorded: int | None
-    """The last epoch that the ledger knows to be committed."""
+    """The last epoch that is committed in the ledger."""
     layout_since: int
     end: RunEnd | None = None
     """The end of its run; None: that goes on, or there is none."""

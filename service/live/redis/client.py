@@ -85,7 +85,7 @@ class RedisClient:
         self._checking_rights: asyncio.Task[None] | None = None
         self._is_silent = False
         self._ping: asyncio.Future[Any] | None = None
-        # Any argument that `_Encoder` knows, `SERVER` included.
+        # Any argument that `_Encoder` takes, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
     async def step(
@@ -212,7 +212,7 @@ class RedisClient:
         except ResponseError as error:
             # Not even that: it is another kind of server than the URL has it.
             raise StoreRefusedError(
-                f"TIDEGAUGE_LIVE_URL {shown(self._url)} cannot be used: Redis says: {error}"
+                f"TIDEGAUGE_LIVE_URL {shown(self._url)} cannot be used: {error}"
             ) from None
         for command, words in zip(found[::2], found[1::2], strict=True):
             said = words.decode()

@@ -38,7 +38,7 @@ SERVER = Server()
 
 
 class _Encoder:
-    """Encodes arguments. Each connection has its own, which knows the run id of its server."""
+    """Encodes arguments. Each connection has its own, with the run id of its server."""
 
     def __init__(self, encoding: str, encoding_errors: str, decode_responses: bool) -> None:
         self.encoding = encoding
@@ -116,7 +116,7 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         # Python's own message would quote what it took for the port: half of a password, say.
         raise ValueError(
-            "host and port cannot be told apart: in a password, write / as %2F, @ as %40 and so on"
+            "host and port cannot be separated: in a password, write / as %2F, @ as %40 and so on"
         ) from None
     return parts
 
@@ -126,7 +126,7 @@ def _options() -> dict[str, Any]:
         "socket_connect_timeout": _CONNECT_TIMEOUT_S,
         "socket_timeout": TIMEOUT_S,
         "socket_keepalive": True,
-        # `RedisClient.step` retries: it knows which steps may be.
+        # `RedisClient.step` retries those steps that may be.
         "retry": Retry(NoBackoff(), 0),
         "redis_connect_func": _ask_run_id,
         "encoder_class": _Encoder,

@@ -154,7 +154,7 @@ async def _relayout(steps: Steps, job: InstalledJob, meta: Meta) -> bool:
     keys, args, columns = change.make(stages, leases)
     raw = await steps.run(job.name, "relayout", keys, frozen, pack(args), *columns)
     steps.read_reply(job_layout, raw)
-    # The layout is in place; what else the ledger knows is still to come.
+    # The layout is in place; the rest of the ledger's state is still to come.
     return False
 
 

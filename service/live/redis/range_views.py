@@ -105,7 +105,7 @@ async def _views(
 
 @dataclass(frozen=True, slots=True)
 class _PackedHolds:
-    """The holds that a packed report said, for all ranges of its lease."""
+    """The holds of a packed report, for all ranges of its lease."""
 
     members: Int64s
     columns: HoldColumns

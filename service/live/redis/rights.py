@@ -31,7 +31,7 @@ class DeniedError(UnavailableError):
     def __init__(self, right: str, words: str, *, in_script: bool = False) -> None:
         super().__init__(
             f"the live store's user may not use {right}: grant it (docs/service/production.md);"
-            f" Redis says: {words}"
+            f" {words}"
         )
         self.right = right
         self.words = words

@@ -37,7 +37,7 @@ IDLE = float(2**62)
 that the least weight of all is enough to know the agreement."""
 
 JOBS: Key = "tidegauge:jobs"
-"""The set of the jobs' names. A hint only: the ledger knows them."""
+"""The set of the jobs' names. A hint only: the ledger has them."""
 
 PROBE: Key = "tidegauge:probe"
 """Written to prove that the server takes writes."""
@@ -97,8 +97,8 @@ _STAGE_KEYS = (
 """In the order in which the scripts get them. The first of each has no suffix.
 
 `moments` has the columns `MOMENTS`, one after the other. `packed` has the holds of packed reports (see
-`pack_holds`) by the fence of their lease, and which ranges that lease had. They outlast the lease: what
-a range has said last is shown until it says something else.
+`pack_holds`) by the fence of their lease, and which ranges that lease had. They outlast the lease: the
+latest holds of a range are shown until it reports others.
 """
 
 
@@ -194,7 +194,7 @@ def read_view(fields: Sequence[float]) -> StageView:
 
 
 def pack_reported_facts(facts: ReportedFacts) -> msgspec.Raw:
-    """Pack what a report says of a range's work."""
+    """Pack a report's facts of a range's work."""
     oldest, records, pending = facts.oldest_work_ms, facts.records, facts.pending
     head = _REPORTED_FACTS.pack(
         NOTHING if oldest is None else oldest,
@@ -235,14 +235,14 @@ def read_kept(raw: bytes | str | None) -> CommittedHolds | None:
 
 
 def read_facts(packed: bytes) -> Facts:
-    """Read what a range has said so far."""
+    """Read the facts that a range has reported so far."""
     *moments, has_pending, keeps_back = _FACTS.unpack_from(packed)
     pending = packed[_FACTS.size :] if has_pending else None
     return facts_of(moments, pending, keeps_back=bool(keeps_back))
 
 
 def pack_facts(facts: Facts) -> bytes:
-    """Pack what a range has said so far, but for a sketch of what is pending."""
+    """Pack the facts that a range has reported so far, but for a sketch of pending rows."""
     oldest, interval = facts.oldest_work_ms, facts.interval_ms
     return _FACTS.pack(
         facts.reported_at_ms,
@@ -256,7 +256,7 @@ def pack_facts(facts: Facts) -> bytes:
 
 
 def facts_of(fields: Sequence[float], pending: bytes | None, *, keeps_back: bool) -> Facts:
-    """Return what a range has said so far, from the numbers in `_FACTS`."""
+    """Return the facts that a range has reported so far, from the numbers in `_FACTS`."""
     reported_at, interval, oldest, backlog, quiet_since = fields
     return Facts(
         int(reported_at),

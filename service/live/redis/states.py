@@ -255,7 +255,7 @@ class LayoutChange:
 
 
 def _last_said(old: Dumped) -> Mapping[int, bytes]:
-    """Return what each range has said last of its holds, of packed reports, too, as notes."""
+    """Return the latest holds of each range, also of packed reports, as notes."""
     notes = {int(i): note for i, note in old.notes.items()}
     fences = sorted((int(name[1:]) for name in old.packed if name.startswith(b"h")), reverse=True)
     for fence in fences:

@@ -132,7 +132,7 @@ class Steps:
     async def _of_names(self, command: str, *args: str) -> Any:  # noqa: ANN401 - a server's reply
         """Run a command on the set of names. If that is no set, begin with an empty one.
 
-        The ledger knows all jobs; each comparison with it lists those that are missing here.
+        The ledger has all jobs; each comparison with it lists those that are missing here.
         """
         try:
             return await self.client.command(command, schema.JOBS, *args)
