@@ -92,11 +92,11 @@ def _newly_final(expected: Floats, reported: Floats) -> int:
     return int(np.count_nonzero(reported == MAX) - np.count_nonzero(expected == MAX))
 
 
-def left_by(report: Report, reported: Reported, said: Promises) -> Promises | None:
+def left_by(report: Report, reported: Reported, promises: Promises) -> Promises | None:
     """Return the promises of a report's ranges after it was applied, as far as they are known here.
 
-    `said` are the report's own promises. None: they are not known, or were not applied yet. All of them
+    `promises` are the report's own promises. None: they are not known, or were not applied yet. All of them
     promise something: a range that promises nothing keeps its earlier promise.
     """
     applied = report.epoch is None and not reported.behind and not reported.rejected
-    return said if applied and bool(said.column.min() > NOTHING) else None
+    return promises if applied and bool(promises.column.min() > NOTHING) else None
