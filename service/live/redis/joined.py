@@ -95,8 +95,8 @@ def _newly_final(expected: Floats, reported: Floats) -> int:
 def left_by(report: Report, reported: Reported, promises: Promises) -> Promises | None:
     """Return the promises of a report's ranges after it was applied, as far as they are known here.
 
-    `promises` are the report's own promises. None: they are not known, or were not applied yet. All of them
-    promise something: a range that promises nothing keeps its earlier promise.
+    `promises` are the report's own. None: they are not known, or were not applied yet. Each of them
+    is a promise: a range that promises nothing keeps its earlier promise.
     """
     applied = report.epoch is None and not reported.behind and not reported.rejected
     return promises if applied and bool(promises.column.min() > NOTHING) else None
