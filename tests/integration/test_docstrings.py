@@ -82,7 +82,7 @@ def test_errors_by_the_action_of_the_caller(server: Service, parcels: str) -> No
     code = example_of(AggregatorError)
     assert output_of(code, server, parcels) == ""
     late = output_of(code.replace('"north"', '"south"'), server, parcels)
-    assert re.fullmatch(promised_output(code).replace("1,000", "1,0.."), late)
+    assert re.fullmatch(promised_output(code).replace("1,000", r"[\d,]+"), late)
     wrong = output_of(code.replace('"north"', '"nowhere"'), server, parcels)
     assert wrong.startswith("correct the request: 404")
     away = code.replace("client.wait_until", 'Client("http://127.0.0.1:1").wait_until')
