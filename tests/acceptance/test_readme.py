@@ -67,7 +67,7 @@ def test_the_commands_that_ask(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mobile is at 2026-01-01T01:00:00.000Z\nall of it has arrived\n" in done.stdout
-    assert "mobile will get to 2026-01-01T01:04:00.000Z" in done.stdout
+    assert "mobile will reach 2026-01-01T01:04:00.000Z" in done.stdout
     eta, end = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index('{"at":1767229440000'))
     # On a busy machine it may seem to stand still.
     assert not eta["reached"]
