@@ -132,19 +132,19 @@ def all_true(rows: Array) -> Array:
 
 
 def watch_column(
-    frame: DataFrame, mark: str, watcher: Callable[[Iterable[Array]], Iterator[Array]], of: Column
+    frame: DataFrame, tag: str, watcher: Callable[[Iterable[Array]], Iterator[Array]], of: Column
 ) -> DataFrame:
     """Pass one column of the rows through a watcher, which returns True for every row.
 
     Only this column goes through Python. The function is declared non-deterministic, so that Spark
-    neither removes it, nor runs it twice, nor moves a filter below it. `mark` is its name in the plan.
+    neither removes it, nor runs it twice, nor moves a filter below it. `tag` is its name in the plan.
     """
 
     # Spark derives the type of UDF from the annotations.
     def watch(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield from watcher(batches)
 
-    watch.__name__ = mark
+    watch.__name__ = tag
     # Some operators (applyInPandasWithState) emit rows in a format that Spark's Python evaluation
     # cannot read. A projection converts them. It must be one that no filter is moved through.
     projected = frame.withColumn(_WATCHED, when(spark_partition_id() >= 0, of))
@@ -154,7 +154,7 @@ def watch_column(
 
 def watch_two_columns(
     frame: DataFrame,
-    mark: str,
+    tag: str,
     watcher: Callable[[Iterable[tuple[Array, Array]]], Iterator[Array]],
     first: Column,
     second: Column,
@@ -164,7 +164,7 @@ def watch_two_columns(
     def watch(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         yield from watcher(batches)
 
-    watch.__name__ = mark
+    watch.__name__ = tag
     return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(first, second))
 
 

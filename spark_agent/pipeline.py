@@ -45,7 +45,7 @@ from spark_agent.driver.queries import Queries, Start
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
-from spark_agent.jvm.nodes import RANGES_MARK, SOURCE_MARK
+from spark_agent.jvm.nodes import RANGES_TAG, SOURCE_TAG
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import links_of, program_of
 from spark_agent.jvm.writer import frame_of
@@ -86,31 +86,33 @@ class Pipeline:
     its end is in, over all queries and drivers that feed the stage, and not once one query has seen a
     later row.
 
-    Example (`taps` is a streaming data frame with the columns `tap`, `at` and `litres`)::
+    An example, where `taps` is a streaming data frame with the columns `tap`, `at` and `litres`:
 
-        spec = {
-            "taps": {"shards": ["north", "south"]},
-            "hourly": {"inputs": ["taps"], "ranges": 4},  # as spark.sql.shuffle.partitions
-        }
-        with Pipeline(url, job="water", spec=spec) as pipeline:
-            strategy = BoundedOutOfOrderness("10 minutes")
-            rows = pipeline.source(
-                taps, stage="taps", shard="tap", event_time="at", strategy=strategy
-            )
-            rows = pipeline.watermarked(rows, stage="hourly", event_time="at")
-            hourly = rows.groupBy(F.window("at", "1 hour"), "tap").agg(F.sum("litres"))
-            writer = pipeline.report(hourly, stage="hourly").writeStream.format("json")
-            writer = writer.option("path", f"{folder}/hourly").trigger(availableNow=True)
-            writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
-            pipeline.start(writer).awaitTermination()
+    ```python
+    spec = {
+        "taps": {"shards": ["north", "south"]},
+        "hourly": {"inputs": ["taps"], "ranges": 4},  # as spark.sql.shuffle.partitions
+    }
+    with Pipeline(url, job="water", spec=spec) as pipeline:
+        strategy = BoundedOutOfOrderness("10 minutes")
+        rows = pipeline.source(
+            taps, stage="taps", shard="tap", event_time="at", strategy=strategy
+        )
+        rows = pipeline.watermarked(rows, stage="hourly", event_time="at")
+        hourly = rows.groupBy(F.window("at", "1 hour"), "tap").agg(F.sum("litres"))
+        writer = pipeline.report(hourly, stage="hourly").writeStream.format("json")
+        writer = writer.option("path", f"{folder}/hourly").trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+        pipeline.start(writer).awaitTermination()
+    ```
 
     `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`: while the
     service's advice pauses all shards that a query reads, its next batch waits. `replace` allows both to
     replace a different specification of the job. `lease_ttl` must be longer than a few batches.
     `patience` is how long one call to the service may block a task, `poll` how often an idle query
-    polls its watermark. `finish_timeout` is how long a query that ends by itself (`availableNow`, or
-    bounded) waits at its end for a service that is away: a bounded one then fails, and any other ends
-    without its last windows, which come out in the next run.
+    polls its watermark. `finish_timeout` is how long an `availableNow` query waits at its end for a
+    service that is away: a bounded one then fails, and any other ends without its last windows, which
+    come out in the next run. A bounded query with another trigger waits until the service is back.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
     it, the key is in the file of `TIDEGAUGE_KEY_FILE`, or in `TIDEGAUGE_KEY`, in their environments.
@@ -173,7 +175,7 @@ class Pipeline:
         self._job.declare()
         tallies: Tallies = {}
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())
-        self._marks = itertools.count(1)
+        self._tags = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
         self._plans = PlanReader(self._spark)
         self._queries = Queries(
@@ -322,9 +324,9 @@ class Pipeline:
             known = None if spec.is_dynamic else spec.shards
             most = cores if known is None else min(cores, len(known))
             frame = by_shard(frame, shard, known, tasks or most)
-        mark = f"{SOURCE_MARK}{next(self._marks)}.{stage}"
+        tag = f"{SOURCE_TAG}{next(self._tags)}.{stage}"
         shards = column(shard).cast("string")
-        return watch_two_columns(frame, mark, reporter, shards, column(event_time))
+        return watch_two_columns(frame, tag, reporter, shards, column(event_time))
 
     def watermarked(
         self,
@@ -450,9 +452,9 @@ class Pipeline:
         if on_early not in {"count", "fail"}:
             raise ValueError(f"invalid on_early {on_early!r}: write 'count' or 'fail'")
         event_time = event_time_of(frame, stage, event_time)
-        mark = f"{RANGES_MARK}{next(self._marks)}.{stage}"
+        tag = f"{RANGES_TAG}{next(self._tags)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
-        self._reports[mark] = ReportCall(stage, event_time, delay_ms)
+        self._reports[tag] = ReportCall(stage, event_time, delay_ms)
         reporter = RangeReporter(
             self._target(stage),
             spec.ranges,
@@ -460,7 +462,7 @@ class Pipeline:
             on_early=on_early,
         )
         times = F.spark_partition_id() if event_time is None else time_of(frame, event_time)
-        return watch_column(frame, mark, reporter, times)
+        return watch_column(frame, tag, reporter, times)
 
     def start(
         self,
@@ -502,11 +504,11 @@ class Pipeline:
         frame = frame_of(writer)
         tree = self._plans.read(frame)
         controls = [node.control for node in tree.walk() if node.control is not None]
-        readers = [node.reader for node in tree.walk() if node.reader is not None]
+        logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         start = Start(
             writer,
             trigger,
-            links=tuple(each.id for each in (*controls, *readers)),
+            links=tuple(each.id for each in (*controls, *logs)),
             bounded=bounded,
             on_fenced=on_fenced,
             on_lost_checkpoint=on_lost_checkpoint,

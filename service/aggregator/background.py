@@ -134,7 +134,7 @@ class Background:
         chunks = await self._store.unsaved()
         if chunks:
             await self._ledger.checkpoint(chunks)
-            await self._store.mark_saved(chunks)
+            await self._store.note_saved(chunks)
 
     async def _apply_idle_policies(self) -> None:
         while await self._shutdown.sleep(_IDLE_INTERVAL_S):

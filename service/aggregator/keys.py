@@ -97,7 +97,7 @@ class Keys:
         """True if any key exists, even an expired one, which must not open the service."""
         return bool(self._operator or self._stored)
 
-    def admit(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
+    def authorize(self, authorization: bytes | None, needed: Role, job: str | None) -> Key:
         """Return the key of a request, if it permits the request.
 
         `authorization` is the header of this name, or None. `job` is the job of the request, which need

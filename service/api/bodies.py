@@ -36,7 +36,7 @@ class BodyBudget:
         self.reserved = 0
 
     @contextmanager
-    def hold(self) -> Generator[Reservation]:
+    def reserve(self) -> Generator[Reservation]:
         """Reserve bytes in the block; the end of the block releases them."""
         reservation = Reservation(self)
         try:

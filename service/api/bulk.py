@@ -28,7 +28,7 @@ class Bulk(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See `Response`."""
         body = bytes(self._response.body)
-        with state(self._request).responses.hold() as reservation:
+        with state(self._request).responses.reserve() as reservation:
             try:
                 reservation.take(0 if self._shared else len(body))
             except OverloadedError as error:

@@ -33,9 +33,9 @@ from service.api.exchange import (
     state,
     whole_number,
 )
-from service.api.leaving import unless_gone
+from service.api.leaving import cancel_on_disconnect
 from service.api.routing import DirectRoute
-from service.api.web import asked_headers, check_browser
+from service.api.web import check_browser, checked_headers
 from service.errors import (
     InvalidRequestError,
     ProblemError,
@@ -130,13 +130,13 @@ class Call(Generic[B]):
         return self._service.turns.take(self.request)
 
     def waiting(self) -> ExitStack:
-        """Return what ends this client's wait. Raises `OverloadedError`. See `Readers.enter`."""
-        return self._service.readers.enter(self.request)
+        """Return what ends this client's wait. Raises `OverloadedError`. See `WaitLimit.enter`."""
+        return self._service.waits.enter(self.request)
 
     async def wait_for(self, change: Coroutine[Any, Any, T]) -> T:
         """Wait for a change while the client is there. Raises `OverloadedError`, `ClientGoneError`."""
         with closing(change), self.waiting():
-            return await unless_gone(self.request.receive, change)
+            return await cancel_on_disconnect(self.request.receive, change)
 
     @property
     def aggregator(self) -> Aggregator:
@@ -236,7 +236,7 @@ def _run(
 
     async def check_and_run(request: Request) -> Response:
         service = state(request)
-        headers = asked_headers(request.scope)
+        headers = checked_headers(request.scope)
         check_browser(request.method, headers, service.hosts)
         named = request.path_params
         key, version = None, 0
@@ -244,7 +244,7 @@ def _run(
             # Before any other check, so a refusal does not disclose which resources exist.
             keys = service.aggregator.keys
             version = keys.version
-            key = keys.admit(headers.get(b"authorization"), role, named.get("job"))
+            key = keys.authorize(headers.get(b"authorization"), role, named.get("job"))
         for name in names:
             check_name(name, named[name])
         body: Body = b""
@@ -252,8 +252,8 @@ def _run(
             declared = declared_bytes(headers.get(b"content-length", b""), reads.limit)
             if declared is None or declared > FREE_BYTES:
                 # Held until it is answered: what is made of a body may be larger than the body.
-                with service.bodies.hold() as hold:
-                    large = await read_large(request, reads.limit, declared, hold)
+                with service.bodies.reserve() as reservation:
+                    large = await read_large(request, reads.limit, declared, reservation)
                     return await respond(service, request, large, key, version)
             body = await read_small(request)
         return await respond(service, request, body, key, version)

@@ -9,7 +9,7 @@ from typing import cast
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from service.api.leaving import unless_gone
+from service.api.leaving import cancel_on_disconnect
 from service.errors import ClientGoneError
 
 
@@ -28,7 +28,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """See `Response`."""
         with self._until, suppress(ClientGoneError):
-            await unless_gone(receive, self._send(send))
+            await cancel_on_disconnect(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         await send(

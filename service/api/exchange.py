@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Reservation
-from service.api.turns import Pace, Readers, Turns
+from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
     ClientGoneError,
@@ -50,7 +50,7 @@ class ServiceState:
     bodies: BodyBudget
     responses: BodyBudget
     """Likewise, for large responses that are being sent."""
-    readers: Readers
+    waits: WaitLimit
     turns: Turns
     """Turns for making answers that may be large."""
     pace: Pace

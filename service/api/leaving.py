@@ -14,7 +14,7 @@ from service.errors import ClientGoneError
 T = TypeVar("T")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await work, and cancel it if the client disconnects.
 
     Raises `ClientGoneError`, or the work's errors.

@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 
 from service.api.exchange import state
 from service.api.responses.leases import denied_bodies
-from service.api.web import asked_headers, check_browser
+from service.api.web import check_browser, checked_headers
 from service.errors import (
     GuardError,
     InvalidRequestError,
@@ -88,7 +88,7 @@ async def _http(request: Request, raised: Exception) -> Response:
     error = cast("HTTPException", raised)
     try:
         # The request has not been checked by an endpoint.
-        check_browser(request.method, asked_headers(request.scope), state(request).hosts)
+        check_browser(request.method, checked_headers(request.scope), state(request).hosts)
     except GuardError as refusal:
         return refuse(request, refusal)
     headers = dict(error.headers or {})

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from service.api.bulk import Bulk
 from service.api.exchange import entity_tags, state
-from service.api.web import asked_headers, check_browser
+from service.api.web import check_browser, checked_headers
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StaticFile:
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request. Raises `GuardError`."""
-        check_browser(request.method, asked_headers(request.scope), state(request).hosts)
+        check_browser(request.method, checked_headers(request.scope), state(request).hosts)
         made = self._made or await self._make_once()
         headers = {**self._headers, "ETag": f'"{made.etag}"'}
         if made.etag in (entity_tags(request.headers.get("if-none-match")) or ()):

@@ -48,7 +48,7 @@ class Turns:
             self._turn.release()
 
 
-class Readers:
+class WaitLimit:
     """Limit of the long polls and event streams of one client.
 
     They last long, so a client with many of them would keep others out.

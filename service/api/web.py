@@ -123,7 +123,7 @@ _CHECKED: Final = frozenset(
 )
 
 
-def asked_headers(scope: Scope) -> dict[bytes, bytes]:
+def checked_headers(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers that the checks of every request need. Raises `MalformedHttpError`.
 
     A single pass, since every report takes it.
@@ -136,7 +136,7 @@ def asked_headers(scope: Scope) -> dict[bytes, bytes]:
 
 
 def check_browser(method: str, found: Mapping[bytes, bytes], hosts: AllowedHosts) -> None:
-    """Reject a request that a page of another site could have sent, by its `asked_headers`.
+    """Reject a request that a page of another site could have sent, by its `checked_headers`.
 
     Raises `UnknownHostError`, `CrossSiteError` or `UnsupportedMediaTypeError`.
     """

@@ -263,7 +263,7 @@ class Publisher:
         await self._live.publish(
             record.job, record.generation, recorded.revision, recorded.views, record.epochs
         )
-        await self._live.mark_saved(record.chunks)
+        await self._live.note_saved(record.chunks)
         self._metrics.advances.inc(len(recorded.views))
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
 

@@ -290,7 +290,7 @@ class LiveStore(JobState, Protocol):
         """Return the chunks of promises that have changed since they were last marked as saved."""
         ...
 
-    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
+    async def note_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
         """Mark chunks as saved in the ledger, unless they have changed again since."""
         ...
 

@@ -43,7 +43,7 @@ from service.api.problems import install_handlers
 from service.api.requests import REQUESTS
 from service.api.responses import RESPONSES
 from service.api.routing import hot_routes, mount
-from service.api.turns import Pace, Readers, Turns
+from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import AllowedHosts
 from service.clock import Clock, SystemClock
 from service.errors import ProblemError, StoreRefusedError
@@ -159,7 +159,7 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             AllowedHosts.of(settings.allowed_hosts, settings.host),
             bodies=BodyBudget(settings.max_bodies_bytes),
             responses=BodyBudget(settings.max_bodies_bytes, "responses being sent"),
-            readers=Readers(settings.max_readers_per_client or guard.max_connections // 2),
+            waits=WaitLimit(settings.max_readers_per_client or guard.max_connections // 2),
             turns=Turns(_LARGE_ANSWERS, _WAITING_ANSWERS),
             pace=Pace(),
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 
 from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import NotStartedError
 from spark_agent.sources.admission import Admission, Wanted
-from spark_agent.sources.driver_link import Hold, Offset
+from spark_agent.sources.driver_link import Offset, RetryLater
 
 Feed = WatermarkFeed | EarlyFeed
 
@@ -31,11 +32,17 @@ class Feeds:
         self._feeds[source] = stage, None
         return source
 
-    def connect(self, sources: Iterable[str], feed: Feed) -> None:
-        """Set the feed of a query's linked sources."""
-        for source in sources:
-            stage, _ = self._feeds[source]
+    @contextmanager
+    def connecting(self, sources: Collection[str], feed: Feed) -> Generator[None]:
+        """Set the feed of a query's linked sources; if the block fails, restore the previous feeds."""
+        before = {source: self._feeds[source] for source in sources}
+        for source, (stage, _) in before.items():
             self._feeds[source] = stage, feed
+        try:
+            yield
+        except BaseException:
+            self._feeds.update(before)
+            raise
 
     def disconnect(self, ended: Feed) -> None:
         """Remove the feed of a query that has ended from its sources."""
@@ -51,7 +58,7 @@ class Feeds:
             raise NotStartedError(stage)
         return feed.admit(stage, wanted)
 
-    def next_offset(self, source: str, reader: str, at: Offset) -> Offset | Hold:
+    def next_offset(self, source: str, reader: str, at: Offset) -> Offset | RetryLater:
         """Return a control source's next offset. Raises `NotStartedError`, `QueryFailedError`."""
         stage, feed = self._feeds.get(source, ("", None))
         if feed is None:

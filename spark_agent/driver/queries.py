@@ -77,6 +77,11 @@ class _Supervised:
         """The query itself."""
         return self.supervisor.running
 
+    @property
+    def goes_on(self) -> bool:
+        """True while the query runs and is supervised."""
+        return self.supervisor.alive and not self.running.has_ended
+
 
 class Queries:
     """The started queries, each with its supervisor and its feed. Its methods are thread-safe."""
@@ -115,7 +120,7 @@ class Queries:
         self._listener = progress.Listener(
             spark,
             batch_committed=self._events.batch_committed,
-            query_ended=self._events.query_ended,
+            query_ended=self._on_end,
         )
 
     @property
@@ -134,7 +139,7 @@ class Queries:
             return {
                 stage.name: each.waits.because
                 for each in self._started
-                if each.waits.because is not None and each.supervisor.alive
+                if each.waits.because is not None and each.goes_on
                 for stage in each.supervisor.query.stages.sources
             }
 
@@ -145,7 +150,7 @@ class Queries:
             return {
                 stage: waits
                 for each in self._started
-                if each.supervisor.alive
+                if each.goes_on
                 for stage, waits in each.waits.shards.items()
             }
 
@@ -240,18 +245,21 @@ class Queries:
         self, start: Start, supervised: _Supervised, run: int | None
     ) -> StreamingQuery:
         supervisor = supervised.supervisor
-        self.feeds.connect(start.links, supervised.feed)
-        supervisor.start()
         properties = {
             QUERY_PROPERTY: supervisor.query.name,
             RUN_PROPERTY: "" if run is None else str(run),
             ON_LOST_CHECKPOINT_PROPERTY: supervisor.query.on_lost_checkpoint,
         }
-        with self._events.starting(), self._local_properties(properties):
+        with (
+            self.feeds.connecting(start.links, supervised.feed),
+            self._events.starting(),
+            self._local_properties(properties),
+        ):
+            supervisor.start()
             try:
                 query = start.writer.start()
             except BaseException as error:
-                supervisor.abandon(progress.most_telling_line(str(error)))
+                supervisor.abandon(progress.cause_line(str(error)))
                 raise
             supervised.running.attach(query)
             self._started.append(supervised)
@@ -276,10 +284,24 @@ class Queries:
         with self._lock:
             self._check_not_stopped()
             self._remove_ended()
-            self.feeds.connect(start.links, feed)
-            query = start.writer.start()
+            with self.feeds.connecting(start.links, feed):
+                query = start.writer.start()
             self._early.append((query, feed))
         return query
+
+    def _on_end(self, run_id: str) -> None:
+        """Route the end of a query, and disconnect its sources: another start would need a new feed.
+
+        Without the lock, for which Spark's listener bus would wait during a start. That is safe: a feed
+        is disconnected by identity, so a later start of the same data frame keeps its own.
+        """
+        self._events.query_ended(run_id)
+        for each in list(self._started):
+            if each.running.run_id == run_id:
+                self.feeds.disconnect(each.feed)
+        for query, feed in list(self._early):
+            if str(query.runId) == run_id:
+                self.feeds.disconnect(feed)
 
     def _counts_state(self) -> bool:
         """Return whether Spark counts the rows that its operators keep. If not, it reports zero."""

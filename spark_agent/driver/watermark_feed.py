@@ -22,7 +22,7 @@ from spark_agent.exceptions import AggregatorError, QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.control import END_MS, to_spark_ms
-from spark_agent.sources.driver_link import Hold, Offset
+from spark_agent.sources.driver_link import Offset, RetryLater
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.diagnostics import log_missing_inputs
@@ -131,9 +131,9 @@ class WatermarkFeed:
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
 
-    def next(self, reader: str, stage: str, at: Offset) -> Offset | Hold:
-        """Return a control source's next offset, or `at` itself if nothing is new; a `Hold` while the
-        next batch has to wait.
+    def next(self, reader: str, stage: str, at: Offset) -> Offset | RetryLater:
+        """Return a control source's next offset, or `at` itself if nothing is new; a `RetryLater` while
+        the next batch has to wait.
 
         Offsets never go back, even if the service's watermark does: its ledger may have been lost, or
         the query may run from an old checkpoint. On a source's first call the offset always
@@ -145,13 +145,13 @@ class WatermarkFeed:
         with self._lock:
             latest = self._latest()
             if self._must_wait(latest):
-                return Hold(self._query.timing.poll_ms)
+                return RetryLater(self._query.timing.poll_ms)
             found = at
             if stage in self._inputs:  # else it is a gate, which only holds batches back
                 found = self._next_offset(reader, stage, at, latest)
                 if found == at:
                     found = self._settled(stage, at, latest)
-                    if isinstance(found, Hold):
+                    if isinstance(found, RetryLater):
                         # The trigger goes on: the answer is not noted, so that a second poll of the
                         # same trigger is not taken for a trigger without data.
                         return found
@@ -240,7 +240,9 @@ class WatermarkFeed:
         self._drained = drained or not self._ends_when_idle
         self._is_finalising = not self._drained
 
-    def _settled(self, stage: str, at: Offset, latest: CommittedBatch | None) -> Offset | Hold:
+    def _settled(
+        self, stage: str, at: Offset, latest: CommittedBatch | None
+    ) -> Offset | RetryLater:
         """Return `at`, unless a run would end by it for which the service may still have news.
 
         Spark ends an `availableNow` run at the first trigger without news. The next watermark may be
@@ -263,14 +265,14 @@ class WatermarkFeed:
             return Offset(at.watermark_ms, at.turn + 1)
         return self._await_service(stage, at)
 
-    def _await_service(self, stage: str, at: Offset) -> Offset | Hold:
-        """Return a `Hold`, for `finish_timeout` at most; then `at`, which ends the run."""
+    def _await_service(self, stage: str, at: Offset) -> Offset | RetryLater:
+        """Return a `RetryLater`, for `finish_timeout` at most; then `at`, which ends the run."""
         now_ms = self._clock.steady_ms()
         if self._awaits_since_ms is None:
             self._awaits_since_ms = now_ms
             _log.info("stage %s: the run ends once the service has answered", stage)
         if now_ms - self._awaits_since_ms < self._query.timing.finish_timeout_ms:
-            return Hold(self._query.timing.poll_ms)
+            return RetryLater(self._query.timing.poll_ms)
         self._give_up()
         return at
 

@@ -144,7 +144,7 @@ class StageInFlight:
         self._sketches[shard] = trimmed(merged([*before, unpacked(packed)]), promise_ms)
         self._unreported.add(shard)
 
-    def forget_all_but(self, shards: Collection[str]) -> None:
+    def keep_only(self, shards: Collection[str]) -> None:
         """Drop the rows of other shards, which have become quiet."""
         for shard in self._sketches.keys() - shards:
             del self._sketches[shard]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-MARK: Final = "tidegauge."
+TAG: Final = "tidegauge."
 """The prefix of the names of the agent's own functions in a plan."""
-SOURCE_MARK: Final = f"{MARK}source."
-RANGES_MARK: Final = f"{MARK}ranges."
+SOURCE_TAG: Final = f"{TAG}source."
+RANGES_TAG: Final = f"{TAG}ranges."
 """Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
 
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
@@ -67,7 +67,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class LogsSource:
     """A source of logs in folders: the stage of its shards, and its id at the driver."""
 
     stage: str
@@ -83,7 +83,7 @@ class Node:
     children: tuple[Node, ...] = ()
     output: tuple[Column, ...] = ()
     streaming: bool = True
-    mark: str = ""
+    tag: str = ""
     """The name of the agent's function in the node; empty: not a node of the agent's."""
     event_time: int | None = None
     """Id of the event time column, for a source's reporter."""
@@ -94,7 +94,7 @@ class Node:
     bounds: Bounds | None = None
     """Bounds of a join of two streams."""
     control: Control | None = None
-    reader: Reader | None = None
+    logs_source: LogsSource | None = None
     limits: tuple[str, ...] = ()
     """Options that limit the rows of a source in one batch."""
     reads_all: bool = True

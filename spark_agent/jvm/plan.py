@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_agent.jvm import JavaObject
-from spark_agent.jvm.nodes import MARK, SOURCE_MARK, Bounds, Column, Control, Node, Reader, Stamp
+from spark_agent.jvm.nodes import SOURCE_TAG, TAG, Bounds, Column, Control, LogsSource, Node, Stamp
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -60,7 +60,7 @@ class PlanReader:
         self._option: JavaObject = jvm.scala.Option
 
     def read(self, frame: DataFrame) -> Node:
-        """Read the analysed plan: before optimisation all marks are still in it."""
+        """Read the analysed plan: before optimisation all tags are still in it."""
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
         joins = iter(())
         if any(_is_stream_join(node) for node in _java_walk(analyzed)):
@@ -92,20 +92,20 @@ class PlanReader:
         if bounds is not None and bounds.full_outer:
             bounds = replace(bounds, null_keys=_null_keys(node))
         children = tuple(self._node(child, joins) for child in _items(node.children()))
-        mark = _mark(node) if name == "Filter" else ""
+        tag = _tag(node) if name == "Filter" else ""
         if not streaming:
             return Node(name, streaming=False)
         return Node(
             operator=name,
             children=children,
             output=_columns(node.output()),
-            mark=mark,
-            event_time=_reported_time(node) if mark.startswith(SOURCE_MARK) else None,
+            tag=tag,
+            event_time=_reported_time(node) if tag.startswith(SOURCE_TAG) else None,
             copies=_copies(_expressions(node)),
             groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
             bounds=bounds,
             control=_control(node) if name == "StreamingRelationV2" else None,
-            reader=_reader(node) if name == "StreamingRelationV2" else None,
+            logs_source=_logs_source(node) if name == "StreamingRelationV2" else None,
             limits=tuple(sorted(_LIMITS & set(_options(node)))),
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
@@ -295,12 +295,12 @@ def _copied(expression: JavaObject) -> tuple[int, str] | None:
     return None
 
 
-def _mark(node: JavaObject) -> str:
+def _tag(node: JavaObject) -> str:
     condition = node.condition()
     if condition.getClass().getSimpleName() != "PythonUDF":
         return ""
     name = str(condition.name())
-    return name if name.startswith(MARK) else ""
+    return name if name.startswith(TAG) else ""
 
 
 def _reported_time(node: JavaObject) -> int | None:
@@ -322,11 +322,11 @@ def _control(node: JavaObject) -> Control | None:
     )
 
 
-def _reader(node: JavaObject) -> Reader | None:
+def _logs_source(node: JavaObject) -> LogsSource | None:
     if node.sourceName() != LOGS:
         return None
     options = node.extraOptions()
-    return Reader(options.get("stage"), options.get("source"))
+    return LogsSource(options.get("stage"), options.get("source"))
 
 
 def _reads_all(node: JavaObject) -> bool:

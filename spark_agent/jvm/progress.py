@@ -32,6 +32,9 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 _REFUSAL: Final = f"{QueryFailedError.__module__}.{QueryFailedError.__qualname__}: "
 """Prefix of the agent's own message in such a traceback."""
 
+_JAVA_ERROR: Final = re.compile(r"An error occurred while calling \S+\n: (?:[\w.$]+: )?")
+"""Precedes the message of a Java exception, in the text of py4j's error."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -54,25 +57,27 @@ class CommittedBatch:
     """True if the query's operators keep no rows, so that everything it has read has come out."""
 
 
-def most_telling_line(message: str) -> str:
+def cause_line(message: str) -> str:
     r"""Return the line of an error that has its cause: the first line, without Spark's prefix.
 
     If an error of Python is wrapped with its traceback, the exception's own line is returned.
 
-    >>> most_telling_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
+    >>> cause_line("[STREAM_FAILED] Query [id = 1] terminated with exception: broken\n at line 5")
     'broken'
     >>> traced = "Traceback (most recent call last):\n  File \"a.py\"\nValueError: broken\n\tat b.c"
-    >>> most_telling_line(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {traced}")
+    >>> cause_line(f"[STREAM_FAILED] Query [id = 1] terminated with exception: {traced}")
     'ValueError: broken'
     >>> refused = traced.replace("ValueError", "spark_agent.exceptions.QueryFailedError")
-    >>> most_telling_line(f"[FAILED] latestOffset: {refused}\n\nDuring handling of that:\n\n{traced}")
+    >>> cause_line(f"[FAILED] latestOffset: {refused}\n\nDuring handling of that:\n\n{traced}")
     'ValueError: broken'
-    >>> most_telling_line(f"[FAILED] latestOffset: {refused}")
+    >>> cause_line(f"[FAILED] latestOffset: {refused}")
     'broken'
-    >>> most_telling_line("broken"), most_telling_line("")
+    >>> cause_line("An error occurred while calling o9.start.\n: java.io.IOException: broken\n\tat a")
+    'broken'
+    >>> cause_line("broken"), cause_line("")
     ('broken', 'an error without a message')
     """
-    lines = message.strip().splitlines()
+    lines = _JAVA_ERROR.sub("", message.strip()).splitlines()
     line = next(iter(lines), "").rpartition("terminated with exception: ")[2].strip()
     if line.endswith(_TRACEBACK):
         line = _exception_line(lines) or line

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.jvm import JavaObject
-from spark_agent.jvm.progress import CommittedBatch, has_run, most_telling_line, read_progress
+from spark_agent.jvm.progress import CommittedBatch, cause_line, has_run, read_progress
 from spark_agent.jvm.writer import Trigger
 
 _log: Final = logging.getLogger("spark_agent")
@@ -81,7 +81,7 @@ class RunningQuery:
             error = self._query.exception()
         except Exception:  # noqa: BLE001  (any error: the query no longer runs)
             return "the connection to Spark is lost"
-        return None if error is None else most_telling_line(str(error))
+        return None if error is None else cause_line(str(error))
 
     @property
     def is_active(self) -> bool:
@@ -91,7 +91,17 @@ class RunningQuery:
     @property
     def has_ended(self) -> bool:
         """True once the query, which was started, no longer runs."""
-        return self._query is not None and not self._query.isActive
+        if self._query is None:
+            return False
+        try:
+            return not self._query.isActive
+        except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
+            return True
+
+    @property
+    def run_id(self) -> str:
+        """Spark's id of this run of the query, as in Spark's events; empty before the start."""
+        return "" if self._query is None else str(self._query.runId)
 
     @property
     def label(self) -> str:

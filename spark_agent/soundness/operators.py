@@ -19,7 +19,7 @@ from typing import Final
 
 from spark_agent.client.reports import StageProgress
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import SOURCE_MARK, Column, Node, Stamp
+from spark_agent.jvm.nodes import SOURCE_TAG, Column, Node, Stamp
 
 
 class Emits(StrEnum):
@@ -220,7 +220,7 @@ def output_rows(node: Node) -> OutputRows:
 
     Raises `UnsoundPlanError`.
     """
-    if not node.streaming or node.mark.startswith(SOURCE_MARK):
+    if not node.streaming or node.tag.startswith(SOURCE_TAG):
         # A source's strategy bounds the rows that leave it.
         return OutputRows()
     if node.is_control_union:

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from spark_agent.client.spec import StageSpec, ancestors, upstream
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import (
-    RANGES_MARK,
-    SOURCE_MARK,
+    RANGES_TAG,
+    SOURCE_TAG,
     Control,
     Node,
     Stamp,
@@ -96,13 +96,13 @@ class QueryStages:
 def check(
     plan: Node, stages: Mapping[str, StageSpec], reports: Mapping[str, ReportCall]
 ) -> QueryStages:
-    """Find the stages that a query executes and their promises. `reports` are by mark.
+    """Find the stages that a query executes and their promises. `reports` are by tag.
 
     Raises `UnsoundPlanError` if the query does not meet its stages' requirements.
     """
-    marks = [node.mark for node in plan.walk() if node.mark]
-    sources = [stage_of(mark) for mark in marks if mark.startswith(SOURCE_MARK)]
-    reported = [stage_of(mark) for mark in marks if mark.startswith(RANGES_MARK)]
+    tags = [node.tag for node in plan.walk() if node.tag]
+    sources = [stage_of(tag) for tag in tags if tag.startswith(SOURCE_TAG)]
+    reported = [stage_of(tag) for tag in tags if tag.startswith(RANGES_TAG)]
     watermarked = _unique(control.stage for control, _ in _controlled(plan))
     if not sources and not watermarked and not reported:
         raise UnsoundPlanError(
@@ -135,7 +135,9 @@ def check(
         keyed=tuple(stages[each] for each in promises),
         promises=promises,
         inputs=inputs,
-        by_shard=frozenset(node.reader.stage for node in plan.walk() if node.reader is not None),
+        by_shard=frozenset(
+            node.logs_source.stage for node in plan.walk() if node.logs_source is not None
+        ),
         below_idle=frozenset(
             stage
             for stage, above in inputs.items()
@@ -167,8 +169,8 @@ def check_early(plan: Node, stages: Mapping[str, StageSpec]) -> EarlyStage | Non
         )
     [found] = early
     for node in plan.walk():
-        if node.mark:
-            what = "report()" if node.mark.startswith(RANGES_MARK) else "source()"
+        if node.tag:
+            what = "report()" if node.tag.startswith(RANGES_TAG) else "source()"
             raise UnsoundPlanError(
                 f"stage {found.stage!r} closes its windows by a percentile, and the query calls {what}: "
                 f"early results may be incomplete, so they cannot carry a promise. Leave the call out "
@@ -188,13 +190,13 @@ def check_event_times(several: Sequence[str]) -> None:
         )
 
 
-def stage_of(mark: str) -> str:
-    """Extract the stage from a reporter's mark.
+def stage_of(tag: str) -> str:
+    """Extract the stage from a reporter's tag.
 
     >>> stage_of("tidegauge.ranges.3.per.hour")
     'per.hour'
     """
-    return mark.split(".", 3)[3]
+    return tag.split(".", 3)[3]
 
 
 def _unique(found: Iterator[T]) -> list[T]:
@@ -221,9 +223,9 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
         _check_event_time(control.stage, union)
         above = ancestors(stages, control.stage)
         for node in data.walk():
-            if node.mark.startswith(SOURCE_MARK) and stage_of(node.mark) not in above:
+            if node.tag.startswith(SOURCE_TAG) and stage_of(node.tag) not in above:
                 raise UnsoundPlanError(
-                    f"stage {control.stage!r} reads source {stage_of(node.mark)!r}, which is not "
+                    f"stage {control.stage!r} reads source {stage_of(node.tag)!r}, which is not "
                     f"among its inputs in the specification: its watermark would not wait for it"
                 )
         for limits in _unreported_limits(data):
@@ -249,7 +251,7 @@ def _check_event_time(stage: str, union: Node) -> None:
 
 def _is_recomputed(node: Node, column: int) -> bool:
     """Return whether a column is another than its source's event time, or a computed one."""
-    if node.mark.startswith(SOURCE_MARK):
+    if node.tag.startswith(SOURCE_TAG):
         return node.event_time is not None and column != node.event_time
     if node.operator == "Union":
         position = next(i for i, each in enumerate(node.output) if each.id == column)
@@ -266,12 +268,12 @@ def _is_recomputed(node: Node, column: int) -> bool:
 
 
 def _has_source(node: Node) -> bool:
-    return any(each.mark.startswith(SOURCE_MARK) for each in node.walk())
+    return any(each.tag.startswith(SOURCE_TAG) for each in node.walk())
 
 
 def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
     """Yield the limits of sources that this query does not report with `source()`."""
-    if node.mark.startswith(SOURCE_MARK):
+    if node.tag.startswith(SOURCE_TAG):
         return
     if node.limits:
         yield node.limits
@@ -287,13 +289,13 @@ def _promises_below(
     node: Node, above: list[Node], reports: Mapping[str, ReportCall]
 ) -> Iterator[tuple[str, Promise]]:
     """Find every report, and check the operators after it."""
-    if node.mark.startswith(RANGES_MARK):
-        stage = stage_of(node.mark)
+    if node.tag.startswith(RANGES_TAG):
+        stage = stage_of(node.tag)
         for each in above:
             if each.operator not in _ALLOWED_AFTER_REPORT and not _is_reported(each):
                 raise UnsoundPlanError(_error_after_report(stage, each.operator))
-        _check_reported_time(node, above, reports[node.mark])
-        yield stage, _promise(node, reports[node.mark])
+        _check_reported_time(node, above, reports[node.tag])
+        yield stage, _promise(node, reports[node.tag])
     for child in node.children:
         yield from _promises_below(child, [*above, node], reports)
 
@@ -317,7 +319,7 @@ def _check_reported_time(node: Node, above: Sequence[Node], report: ReportCall) 
 
 def _is_reported(node: Node) -> bool:
     """Return whether every row that leaves a node has passed a report, and is not delayed after it."""
-    if node.mark.startswith(RANGES_MARK):
+    if node.tag.startswith(RANGES_TAG):
         return True
     passes = node.operator in _ALLOWED_AFTER_REPORT or node.operator == "Union"
     return passes and bool(node.children) and all(_is_reported(each) for each in node.children)

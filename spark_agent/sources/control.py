@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.sources.control_row import Batch, control_row
-from spark_agent.sources.driver_link import Hold, LinkClient, LinkError, Offset
+from spark_agent.sources.driver_link import LinkClient, LinkError, Offset, RetryLater
 from spark_agent.times import MAX_MS
 
 FORMAT: Final = "tidegauge-control"
@@ -108,11 +108,11 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def _request(self, start: dict[str, Any]) -> dict[str, Any]:
         """Request the next offset.
 
-        While the driver answers `Hold`, Spark waits here and plans no batch.
+        While the driver answers `RetryLater`, Spark waits here and plans no batch.
         """
         at = Offset.from_dict(start)
         try:
-            while isinstance(found := self._link.next(self._control, at), Hold):
+            while isinstance(found := self._link.next(self._control, at), RetryLater):
                 self._clock.pause(found.ms)
         except LinkError:
             return start

@@ -76,8 +76,8 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """The answer to a control source that the next batch has to wait; ask again after `ms`."""
+class RetryLater:
+    """The answer to a control source that the next batch has to wait; it retries after `ms`."""
 
     ms: int
 
@@ -109,7 +109,7 @@ class LinkClient:
         """Drop the connection: Spark pickles the source for `read`, which does not need it."""
         return {**self.__dict__, "_link": None}
 
-    def next(self, control: str, at: Offset) -> Offset | Hold:
+    def next(self, control: str, at: Offset) -> Offset | RetryLater:
         """Ask the driver for the offset after `at`.
 
         Raises `LinkError`, `NotStartedError`, `QueryFailedError`.
@@ -151,8 +151,12 @@ class LinkClient:
         return self._link
 
 
-def _read_offset(answer: dict[str, Any]) -> Offset | Hold:
-    return Hold(answer["hold"]) if "hold" in answer else Offset.from_dict(answer["offset"])
+def _read_offset(answer: dict[str, Any]) -> Offset | RetryLater:
+    return (
+        RetryLater(answer["retry_ms"])
+        if "retry_ms" in answer
+        else Offset.from_dict(answer["offset"])
+    )
 
 
 def _line(link: socket.socket) -> bytes:
@@ -174,7 +178,7 @@ class LinkServer:
     def __init__(
         self,
         token: str,
-        answer: Callable[[str, str, Offset], Offset | Hold],
+        answer: Callable[[str, str, Offset], Offset | RetryLater],
         admit: Callable[[str, Wanted], Admission] | None = None,
     ) -> None:
         links: WeakSet[socket.socket] = WeakSet()
@@ -190,7 +194,11 @@ class LinkServer:
                 return {"not_started": error.stage}
             except QueryFailedError as error:
                 return {"failed": str(error)}
-            return {"hold": found.ms} if isinstance(found, Hold) else {"offset": found.to_dict()}
+            return (
+                {"retry_ms": found.ms}
+                if isinstance(found, RetryLater)
+                else {"offset": found.to_dict()}
+            )
 
         class Handler(StreamRequestHandler):
             """Answers one reader."""

@@ -41,12 +41,12 @@ class InFlightReports:
                 here.add(shard, packed, promise_ms)
         if stage.has_idle_policy:
             # The service takes no shard for idle that has something in flight.
-            here.forget_all_but(tally.promises)
+            here.keep_only(tally.promises)
 
     def forget(self, stage: str) -> None:
         """Forget what a stage has in flight: its shards have become quiet."""
         if stage in self._stages:
-            self._stages[stage].forget_all_but(())
+            self._stages[stage].keep_only(())
 
     def report(self, reporter: DriverReporter) -> None:
         """Report what shards have in flight after the last epoch.

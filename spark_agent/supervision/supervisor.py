@@ -363,6 +363,9 @@ class Supervisor:
 
     def _step(self) -> None:
         if self._run is None:
+            if not self.running.has_started:
+                # Spark may still reject the query, and a run would fence the one that has the stages.
+                return
             self._run = self._open_run(self.query.stages.names)
         run = self._run
         self._joined.rejoin(self._reporter(run))

@@ -212,8 +212,10 @@ spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fal
     .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     .config("spark.sql.session.timeZone", "UTC")
-    .config("spark.sql.shuffle.partitions", "4").getOrCreate())
+    .getOrCreate())
 for line in sys.stdin:
+    # An example sets the number of its ranges itself, whatever ran before.
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
     try:
         exec(open(line.strip()).read(), {"spark": spark})
     except BaseException:
@@ -222,6 +224,10 @@ for line in sys.stdin:
     else:
         print("ended", flush=True)
 """
+
+
+SETTING = 'spark.conf.set("spark.sql.shuffle.partitions", 4)\n'
+"""The setting of Spark that the page of the first job makes for all others."""
 
 
 def in_spark(test: Test) -> Test:
@@ -316,7 +322,7 @@ def test_the_change_of_a_job(session: Session) -> None:
     session.run(before.replace("readings-", "before-"))
     session.run(after)
     assert of_two_hours(written(session.folder / "readings-hourly"))
-    assert len(change) < 25
+    assert len(change) < 26
 
 
 @in_spark
@@ -341,7 +347,7 @@ def test_the_join(session: Session) -> None:
             f"{number}.json",
             [{"by": "bank", "order_id": number, "paid_at": f"2026-01-01T{late}Z"}],
         )
-    session.run(block("python", 'job="sales"'))
+    session.run(SETTING + block("python", 'job="sales"'))
     assert sorted(str(row["id"]) for row in written(session.folder / "paid")) == ["0", "1"]
 
 
@@ -356,7 +362,7 @@ def test_a_job_of_every_night(session: Session) -> None:
             f"os.rename('later/{day}.json', 'visits/{day}.json'); tonight(last={day == 3})"
         )
     script = block("python", 'job="nightly"') + "\n" + "\n".join(nights)
-    session.run(script)
+    session.run(SETTING + script)
     days = written(session.folder / "daily")
     assert [day["count"] for day in days] == [24, 24, 24]
 
@@ -372,7 +378,7 @@ def test_logs_in_folders(session: Session) -> None:
                 for hour in range(first, min(first + 8, hours))
             ]
             write(session.folder / "meters" / shard, f"{number:04d}.json", rows)
-    session.run(block("python", 'job="power"'))
+    session.run(SETTING + block("python", 'job="power"'))
     days = written(session.folder / "power")
     assert sorted((str(day["shard"]), day["kwh"]) for day in days) == [
         ("north", 12.0),
@@ -390,7 +396,7 @@ def test_early_results(session: Session) -> None:
         for county in ("north", "south")
     ]
     write(session.folder / "votes", "1.json", rows)
-    session.run(block("python", 'job="election"'))
+    session.run(SETTING + block("python", 'job="election"'))
     found = {
         folder: {str(row["window"]): row["count"] for row in written(session.folder / folder)}
         for folder in ("complete", "early")

@@ -839,7 +839,7 @@ def test_what_a_range_has_unfinished_comes_back_from_the_ledger(worker: Worker) 
 
     def saved() -> Columns:
         chunks = [c for c in worker.run(worker.live.unsaved()) if c.stage == "s"]
-        worker.run(worker.live.mark_saved(chunks))
+        worker.run(worker.live.note_saved(chunks))
         return joined_columns(2, ((chunk.chunk, chunk.columns) for chunk in chunks))
 
     assert saved()["unfinished"].tolist() == [0, 0]
@@ -897,18 +897,18 @@ def test_a_watch_wakes_at_each_change(worker: Worker) -> None:
 
 
 def test_changed_promises_are_unsaved_until_they_are_saved(worker: Worker) -> None:
-    worker.run(worker.live.mark_saved(worker.run(worker.live.unsaved())))
+    worker.run(worker.live.note_saved(worker.run(worker.live.unsaved())))
     token = worker.claim(None).token
     worker.report(token, {"a": 1, "b": 2})
     [before] = worker.run(worker.live.unsaved("j"))
     assert (before.stage, before.chunk, before.incarnation) == ("s", 0, 1)
     assert np.frombuffer(before.columns["promises"], "<i8").tolist() == [1, 2]
     worker.report(token, {"a": 3})
-    worker.run(worker.live.mark_saved([before]))
+    worker.run(worker.live.note_saved([before]))
     [after] = worker.run(worker.live.unsaved())
     assert np.frombuffer(after.columns["promises"], "<i8").tolist() == [3, 2]
     assert after.stamp > before.stamp
-    worker.run(worker.live.mark_saved([after]))
+    worker.run(worker.live.note_saved([after]))
     assert list(worker.run(worker.live.unsaved())) == []
     worker.report(token, {"a": 3, "b": 1})
     assert list(worker.run(worker.live.unsaved())) == []

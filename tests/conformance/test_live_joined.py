@@ -134,7 +134,7 @@ class Side:
     async def save(self) -> object:
         """Save what has changed; return what that is, without its moments."""
         chunks = await self.stores[0].unsaved()
-        await self.stores[0].mark_saved(chunks)
+        await self.stores[0].note_saved(chunks)
         return sorted((chunk.stage, chunk.chunk, chunk.columns["promises"]) for chunk in chunks)
 
 

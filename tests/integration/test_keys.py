@@ -404,7 +404,7 @@ async def test_a_key_whose_revocation_got_no_answer_is_not_let_in_for_ever(ledge
         await keys.revoke("reader", BY)
     await keys.catch_up()
     with pytest.raises(UnauthenticatedError):
-        keys.admit(sent(secret), Role.READ, "j")
+        keys.authorize(sent(secret), Role.READ, "j")
 
 
 async def test_a_key_is_revoked_even_if_the_client_does_not_wait(ledger: Away) -> None:
@@ -419,16 +419,16 @@ async def test_a_key_is_revoked_even_if_the_client_does_not_wait(ledger: Away) -
         await revoking
     assert [key.name for key in await keys.all()] == ["admin"]
     with pytest.raises(UnauthenticatedError):
-        keys.admit(sent(secret), Role.READ, "j")
+        keys.authorize(sent(secret), Role.READ, "j")
 
 
 async def test_what_is_remembered_is_bounded(ledger: Away) -> None:
     keys = Keys(ledger, FakeClock())
     _, secret = await keys.create("admin", Role.ADMIN, "*", None, BY)
     for number in range(30_000):
-        keys.admit(sent(secret), Role.READ, f"j{number}")
+        keys.authorize(sent(secret), Role.READ, f"j{number}")
         with pytest.raises(UnauthenticatedError):
-            keys.admit(sent(f"tg_{number}"), Role.READ, "j")
+            keys.authorize(sent(f"tg_{number}"), Role.READ, "j")
     assert len(keys._granted) <= 10_000
 
 
@@ -441,17 +441,17 @@ async def test_the_last_known_keys_stand_for_a_bounded_time(ledger: Away) -> Non
     with pytest.raises(UnavailableError):
         await keys.refresh()
     clock.advance(STALE_MS)
-    assert keys.admit(sent(secret), Role.READ, "j").name == "reader"
+    assert keys.authorize(sent(secret), Role.READ, "j").name == "reader"
     with pytest.raises(ForbiddenError):
-        keys.admit(sent(secret), Role.REPORT, "j")
+        keys.authorize(sent(secret), Role.REPORT, "j")
     clock.advance(1 + RECHECK_MS)
     with pytest.raises(UnavailableError, match="revoked keys are unknown"):
-        keys.admit(sent(secret), Role.READ, "j")
+        keys.authorize(sent(secret), Role.READ, "j")
     ledger.away = False
     await keys.refresh()
-    assert keys.admit(sent(admin), Role.ADMIN, None).name == "admin"
+    assert keys.authorize(sent(admin), Role.ADMIN, None).name == "admin"
     with pytest.raises(UnauthenticatedError):
-        keys.admit(None, Role.READ, "j")
+        keys.authorize(None, Role.READ, "j")
 
 
 async def test_only_one_of_many_makes_the_first_key(gauge: InProcess) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from pyspark.sql import SparkSession, functions
 
 from spark_agent import BoundedOutOfOrderness, Client, Pipeline
 from spark_agent.client.reports import RangeReport, Rank
+from tests.support.documents import example_of
 from tests.support.server import ROOT, Service
 
 EXAMPLES = ROOT / "examples"
@@ -38,14 +37,6 @@ def url(shared_service: Service) -> Iterator[str]:
     client = Client(shared_service.url)
     for job in client.jobs()["jobs"]:
         client.delete(job["job"])
-
-
-def example_of(documented: object) -> str:
-    """Return the example in a docstring, which follows a line that ends with two colons."""
-    _, after = inspect.cleandoc(documented.__doc__ or "").split("::\n\n", 1)
-    lines = after.splitlines()
-    end = next(i for i, line in enumerate(lines) if line and not line.startswith(" "))
-    return textwrap.dedent("\n".join(lines[:end]))
 
 
 @pytest.mark.spark

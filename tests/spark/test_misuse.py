@@ -285,6 +285,33 @@ def test_a_query_that_is_started_without_the_pipeline(
             query.awaitTermination(DEADLINE_S)
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_start_that_fails_leaves_its_sources_disconnected(flow: Flow, *, is_early: bool) -> None:
+    """A later start without the pipeline would be served by the feed of a query that never was."""
+    flow.write(steady(range(3)))
+    spec = SPEC | {SOURCE: {**SPEC[SOURCE], "percentiles": [50]}}
+    with Pipeline(flow.url, JOB, spec, spark=flow.spark, replace=True) as pipeline:
+        if is_early:
+            rows = pipeline.watermarked(
+                flow.readings(), stage=COUNTS, event_time="at", percentile=50
+            )
+            frame = rows.groupBy(F.window("at", "10 seconds")).count()
+        else:
+            frame = flow.counts(pipeline)
+        writer = frame.writeStream.outputMode("append").option(
+            "checkpointLocation", str(flow.checkpoint)
+        )
+        with pytest.raises(Exception, match="no-such-sink"):
+            pipeline.start(writer.format("no-such-sink"))
+        query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match=r"not started with Pipeline.start\(\)"):
+            query.awaitTermination(DEADLINE_S)
+        if not is_early:
+            [run] = flow.client.runs(JOB)["runs"]
+            assert run["outcome"] == "failed"
+            assert "no-such-sink" in (run["because"] or "")
+
+
 def test_workers_of_another_python(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "python-of-another-world")
     with pytest.raises(RuntimeError, match=r"'python-of-another-world'.*set .* PYSPARK_PYTHON"):

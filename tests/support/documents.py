@@ -67,6 +67,7 @@ DOCSTRINGS: Final = {
         ("FinalSourceError", "OldCheckpointError", "StageTakenError", "UnsoundPlanError"),
         "tests/spark/test_docstrings.py",
     ),
+    "Pipeline": "tests/spark/test_examples.py",
 }
 """Public classes with a block of Python in the docstring, and the tests that run the block.
 

@@ -368,7 +368,7 @@ class MemoryLiveStore(LiveStore):
         return [chunk for found in jobs for chunk in views.unsaved(found)]
 
     @override
-    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
+    async def note_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
         for chunk in chunks:
             job = self._jobs.get(chunk.job)
             if job is None or job.incarnation != chunk.incarnation:

@@ -98,8 +98,8 @@ async def _chunks(
     return found
 
 
-async def mark_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
-    """Run the step `LiveStore.mark_saved`."""
+async def note_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
+    """Run the step `LiveStore.note_saved`."""
     by_job: dict[str, list[CheckpointChunk]] = {}
     for chunk in chunks:
         by_job.setdefault(chunk.job, []).append(chunk)
@@ -109,4 +109,4 @@ async def mark_saved(steps: Steps, chunks: Sequence[CheckpointChunk]) -> None:
         with contextlib.suppress(StateLostError, LayoutChangedError, FrozenError):
             job_layout = await steps.layout(job)
             if job_layout.generation == saved[0].generation:
-                await steps.step(job_layout, "mark_saved", (), [str(saved[0].incarnation), args])
+                await steps.step(job_layout, "note_saved", (), [str(saved[0].incarnation), args])

@@ -242,8 +242,8 @@ class RedisLiveStore(LiveStore):
         return await checkpoints.unsaved(self._steps, job)
 
     @override
-    async def mark_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
-        await checkpoints.mark_saved(self._steps, chunks)
+    async def note_saved(self, chunks: Sequence[CheckpointChunk]) -> None:
+        await checkpoints.note_saved(self._steps, chunks)
 
     # ---- waiting
 

@@ -18,11 +18,11 @@ from spark_agent.soundness.operators import Promise
 from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import (
-    Hold,
     LinkClient,
     LinkError,
     LinkServer,
     Offset,
+    RetryLater,
 )
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.times import MAX_MS
@@ -336,7 +336,9 @@ class TestDrained:
             query.done(1, read_nothing=True)
             for _ in range(3):
                 held = WatermarkFeed.next(following, "r", STAGE, here)
-                assert held == Hold(POLL_MS), "else Spark would end the run as if all were well"
+                assert held == RetryLater(POLL_MS), (
+                    "else Spark would end the run as if all were well"
+                )
             assert (supervisor.finalise_calls, query.failures) == (3, [])
             query.clock.now_ms += FINISH_TIMEOUT_MS
             with pytest.raises(QueryFailedError, match=r"503: the ledger .* did not come out"):
@@ -359,7 +361,7 @@ class TestDrained:
             here = following.next("r", STAGE, here)
             assert here == Offset(9, 2)
             query.done(1, 9, read_nothing=True)
-            assert WatermarkFeed.next(following, "r", STAGE, here) == Hold(POLL_MS)
+            assert WatermarkFeed.next(following, "r", STAGE, here) == RetryLater(POLL_MS)
             query.clock.now_ms += 10 * POLL_MS
             assert following.next("r", STAGE, here) == Offset(END_MS, 3)
 

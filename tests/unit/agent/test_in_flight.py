@@ -77,7 +77,7 @@ def test_the_driver_merges_batches_and_removes_what_is_passed() -> None:
     assert list(stage.unreported(1)) == ["a"]
     stage.mark_reported(["a", "b"])
     assert stage.unreported(9) == {}
-    stage.forget_all_but(["b"])
+    stage.keep_only(["b"])
     assert stage.unreported(9) == {"a": NOTHING_IN_FLIGHT}
 
 

@@ -38,9 +38,9 @@ def relation(*, limits: tuple[str, ...] = ()) -> Node:
     return Node("StreamingRelation", output=(Column(1, "at"), KEY), limits=limits)
 
 
-def source(below: Node | None = None, mark: str = SOURCE) -> Node:
+def source(below: Node | None = None, tag: str = SOURCE) -> Node:
     below = below or relation()
-    return Node("Filter", (below,), output=below.output, mark=mark, event_time=AT.id)
+    return Node("Filter", (below,), output=below.output, tag=tag, event_time=AT.id)
 
 
 def watermarked(data: Node | None = None, stage: str = "hourly", delay_ms: int = 0) -> Node:
@@ -72,8 +72,8 @@ def promise(node: Node, column: str | None = None, delay_ms: int | None = None) 
     return promise_of("hourly", output_rows(node), found, delay_ms)
 
 
-def reported(child: Node, mark: str = RANGES) -> Node:
-    return Node("Filter", (child,), output=child.output, mark=mark)
+def reported(child: Node, tag: str = RANGES) -> Node:
+    return Node("Filter", (child,), output=child.output, tag=tag)
 
 
 def checked(plan: Node, event_time: str | None = None) -> QueryStages:
@@ -261,7 +261,7 @@ class TestQueryStages:
             checked(plan)
 
     def test_a_source_that_is_not_upstream(self) -> None:
-        data = source(mark="tidegauge.source.1.pipes")
+        data = source(tag="tidegauge.source.1.pipes")
         with pytest.raises(UnsoundPlanError, match="'pipes', which is not among its inputs"):
             checked(reported(watermarked(data)))
 
@@ -309,7 +309,7 @@ class TestQueryStages:
         state = Node("FlatMapGroupsInPandasWithState", (source(),), output=(AT, KEY))
         with pytest.raises(UnsoundPlanError, match=r"call watermarked\(\) before it"):
             checked(reported(watermarked(state)))
-        pairs = join(source(), source(mark="tidegauge.source.3.pipes"), Bounds(None, None))
+        pairs = join(source(), source(tag="tidegauge.source.3.pipes"), Bounds(None, None))
         with pytest.raises(UnsoundPlanError, match=r"watermarked\(\) on both sides"):
             checked(reported(watermarked(pairs)))
         groups = Node("Aggregate", (source(),), output=(AT, KEY), groups=(KEY,))
