@@ -34,55 +34,18 @@ DOCUMENTS = sorted(
 )
 GLOSSARY: Final = "docs/glossary.md"
 TERMS: Final = (
-    "advance",
-    "agreement",
-    "attempt",
-    "backlog",
-    "checkpoint",
-    "claim",
-    "commit",
-    "dynamic source",
-    "early result",
-    "epoch",
-    "facts",
-    "fence",
-    "final",
-    "generation",
-    "health",
-    "hold",
-    "holder",
-    "idle",
-    "incarnation",
-    "input watermark",
-    "job",
-    "key range",
-    "keyed stage",
-    "late row",
-    "layout",
-    "lease",
-    "ledger",
-    "live store",
-    "mark",
-    "oldest work",
-    "outcome",
-    "output watermark",
-    "pending",
-    "percentile watermark",
-    "policy",
-    "problem",
-    "processing watermark",
-    "promise",
-    "range",
-    "report",
-    "run",
-    "shard",
-    "source",
-    "stage",
-    "throttle",
-    "token",
-    "watermark",
-    "worker",
-)
+    "advance", "agreement", "attempt", "backlog", "checkpoint", "claim", "commit",
+    "dynamic source", "early result", "epoch", "facts", "fence", "final", "generation", "health",
+    "hold", "holder", "idle", "incarnation",
+    "input watermark", "job", "key range", "keyed stage", "late row", "layout", "lease", "ledger",
+    "live store", "mark", "oldest work", "outcome", "output watermark", "pending",
+    "percentile watermark", "policy", "problem", "processing watermark", "promise", "range", "report",
+    "run", "shard", "source", "stage", "throttle", "token", "watermark", "worker",
+)  # fmt: skip
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text()
 
 
 def prose(document: str) -> str:
