@@ -26,7 +26,7 @@ WRITES_NOTHING: Final = frozenset({"TIME", "PUBLISH"})
 
 
 class DeniedError(UnavailableError):
-    """A store does not answer; try again."""
+    """A store does not answer; retry."""
 
     def __init__(self, right: str, words: str, *, in_script: bool = False) -> None:
         super().__init__(
