@@ -57,6 +57,15 @@ def check_writer(writer: DataStreamWriter, *, bounded: bool) -> Trigger:
     return trigger
 
 
+def check_early_not_bounded(stage: str, *, bounded: bool) -> None:
+    """Check that a query of early results is not bounded. Raises `ValueError`."""
+    if bounded:
+        raise ValueError(
+            f"stage {stage!r}: early results make nothing final: leave out bounded=True, and "
+            f"use trigger(availableNow=True) for a query that ends"
+        )
+
+
 def check_session(spark: SparkSession) -> None:
     """Refuse Spark Connect, and workers that run another Python. Raises `RuntimeError`."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):

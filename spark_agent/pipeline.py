@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent.arguments import (
+    check_early_not_bounded,
     check_is_writer,
     check_lease_ttl,
     check_session,
@@ -40,8 +41,8 @@ from spark_agent.columns import (
     quoted,
     time_of,
 )
-from spark_agent.driver.job import DeclaredJob
-from spark_agent.driver.queries import Queries, Start
+from spark_agent.driver.job import DeclaredJob, host
+from spark_agent.driver.queries import Queries
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
@@ -59,13 +60,14 @@ from spark_agent.soundness.settings import (
     check_days,
     check_percentile,
     check_settings,
+    counts_state,
 )
 from spark_agent.sources import control, logs
 from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
-from spark_agent.started_query import Timing
+from spark_agent.started_query import StartedQuery, Timing
 from spark_agent.strategies import EARLIEST_MS, Strategy
 from spark_agent.times import Duration, duration_ms
 
@@ -159,6 +161,7 @@ class Pipeline:
         self._url = url
         self._timing = timing
         self._clock = clock
+        self._new_id = new_id
         self._key_file = None if key_file is None else fspath(key_file)
         client = Client(
             url, patience_ms=max(timing.patience_ms, 1_000), key_file=self._key_file, clock=clock
@@ -185,7 +188,6 @@ class Pipeline:
             tallies=tallies,
             timing=timing,
             clock=clock,
-            new_id=new_id,
         )
         self._token = token_hex(16)
         self._link = LinkServer(
@@ -505,24 +507,29 @@ class Pipeline:
         tree = self._plans.read(frame)
         controls = [node.control for node in tree.walk() if node.control is not None]
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
-        start = Start(
-            writer,
-            trigger,
-            links=tuple(each.id for each in (*controls, *logs)),
-            bounded=bounded,
-            on_fenced=on_fenced,
-            on_lost_checkpoint=on_lost_checkpoint,
-        )
+        links = [each.id for each in (*controls, *logs)]
         early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)
             check_event_times(self._plans.several_event_times(frame))
-            return self._queries.start_early(start, early)
+            check_early_not_bounded(early.stage, bounded=bounded)
+            return self._queries.start_early(early, trigger, writer, links)
         stages = check(tree, self._job.stages, self._reports)
         check_days(tree, str(self._spark.conf.get("spark.sql.session.timeZone")))
         check_settings(self._spark, [each for each in controls if not each.is_gate])
         check_event_times(self._plans.several_event_times(frame))
-        return self._queries.start(start, stages)
+        query = StartedQuery(
+            job=self._job.name,
+            name=f"{host()}-{os.getpid()}.{self._new_id()}",
+            stages=stages,
+            trigger=trigger,
+            timing=self._timing,
+            bounded=bounded,
+            on_fenced=on_fenced,
+            on_lost_checkpoint=on_lost_checkpoint,
+            counts_state=counts_state(self._spark),
+        )
+        return self._queries.start(query, writer, links)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from spark_agent.clock import Clock
 from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.driver.event_router import EventRouter
 from spark_agent.driver.feeds import Feeds
-from spark_agent.driver.job import Commits, DeclaredJob, host
+from spark_agent.driver.job import Commits, DeclaredJob
 from spark_agent.driver.preconditions import (
     Resumption,
     Watermarks,
@@ -36,32 +35,18 @@ from spark_agent.executor.task import (
     ON_LOST_CHECKPOINT_PROPERTY,
     QUERY_PROPERTY,
     RUN_PROPERTY,
-    Reaction,
 )
 from spark_agent.jvm import progress
 from spark_agent.jvm.checkpoint import Checkpoint
-from spark_agent.jvm.running_query import RunningQuery, stop_quietly
+from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.jvm.writer import Trigger
-from spark_agent.soundness.query_stages import EarlyStage, QueryStages
+from spark_agent.soundness.query_stages import EarlyStage
 from spark_agent.started_query import StartedQuery, Timing
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.supervisor import Signal, Supervisor
 from spark_agent.throttle.source_throttle import SourceThrottle
 
 _JOIN_MS: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The writer of a query to start, with the options of `Pipeline.start`."""
-
-    writer: DataStreamWriter
-    trigger: Trigger
-    links: tuple[str, ...]
-    """The ids of its linked sources: control sources, and logs in folders."""
-    bounded: bool = False
-    on_fenced: Reaction = "stop"
-    on_lost_checkpoint: Reaction = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +80,6 @@ class Queries:
         tallies: Tallies,
         timing: Timing,
         clock: Clock,
-        new_id: Callable[[], str],
     ) -> None:
         self._job = job
         self._spark = spark
@@ -103,12 +87,11 @@ class Queries:
         self._tallies = tallies
         self._timing = timing
         self._clock = clock
-        self._new_id = new_id
         self._lock = threading.RLock()
         self._stopped = False
         self._events = EventRouter()
         self._started: list[_Supervised] = []
-        self._early: list[tuple[StreamingQuery, EarlyFeed]] = []
+        self._early: list[tuple[RunningQuery, EarlyFeed]] = []
         self._past_counts: Counter[str] = Counter()
         self.feeds = Feeds()
         # It outlives a query: what the next one reads may be only the end of what is in flight.
@@ -154,39 +137,32 @@ class Queries:
                 for stage, waits in each.waits.shards.items()
             }
 
-    def start(self, start: Start, stages: QueryStages) -> StreamingQuery:
+    def start(
+        self, query: StartedQuery, writer: DataStreamWriter, links: Collection[str]
+    ) -> StreamingQuery:
         """Open a run for the stages and start the query, unless it could not keep what it promises.
 
-        Every check comes before the run is opened: opening it fences the query that has the stages.
+        `links` are the ids of its linked sources. Every check comes before the run is opened: opening it
+        fences the query that has the stages.
         """
-        query = StartedQuery(
-            job=self._job.name,
-            name=f"{host()}-{os.getpid()}.{self._new_id()}",
-            stages=stages,
-            trigger=start.trigger,
-            timing=self._timing,
-            bounded=start.bounded,
-            on_fenced=start.on_fenced,
-            on_lost_checkpoint=start.on_lost_checkpoint,
-            counts_state=self._counts_state(),
-        )
+        stages = query.stages.names
         with self._lock:
             self._check_not_stopped()
             self._remove_ended()
-            self._check_not_taken(stages.names)
+            self._check_not_taken(stages)
             watermarks = self._job.fetch_watermarks()
             if watermarks is not None:
                 check_not_final(query, watermarks)
                 check_inputs_final(query, self._job.stages, watermarks)
-            resumption = Resumption(query, Checkpoint(self._spark, start.writer))
-            run = self._job.try_open_run(stages.names, resumption.check, resumption.opened)
+            resumption = Resumption(query, Checkpoint(self._spark, writer))
+            run = self._job.try_open_run(stages, resumption.check, resumption.opened)
             if run is None:
                 # The supervisor opens one later, and compares then. What there is now is read now: by
                 # then, checkpoint and output have what the query has done.
                 resumption.check_output()
             query = replace(query, on_lost_checkpoint=resumption.on_lost_checkpoint)
             supervised = self._supervised(query, run, watermarks, resumption)
-            return self._start_supervised(start, supervised, run)
+            return self._start_supervised(supervised, run, writer, links)
 
     def _supervised(
         self,
@@ -242,7 +218,11 @@ class Queries:
             check_not_final(query, self._client.watermarks(query.job))
 
     def _start_supervised(
-        self, start: Start, supervised: _Supervised, run: int | None
+        self,
+        supervised: _Supervised,
+        run: int | None,
+        writer: DataStreamWriter,
+        links: Collection[str],
     ) -> StreamingQuery:
         supervisor = supervised.supervisor
         properties = {
@@ -251,62 +231,62 @@ class Queries:
             ON_LOST_CHECKPOINT_PROPERTY: supervisor.query.on_lost_checkpoint,
         }
         with (
-            self.feeds.connecting(start.links, supervised.feed),
+            self.feeds.connecting(links, supervised.feed),
             self._events.starting(),
             self._local_properties(properties),
         ):
             supervisor.start()
             try:
-                query = start.writer.start()
+                query = writer.start()
             except BaseException as error:
                 supervisor.abandon(progress.cause_line(str(error)))
                 raise
             supervised.running.attach(query)
             self._started.append(supervised)
             self._events.register(str(query.runId), supervisor)
+        self._disconnect_ended()
         return query
 
-    def start_early(self, start: Start, early: EarlyStage) -> StreamingQuery:
-        """Start a query for early results, which reports nothing. Raises `ValueError`."""
-        if start.bounded:
-            raise ValueError(
-                f"stage {early.stage!r}: early results make nothing final: leave out bounded=True, and "
-                f"use trigger(availableNow=True) for a query that ends"
-            )
+    def start_early(
+        self, early: EarlyStage, trigger: Trigger, writer: DataStreamWriter, links: Collection[str]
+    ) -> StreamingQuery:
+        """Start a query for early results, which reports nothing."""
         feed = EarlyFeed(
             self._job.name,
             early,
-            stays=start.trigger.ends,
+            stays=trigger.ends,
             poll_ms=self._timing.poll_ms,
             client=self._client,
             clock=self._clock,
         )
+        running = RunningQuery(self._spark)
         with self._lock:
             self._check_not_stopped()
             self._remove_ended()
-            with self.feeds.connecting(start.links, feed):
-                query = start.writer.start()
-            self._early.append((query, feed))
+            with self.feeds.connecting(links, feed):
+                query = writer.start()
+            running.attach(query)
+            self._early.append((running, feed))
+        self._disconnect_ended()
         return query
 
     def _on_end(self, run_id: str) -> None:
-        """Route the end of a query, and disconnect its sources: another start would need a new feed.
+        self._events.query_ended(run_id)
+        self._disconnect_ended()
 
+    def _disconnect_ended(self) -> None:
+        """Disconnect the sources of queries that have ended: another start needs a new feed.
+
+        At the end of each query, and after each start, in case the query has ended before it was listed.
         Without the lock, for which Spark's listener bus would wait during a start. That is safe: a feed
         is disconnected by identity, so a later start of the same data frame keeps its own.
         """
-        self._events.query_ended(run_id)
         for each in list(self._started):
-            if each.running.run_id == run_id:
+            if each.running.has_ended:
                 self.feeds.disconnect(each.feed)
-        for query, feed in list(self._early):
-            if str(query.runId) == run_id:
+        for running, feed in list(self._early):
+            if running.has_ended:
                 self.feeds.disconnect(feed)
-
-    def _counts_state(self) -> bool:
-        """Return whether Spark counts the rows that its operators keep. If not, it reports zero."""
-        counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
-        return str(self._spark.conf.get(counts, "true")).lower() == "true"
 
     def reset(self) -> None:
         """Start the job over. Raises `RuntimeError` while a query runs."""
@@ -329,8 +309,8 @@ class Queries:
             self._stopped = True
         for each in self._started:
             each.running.stop()
-        for query, _ in self._early:
-            stop_quietly(query)
+        for running, _ in self._early:
+            running.stop()
         for each in self._started:
             each.supervisor.notify_end(Signal.STOP)
         for each in self._started:
@@ -349,10 +329,9 @@ class Queries:
                 self._past_counts.update(supervisor.counts)
                 self._started.remove(each)
                 self.feeds.disconnect(each.feed)
-        for query, early in list(self._early):
-            if not query.isActive:
-                self._early.remove((query, early))
-                self.feeds.disconnect(early)
+        for running, feed in [each for each in self._early if each[0].has_ended]:
+            self._early.remove((running, feed))
+            self.feeds.disconnect(feed)
 
     def _check_not_stopped(self) -> None:
         if self._stopped:

@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -99,19 +98,18 @@ class RunningQuery:
             return True
 
     @property
-    def run_id(self) -> str:
-        """Spark's id of this run of the query, as in Spark's events; empty before the start."""
-        return "" if self._query is None else str(self._query.runId)
-
-    @property
     def label(self) -> str:
         """The query's name, else its id."""
         return "" if self._query is None else self._query.name or str(self._query.id)
 
     def stop(self) -> None:
-        """Stop the query, and wait for its end. An error of the query is raised to its user only."""
-        if self._query is not None:
-            stop_quietly(self._query)
+        """Stop the query, and wait for its end. An error is logged: `awaitTermination` raises it."""
+        if self._query is None:
+            return
+        try:
+            self._query.stop()
+        except Exception:  # noqa: BLE001  (the query has failed or ended)
+            _log.info("query %s did not stop cleanly", self._query.id, exc_info=True)
 
     def has_no_new_data(self) -> bool:
         """Return whether the latest trigger found no new data in any of the query's sources."""
@@ -170,20 +168,6 @@ class RunningQuery:
             if has_run(body):
                 return read_progress(body)
         return None
-
-    def last_recent_batch(self) -> CommittedBatch | None:
-        """Return `recent_batch` of a query that has ended; None if Spark has ended as well."""
-        with suppress(Exception):
-            return self.recent_batch()
-        return None
-
-
-def stop_quietly(query: StreamingQuery) -> None:
-    """Stop a query, and log its error: `awaitTermination` raises the error."""
-    try:
-        query.stop()
-    except Exception:  # noqa: BLE001  (the query has failed or ended)
-        _log.info("query %s did not stop cleanly", query.id, exc_info=True)
 
 
 def _body(progress: JavaObject) -> Mapping[str, Any]:

@@ -35,6 +35,12 @@ def check_settings(spark: SparkSession, controls: Sequence[Control]) -> None:
         )
 
 
+def counts_state(spark: SparkSession) -> bool:
+    """Return whether Spark counts the rows that its operators keep. If not, Spark reports zero."""
+    counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+    return str(spark.conf.get(counts, "true")).lower() == "true"
+
+
 def check_days(tree: Node, zone: str) -> None:
     """Check that a join over a day or more has days of equal length. Raises `UnsoundPlanError`."""
     longest_ms = max(

@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Final
 
@@ -155,9 +156,11 @@ class Supervisor:
 
         Spark's listener bus may lag: it may report a batch only after the query has ended.
         """
-        newest = self.running.last_recent_batch()
-        if newest is not None:
-            self.notify(newest)
+        # Spark itself may have ended, and its record of the batch with it.
+        with suppress(Exception):
+            newest = self.running.recent_batch()
+            if newest is not None:
+                self.notify(newest)
         self.notify(signal)
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:

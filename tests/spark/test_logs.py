@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,11 +18,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_agent import Pipeline
 from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.executor.tally import Count
+from spark_agent.supervision.supervisor import Supervisor
 from spark_agent.throttle import source_throttle
 from tests.spark.flow import (
     AVAILABLE_NOW,
     BOUND,
     COUNTS,
+    DEADLINE_S,
     JOB,
     SOURCE,
     SPEC,
@@ -316,6 +319,32 @@ def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders, service: 
         frame = counts(pipeline, read(pipeline, folders))
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
     assert flow.counted() == windows(folders.readings)
+
+
+def test_nothing_waits_in_a_query_that_has_ended(
+    flow: Flow, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor may still send reports, for seconds if the service does not answer."""
+    may_end = threading.Event()
+    end_run = Supervisor._end_run
+
+    def wait_and_end(self: Supervisor) -> None:
+        may_end.wait(DEADLINE_S)
+        end_run(self)
+
+    monkeypatch.setattr(Supervisor, "_end_run", wait_and_end)
+    folders.write_each("left", range(200), file_s=50)
+    folders.write_each("right", range(20))
+    with pipeline_of(flow, together(SOURCE, OTHER), WITH_OTHER) as pipeline:
+        ByHand(flow, OTHER).is_at(10)
+        query = flow.start(pipeline, read(pipeline, folders))
+        until(lambda: "left" in pipeline.shard_waits.get(SOURCE, {}), "it waits")
+        query.stop()
+        try:
+            assert pipeline.shard_waits == {}
+            assert pipeline.waits == {}
+        finally:
+            may_end.set()
 
 
 @pytest.mark.parametrize("build", [alone, pytest.param(counts, marks=pytest.mark.slow)])

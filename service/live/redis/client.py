@@ -54,13 +54,25 @@ _RIGHTS = "rights"
 
 
 @cache
+def _files() -> Mapping[str, str]:
+    """Return the text of each Lua file, by its path without the suffix."""
+    return {
+        path.relative_to(LUA).with_suffix("").as_posix(): path.read_text()
+        for path in LUA.rglob("*.lua")
+    }
+
+
+@cache
 def _script(step: str) -> tuple[str, str]:
-    """Return the source of a step's script and its digest."""
+    """Return the source of a step's script and its digest. Raises `KeyError` for an unknown step.
+
+    An error of the file system instead would be taken for a Redis that does not answer, and retried.
+    """
     parts = ("rules", *(f"shared/{name}" for name in _SHARED), step)
     if step == _RIGHTS:
         parts = (step,)
     header = "" if step == _RIGHTS else schema.lua_header()
-    source = header + "".join((LUA / f"{part}.lua").read_text() for part in parts)
+    source = header + "".join(_files()[part] for part in parts)
     return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
