@@ -9,7 +9,7 @@ from functools import partial
 
 from service.aggregator.feeds import Changes, Feeds, watch_for
 from service.aggregator.health import Examiner
-from service.aggregator.soft import SoftStates
+from service.aggregator.soft import SoftState, SoftStates
 from service.aggregator.states import StageState
 from service.aggregator.throttling import Throttling
 from service.clock import Clock
@@ -21,6 +21,8 @@ from service.live.port import LiveStore
 from service.model.jobs import JobView, StageProgress
 from service.model.reports import RangeOrder, RangeView
 from service.tasks import Shutdown
+
+_NO_SOFT_STATES: Mapping[str, SoftState] = {}
 
 
 class Reader:
@@ -59,8 +61,8 @@ class Reader:
         except UnavailableError as outage:
             found = await self._last_seen.stage(job, stage, outage)
         view, stage_view, census = found
-        state = StageState(view, stage, stage_view, census, now_ms=self._clock.wall_ms())
-        return (await self.complete({stage: state}))[stage] if soft else state
+        states = await self._soft.read(view, (stage,)) if soft else _NO_SOFT_STATES
+        return StageState(view, stage, stage_view, census, states.get(stage), self._clock.wall_ms())
 
     async def complete(self, states: Mapping[str, StageState]) -> Mapping[str, StageState]:
         """Return states of one snapshot with the values that are computed at requests.
@@ -91,12 +93,14 @@ class Reader:
             if censuses.keys() != view.stages.keys():
                 raise
         chosen = [n for n in (view.stages if stages is None else stages) if n in view.stages]
+        states = await self._soft.read(view, chosen) if soft else _NO_SOFT_STATES
         now_ms = self._clock.wall_ms()
-        states = {
-            name: StageState(view, name, view.stages[name], censuses[name], now_ms=now_ms)
+        return {
+            name: StageState(
+                view, name, view.stages[name], censuses[name], states.get(name), now_ms
+            )
             for name in chosen
         }
-        return await self.complete(states) if soft else states
 
     async def healths(self, job: str) -> Mapping[str, Health]:
         """Return the health of each stage of a job; empty while unknown."""
