@@ -327,7 +327,7 @@ class Definitions:
     async def jobs(self) -> Sequence[JobView | InstalledJob]:
         """Return every job. The watermarks may be out of date: `Reader.jobs` has current ones."""
         try:
-            return await self._store.jobs()
+            return await self._live.jobs()
         except UnavailableError:
             stored: list[InstalledJob] = []
             for head in await self._ledger.heads():

@@ -125,7 +125,7 @@ class Reader:
         return.
         """
         try:
-            jobs = await self._store.jobs()
+            jobs = await self._live.jobs()
         except UnavailableError:
             return await self._last_seen.jobs()
         for job in jobs:

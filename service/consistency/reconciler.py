@@ -56,6 +56,7 @@ class Reconciler:
         self._clock = clock
         self._metrics = metrics
         self._restoring: dict[str, asyncio.Task[None]] = {}
+        self._restoring_many = asyncio.Lock()
         self._incarnations: dict[str, int] = {}
         """The last begun incarnation of each job, as far as this process has observed."""
         self._missing_before: Collection[str] | None = None
@@ -136,6 +137,25 @@ class Reconciler:
             await asyncio.sleep(_POLL_S)
         return False
 
+    async def restore_missing(self, present: Collection[str]) -> bool:
+        """Restore jobs that had a live state and are not present; return False if all are present.
+
+        Raises `UnavailableError` if a store does not answer, and after a timeout.
+        """
+        missing = self._incarnations.keys() - present
+        if not missing:
+            return False
+        try:
+            async with asyncio.timeout(_RESTORE_TIMEOUT_MS / 1_000):
+                # Without the jobs that another replica has deleted.
+                heads = [head for head in await self._ledger.heads() if head.job in missing]
+                await self._restore_lost(heads)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the states of {len(missing)} jobs are being restored: retry"
+            ) from None
+        return True
+
     @run_to_completion
     async def _begin(self, heads: Sequence[JobHead]) -> None:
         if not heads:
@@ -200,22 +220,27 @@ class Reconciler:
 
     async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
         """Restore jobs without live state: many at a time, as after the loss of the whole store."""
-        for start in range(0, len(heads), _RESTORED_AT_ONCE):
-            part = heads[start : start + _RESTORED_AT_ONCE]
-            # Without jobs that another replica, or a request of this one, may be installing.
-            ours = [
-                head
-                for head in part
-                if head.job not in self._restoring
-                and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
-            ]
-            # The comparison may be out of date: read the positions in the live store again.
-            there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
-            await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
-            for head in part:
-                if head not in ours:
-                    with suppress(UnknownJobError, StateLostError):
-                        await self.restore(head.job)
+        # One caller at a time: while the state of a job is being installed, another caller would find
+        # it missing, and begin one more incarnation.
+        async with self._restoring_many:
+            for start in range(0, len(heads), _RESTORED_AT_ONCE):
+                await self._restore_part(heads[start : start + _RESTORED_AT_ONCE])
+
+    async def _restore_part(self, heads: Sequence[JobHead]) -> None:
+        # Without jobs that another replica, or a request of this one, may be installing.
+        ours = [
+            head
+            for head in heads
+            if head.job not in self._restoring
+            and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
+        ]
+        # The comparison may be out of date: read the positions in the live store again.
+        there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
+        await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
+        for head in heads:
+            if head not in ours:
+                with suppress(UnknownJobError, StateLostError):
+                    await self.restore(head.job)
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:
         """Remove jobs that another replica has deleted from the ledger before it died."""

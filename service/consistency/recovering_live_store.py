@@ -178,6 +178,13 @@ class RecoveringLiveStore(JobState):
     ) -> Mapping[str, Marks]:
         return await self._run(job, partial(self._live.raise_marks, job, generation, marks))
 
+    async def jobs(self) -> Sequence[JobView]:
+        """Return every job, also after the loss of the whole store: lost states are restored first."""
+        jobs = await self._live.jobs()
+        if await self._reconciler.restore_missing({job.name for job in jobs}):
+            jobs = await self._live.jobs()
+        return jobs
+
     async def shown(self, job: str) -> JobView | None:
         """Return the published view of a job; None: not available until its state is restored.
 

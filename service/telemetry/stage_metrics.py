@@ -94,7 +94,7 @@ class StageMetrics:
         )
         lag = _gauge(
             "tidegauge_lag_seconds",
-            "How far a stage's output watermark is behind the wall clock; 0 at the end of time",
+            "Distance of a stage's output watermark behind the wall clock; 0 at the end of time",
         )
         version = _gauge(
             "tidegauge_watermark_version",

@@ -14,7 +14,7 @@ from spark_agent.times import instant_text
 
 _ROWS: Final = Metric(
     "tidegauge_agent_events",
-    "What should be rare, by job, stage and kind (early_rows, late_rows, …).",
+    "Rows that should be rare, by job, stage and kind (early_rows, late_rows, …).",
     ["job", "stage", "kind"],
 )
 

@@ -104,6 +104,41 @@ async def test_a_state_that_is_lost_after_a_release_is_restored(aggregator: Aggr
     assert (await aggregator.reader.stage("j", "s")).view.watermark.output == 5
 
 
+async def test_a_lost_job_is_in_every_list(tmp_path: Path) -> None:
+    """A page without the job would read as a job that nobody has declared."""
+    live, ledger = MemoryLiveStore(SystemClock()), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/db")
+    gauge = made(live, ledger)
+    await gauge.open()
+    await gauge.definitions.define("j", SPEC, Precondition())
+    await live.remove("j", 1)
+    assert [each.name for each in await gauge.definitions.jobs()] == ["j"]
+    await live.remove("j", 1)
+    assert [each.name for each in await gauge.reader.jobs()] == ["j"]
+    await gauge.close()
+
+
+async def test_lists_that_find_a_lost_job_restore_it_once(tmp_path: Path) -> None:
+    """A second incarnation would void the leases that were granted under the first."""
+    live, ledger = Slow(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    gauge = made(live, ledger)
+    await gauge.open()
+    live.may_begin.set()
+    await gauge.definitions.define("j", SPEC, Precondition())
+    live.may_begin.clear()
+    live.begins.clear()
+    await live.remove("j", 1)
+    first = asyncio.ensure_future(gauge.reader.jobs())
+    await live.begins.wait()
+    second = asyncio.ensure_future(gauge.definitions.jobs())
+    comparison = asyncio.ensure_future(gauge._reconciler.reconcile())  # pyright: ignore[reportPrivateUsage]
+    await asyncio.wait([second, comparison], timeout=0.1)
+    live.may_begin.set()
+    await asyncio.gather(first, second, comparison)
+    [head] = await ledger.heads()
+    assert head.incarnation == 2
+    await gauge.close()
+
+
 async def test_a_state_that_is_lost_again_while_it_is_restored_is_restored(tmp_path: Path) -> None:
     """As when another replica begins the next incarnation between the two."""
     live, ledger = LostTwice(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")

@@ -507,7 +507,8 @@ def test_a_shard_with_unread_files_is_not_idle_and_a_quiet_one_is(
             return time.monotonic() > end
 
         until(look, "some time")
-        assert statuses(flow)["right"] == "idle"
+        # Its lease lapses during a long batch, and it counts as idle again after the next report.
+        until(lambda: statuses(flow)["right"] == "idle", "the quiet one is idle")
         assert query.isActive
     assert "idle" not in seen
 

@@ -26,7 +26,7 @@ class JobBody(Struct, frozen=True, omit_defaults=True):
     health: (
         Annotated[
             dict[str, Health],
-            Meta(description="Of each stage, as in its watermark. Left out while unknown"),
+            Meta(description="Health of each stage, as in its watermark. Left out while unknown"),
         ]
         | UnsetType
     ) = UNSET
