@@ -121,13 +121,24 @@ class Reader:
         return await self._live.progress(job, stage)
 
     async def jobs(self) -> Sequence[JobView]:
-        """Return every job; while the live store does not answer, the jobs that `OutageReads` may still
-        return.
+        """Return every job. Raises `UnavailableError` if one of them cannot be read."""
+        try:
+            return await self._live_jobs()
+        except UnavailableError as outage:
+            return await self._last_seen.jobs(outage)
+
+    async def readable_jobs(self) -> Sequence[JobView]:
+        """Return the jobs that can be read: every job, unless the live store does not answer.
+
+        Raises `UnavailableError` if neither store answers.
         """
         try:
-            jobs = await self._live.jobs()
+            return await self._live_jobs()
         except UnavailableError:
-            return await self._last_seen.jobs()
+            return await self._last_seen.readable_jobs()
+
+    async def _live_jobs(self) -> Sequence[JobView]:
+        jobs = await self._live.jobs()
         for job in jobs:
             self._last_seen.note(job, {})
         return jobs

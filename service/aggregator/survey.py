@@ -28,7 +28,7 @@ async def survey(reader: Reader, throttling: Throttling, limit: int) -> Survey:
 
     Raises `UnavailableError` if neither store answers.
     """
-    jobs = sorted(await reader.jobs(), key=lambda job: job.name)
+    jobs = sorted(await reader.readable_jobs(), key=lambda job: job.name)
     chosen: list[tuple[JobView, Sequence[str], bool]] = []
     left, ranges_left = limit, _RANGES
     for job in jobs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 from service.ledger.port import JobHead, Ledger
@@ -71,11 +71,22 @@ class OutageReads:
         # The job may have been deleted during the request to the ledger.
         return view, self._censuses.get(job, {})
 
-    async def jobs(self) -> Sequence[JobView]:
+    async def jobs(self, outage: UnavailableError) -> Sequence[JobView]:
+        """Return every job. Raises `outage` if the last view of one is not the newest."""
+        heads = await self._ledger.heads()
+        views = self._newest(heads)
+        if len(views) < len(heads):
+            raise outage
+        return views
+
+    async def readable_jobs(self) -> Sequence[JobView]:
         """Return the jobs whose last view is still the newest. Raises `UnavailableError`."""
+        return self._newest(await self._ledger.heads())
+
+    def _newest(self, heads: Iterable[JobHead]) -> Sequence[JobView]:
         return [
             view
-            for head in await self._ledger.heads()
+            for head in heads
             if (view := self._views.get(head.job)) is not None
             and _position(view) == _position(head)
         ]

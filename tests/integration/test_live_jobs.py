@@ -12,6 +12,7 @@ import pytest
 
 from service.aggregator import Aggregator, Limits, Precondition, Retention
 from service.clock import SystemClock
+from service.errors import UnavailableError
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
 from service.ledger.port import Ledger
@@ -57,6 +58,19 @@ class LostTwice(MemoryLiveStore):
             self.losses += 1
             raise StateLostError(job.name)
         await super().install(job)
+
+
+class Away(MemoryLiveStore):
+    """Answers for single jobs alone, while it is away: so a test decides which ones have been read."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.is_away = False
+
+    async def jobs(self) -> Sequence[JobView]:
+        if self.is_away:
+            raise UnavailableError("away")
+        return await super().jobs()
 
 
 class Slow(MemoryLiveStore):
@@ -114,6 +128,24 @@ async def test_a_lost_job_is_in_every_list(tmp_path: Path) -> None:
     assert [each.name for each in await gauge.definitions.jobs()] == ["j"]
     await live.remove("j", 1)
     assert [each.name for each in await gauge.reader.jobs()] == ["j"]
+    await gauge.close()
+
+
+async def test_a_list_without_the_live_store_has_every_job_or_fails(tmp_path: Path) -> None:
+    """Metrics have the jobs that can be read: a series without a sample reads as unknown."""
+    live, ledger = Away(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/db")
+    gauge = made(live, ledger)
+    await gauge.open()
+    for job in ("i", "j"):
+        await gauge.definitions.define(job, SPEC, Precondition())
+    await gauge.reader.job("i")
+    live.is_away = True
+    with pytest.raises(UnavailableError):
+        await gauge.overviews.read(lambda _: True, "", 9)
+    assert [each.name for each in await gauge.reader.readable_jobs()] == ["i"]
+    assert len(await gauge.definitions.jobs()) == 2
+    await gauge.reader.job("j")
+    assert (await gauge.overviews.read(lambda _: True, "", 9)).total == 2
     await gauge.close()
 
 

@@ -83,7 +83,9 @@ class JobSummaryBody(Struct, frozen=True):
         str,
         Meta(description="The stage with the lowest watermark; of equal ones, the most upstream"),
     ]
-    status: Annotated[Status, Meta(description="Status of that stage, as all members up to `since`")]
+    status: Annotated[
+        Status, Meta(description="Status of that stage, as all members up to `since`")
+    ]
     output_watermark: Watermark
     data_lag_ms: int | None
     since: Annotated[Instant, Meta(description="Instant of the last move of its watermark")]
