@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from service.clock import Clock
 from service.consistency.publisher import Publisher
@@ -56,7 +56,6 @@ class Reconciler:
         self._clock = clock
         self._metrics = metrics
         self._restoring: dict[str, asyncio.Task[None]] = {}
-        self._restoring_many = asyncio.Lock()
         self._incarnations: dict[str, int] = {}
         """The last begun incarnation of each job, as far as this process has observed."""
         self._missing_before: Collection[str] | None = None
@@ -102,11 +101,29 @@ class Reconciler:
         """Restore a job's state; return when a retry makes sense. Concurrent calls share one attempt."""
         task = self._restoring.get(job)
         if task is None:
-            task = asyncio.ensure_future(self._restore(job))
-            self._restoring[job] = task
-            task.add_done_callback(lambda _: self._restoring.pop(job, None))
+            task = self._begin_attempt([job], self._restore(job))
         # Shielded: a cancelled request must not cancel the restoration for others.
         await asyncio.shield(task)
+
+    def _begin_attempt(
+        self, jobs: Sequence[str], attempt: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        """Begin a restoration of these jobs, which concurrent calls share.
+
+        Between the begin of an incarnation in the ledger and its installation, another attempt would
+        find the job still lost, and begin one more.
+        """
+        task = asyncio.ensure_future(attempt)
+        self._restoring |= dict.fromkeys(jobs, task)
+
+        def end(done: asyncio.Task[None]) -> None:
+            for job in jobs:
+                del self._restoring[job]
+            # If all requests were cancelled, the exception is not retrieved otherwise.
+            _ = done.cancelled() or done.exception()
+
+        task.add_done_callback(end)
+        return task
 
     async def _restore(self, job: str) -> None:
         try:
@@ -220,27 +237,26 @@ class Reconciler:
 
     async def _restore_lost(self, heads: Sequence[JobHead]) -> None:
         """Restore jobs without live state: many at a time, as after the loss of the whole store."""
-        # One caller at a time: while the state of a job is being installed, another caller would find
-        # it missing, and begin one more incarnation.
-        async with self._restoring_many:
-            for start in range(0, len(heads), _RESTORED_AT_ONCE):
-                await self._restore_part(heads[start : start + _RESTORED_AT_ONCE])
+        for start in range(0, len(heads), _RESTORED_AT_ONCE):
+            part = heads[start : start + _RESTORED_AT_ONCE]
+            # Without jobs that another replica, or another call here, may be installing.
+            ours = [
+                head
+                for head in part
+                if head.job not in self._restoring
+                and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
+            ]
+            attempt = self._begin_attempt([head.job for head in ours], self._begin_missing(ours))
+            await asyncio.shield(attempt)
+            for head in part:
+                if head not in ours:
+                    with suppress(UnknownJobError, StateLostError):
+                        await self.restore(head.job)
 
-    async def _restore_part(self, heads: Sequence[JobHead]) -> None:
-        # Without jobs that another replica, or a request of this one, may be installing.
-        ours = [
-            head
-            for head in heads
-            if head.job not in self._restoring
-            and head.incarnation <= self._incarnations.get(head.job, head.incarnation)
-        ]
+    async def _begin_missing(self, heads: Sequence[JobHead]) -> None:
         # The comparison may be out of date: read the positions in the live store again.
-        there = await asyncio.gather(*(self._live.head(head.job) for head in ours))
-        await self._begin([h for h, live in zip(ours, there, strict=True) if live is None])
-        for head in heads:
-            if head not in ours:
-                with suppress(UnknownJobError, StateLostError):
-                    await self.restore(head.job)
+        there = await asyncio.gather(*(self._live.head(head.job) for head in heads))
+        await self._begin([h for h, live in zip(heads, there, strict=True) if live is None])
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:
         """Remove jobs that another replica has deleted from the ledger before it died."""

@@ -5,7 +5,7 @@ goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -149,7 +149,18 @@ async def test_a_list_without_the_live_store_has_every_job_or_fails(tmp_path: Pa
     await gauge.close()
 
 
-async def test_lists_that_find_a_lost_job_restore_it_once(tmp_path: Path) -> None:
+FINDERS: Sequence[Callable[[Aggregator], Awaitable[object]]] = (
+    lambda gauge: gauge.reader.jobs(),
+    lambda gauge: gauge.definitions.jobs(),
+    lambda gauge: gauge.reader.stage("j", "s"),
+    lambda gauge: gauge._reconciler.reconcile(),  # pyright: ignore[reportPrivateUsage]
+)
+
+
+@pytest.mark.parametrize("begin", FINDERS, ids=["list", "names", "request", "comparison"])
+async def test_a_lost_job_is_restored_once_by_all_who_find_it(
+    begin: Callable[[Aggregator], Awaitable[object]], tmp_path: Path
+) -> None:
     """A second incarnation would void the leases that were granted under the first."""
     live, ledger = Slow(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     gauge = made(live, ledger)
@@ -159,13 +170,12 @@ async def test_lists_that_find_a_lost_job_restore_it_once(tmp_path: Path) -> Non
     live.may_begin.clear()
     live.begins.clear()
     await live.remove("j", 1)
-    first = asyncio.ensure_future(gauge.reader.jobs())
+    first = asyncio.ensure_future(begin(gauge))
     await live.begins.wait()
-    second = asyncio.ensure_future(gauge.definitions.jobs())
-    comparison = asyncio.ensure_future(gauge._reconciler.reconcile())  # pyright: ignore[reportPrivateUsage]
-    await asyncio.wait([second, comparison], timeout=0.1)
+    others = [asyncio.ensure_future(each(gauge)) for each in FINDERS]
+    await asyncio.wait(others, timeout=0.1)
     live.may_begin.set()
-    await asyncio.gather(first, second, comparison)
+    await asyncio.gather(first, *others)
     [head] = await ledger.heads()
     assert head.incarnation == 2
     await gauge.close()
