@@ -83,9 +83,7 @@ def test_what_a_window_keeps_back_is_named(flow: Flow) -> None:
         assert "a hold 'window'" in found["because"]
         # Now one shard is further behind than the window is long, and that is the answer.
         flow.write([Reading("right", "a", 400)])
-        until(lambda: held_by(flow), "the shard is named")
-        holder = held_by(flow)
-        assert holder is not None
+        holder = until(lambda: held_by(flow), "the shard is named")
         assert holder["range"] == "left"
 
 

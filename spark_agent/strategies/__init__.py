@@ -1,0 +1,34 @@
+"""Strategies: promises of a source's shards, derived from what the query has read of them.
+
+A strategy is one of three kinds, by where its promise comes from. `Strategy`: from a shard's newest row
+in a batch, in its task. `StatefulStrategy`: from a small state for each shard, in the driver.
+`ClockStrategy`: from the driver's clock, also while there are no rows.
+"""
+
+from __future__ import annotations
+
+from spark_agent.strategies.by_newest_row import (
+    Ascending,
+    BoundedOutOfOrderness,
+    Expression,
+    NoWatermarks,
+    Punctuated,
+)
+from spark_agent.strategies.protocols import (
+    EARLIEST_MS,
+    Rows,
+    StatefulStrategy,
+    Strategy,
+)
+
+__all__ = [
+    "EARLIEST_MS",
+    "Ascending",
+    "BoundedOutOfOrderness",
+    "Expression",
+    "NoWatermarks",
+    "Punctuated",
+    "Rows",
+    "StatefulStrategy",
+    "Strategy",
+]
