@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_agent.client.spec import StageSpec
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
+from spark_agent.strategies import Resolved, WallClock
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
@@ -110,10 +112,25 @@ def _is_url(url: str) -> bool:
         return False
 
 
-def check_strategy(strategy: object) -> None:
-    """Check that the argument is a strategy. Raises `ValueError`."""
-    if isinstance(strategy, type) or not callable(getattr(strategy, "promise_ms", None)):
-        raise ValueError(  # noqa: TRY004  (as above)
-            f"invalid strategy {strategy!r}: write BoundedOutOfOrderness('10 minutes') or "
-            f"Ascending()"
+def check_clock_strategy(stage: StageSpec, strategy: object) -> None:
+    """Check that a source may promise by the clock. Raises `ValueError`."""
+    if stage.has_idle_policy:
+        raise ValueError(
+            f"stage {stage.name!r} has an idle policy, and {strategy!r} advances without rows: leave "
+            f"one of the two out"
         )
+    if stage.percentiles:
+        raise ValueError(
+            f"stage {stage.name!r} declares percentiles, which {strategy!r} does not have: it promises "
+            f"by the clock, for all shards alike. Leave them out, or use another strategy"
+        )
+
+
+def check_clocks(strategies: Mapping[str, Resolved], *, may_wait_for_more: bool) -> None:
+    """Check that a query's sources leave nothing unread for a while. Raises `ValueError`."""
+    for stage, each in strategies.items():
+        if may_wait_for_more and isinstance(each.clock, WallClock):
+            raise ValueError(
+                f"stage {stage!r}: with minOffsetsPerTrigger, rows may be unread while a trigger finds "
+                f"nothing, and WallClock would pass them: leave the option out, or use another strategy"
+            )

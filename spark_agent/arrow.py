@@ -28,17 +28,24 @@ _LAST_US: Final = 2**63 - 1
 class ShardRows:
     """Rows of one shard in a batch."""
 
+    oldest_ms: int
+    """The oldest event time, rounded down."""
     newest_ms: int
     """The newest event time, rounded down."""
     rows: int
     late_rows: int = 0
+    mark_ms: int | None = None
+    """The newest mark, rounded down; without marks, the newest event time. None: not one is marked."""
 
     def __add__(self, other: ShardRows) -> ShardRows:
         """Return the rows of two batches as one."""
+        marks = [mark for mark in (self.mark_ms, other.mark_ms) if mark is not None]
         return ShardRows(
+            min(self.oldest_ms, other.oldest_ms),
             max(self.newest_ms, other.newest_ms),
             self.rows + other.rows,
             self.late_rows + other.late_rows,
+            max(marks, default=None),
         )
 
 
@@ -57,35 +64,56 @@ class SourceRows:
 def rows_by_shard(
     names: Array,
     times: Array,
+    marks: Array | None = None,
     *,
     is_declared: Callable[[str], bool],
     late_before_ms: int | None,
     horizon_ms: int,
 ) -> SourceRows:
-    """Find the newest event time of each shard among rows that are not after `horizon_ms`.
+    """Find the oldest and newest event time of each shard among rows that are not after `horizon_ms`.
 
-    `names` are the rows' shards, `times` their event times; `is_declared` returns whether the source
-    has a shard. Rows without an event time are only counted. Rows before `late_before_ms` are late.
+    `names` are the rows' shards, `times` their event times, `marks` the times that move the promise,
+    null for a row that does not; None: the event times. `is_declared` returns whether the source has a
+    shard. Rows without an event time are only counted. Rows before `late_before_ms` are late.
     """
     times_us = pc.cast(times, pa.int64())
     table = pa.table({"shard": names, "time": times_us})
-    beyond = _count(pc.greater(times_us, horizon_ms * 1_000))
+    aggregates = [("time", "min"), ("time", "max"), ("time", "count")]
+    newest_us = times_us
+    if marks is not None:
+        marks_us = pc.cast(marks, pa.int64())
+        # A mark too far ahead is as wrong as an event time, and would raise the promise alike.
+        newest_us = pc.max_element_wise(times_us, marks_us)
+        table = table.append_column("mark", marks_us).filter(pc.is_valid(times_us))
+        newest_us = newest_us.filter(pc.is_valid(times_us))
+        aggregates.append(("mark", "max"))
+    is_near = pc.less_equal(newest_us, horizon_ms * 1_000)
+    beyond = _count(pc.invert(is_near))
     if beyond:
-        table = table.filter(pc.less_equal(times_us, horizon_ms * 1_000))
-    groups = table.group_by("shard").aggregate([("time", "max"), ("time", "count")]).to_pylist()
+        table = table.filter(is_near)
+    groups = table.group_by("shard").aggregate(aggregates).to_pylist()
     late = 0 if late_before_ms is None else count_older_than(times_us, late_before_ms)[0]
     late_of = _late_by_shard(table, late_before_ms) if late else {}
     dated = [each for each in groups if each["time_count"]]
     by_shard = {
-        each["shard"]: ShardRows(
-            each["time_max"] // 1_000, each["time_count"], late_of.get(each["shard"], 0)
-        )
+        each["shard"]: _shard_rows(each, late_of.get(each["shard"], 0))
         for each in dated
         if is_declared(each["shard"])
     }
     unknown = sum(each["time_count"] for each in dated if each["shard"] not in by_shard)
     return SourceRows(
         by_shard, late, count_older_than(times_us, 0)[0], times.null_count, beyond, unknown
+    )
+
+
+def _shard_rows(group: dict[str, Any], late_rows: int) -> ShardRows:
+    mark_us = group.get("mark_max", group["time_max"])
+    return ShardRows(
+        group["time_min"] // 1_000,
+        group["time_max"] // 1_000,
+        group["time_count"],
+        late_rows,
+        None if mark_us is None else mark_us // 1_000,
     )
 
 
@@ -152,20 +180,19 @@ def watch_column(
     return projected.filter(watched).drop(_WATCHED)
 
 
-def watch_two_columns(
+def watch_columns(
     frame: DataFrame,
     tag: str,
-    watcher: Callable[[Iterable[tuple[Array, Array]]], Iterator[Array]],
-    first: Column,
-    second: Column,
+    watcher: Callable[[Iterable[tuple[Array, ...]]], Iterator[Array]],
+    *of: Column,
 ) -> DataFrame:
-    """Pass two columns of the rows through a watcher; see `watch_column`."""
+    """Pass several columns of the rows through a watcher; see `watch_column`."""
 
-    def watch(batches: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+    def watch(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         yield from watcher(batches)
 
     watch.__name__ = tag
-    return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(first, second))
+    return frame.filter(arrow_udf(watch, "boolean").asNondeterministic()(*of))
 
 
 def has_type(field: StructField) -> bool:

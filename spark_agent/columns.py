@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.types import StructField, StructType, TimestampType
@@ -119,3 +120,30 @@ def check_time(frame: DataFrame, name: str) -> None:
             f"event time {name!r} is of type {data_type.simpleString()}; it must be a timestamp (with "
             f"local time zone)"
         )
+
+
+def with_ingress_time(frame: DataFrame, name: str) -> DataFrame:
+    """Add the column with the time of the batch that has read a row. Raises `ValueError`.
+
+    Spark's time of a batch is logged with the plan of the batch, so a repeated batch has it again.
+    """
+    if not isinstance(name, str) or name in frame.columns:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"IngressTime adds the column {name!r}, and the data frame has it already: give it another "
+            f"name, event_time='read_at', or use another strategy"
+        )
+    return frame.withColumn(name, F.current_timestamp())
+
+
+def mark_of(frame: DataFrame, mark: Column) -> Column:
+    """Return a strategy's mark, which must be a timestamp. Raises `ValueError`."""
+    try:
+        data_type = frame.select(mark.alias("mark")).schema["mark"].dataType
+    except AnalysisException as error:
+        raise ValueError(f"the strategy's SQL cannot be read: {error.getMessage()}") from error
+    if not isinstance(data_type, TimestampType):
+        raise ValueError(  # noqa: TRY004  (the column has a type, and it is the wrong one)
+            f"the strategy's SQL gives {data_type.simpleString()}; it must give a timestamp (with local "
+            f"time zone), like 'at - INTERVAL 5 SECONDS'"
+        )
+    return mark

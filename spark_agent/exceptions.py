@@ -171,6 +171,12 @@ class QueryFailedError(Exception):
     """A query must not run another batch. The message has the reason."""
 
 
+class StrategyError(Exception):
+    """A strategy of the user's own has failed, or has returned an invalid value. The message names the
+    stage, the shard and the value.
+    """
+
+
 class LogsError(Exception):
     """The folders of a source violate its rules. The message has the remedy."""
 

@@ -19,15 +19,16 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent.arguments import (
+    check_clock_strategy,
+    check_clocks,
     check_early_not_bounded,
     check_is_writer,
     check_lease_ttl,
     check_session,
-    check_strategy,
     check_url,
     check_writer,
 )
-from spark_agent.arrow import watch_column, watch_two_columns
+from spark_agent.arrow import watch_column, watch_columns
 from spark_agent.client.client import Client
 from spark_agent.client.spec import StageSpec, ancestors
 from spark_agent.clock import Clock, SystemClock
@@ -38,8 +39,10 @@ from spark_agent.columns import (
     column,
     control_schema,
     event_time_of,
+    mark_of,
     quoted,
     time_of,
+    with_ingress_time,
 )
 from spark_agent.driver.job import DeclaredJob, host
 from spark_agent.driver.queries import Queries
@@ -55,6 +58,7 @@ from spark_agent.soundness.query_stages import (
     check,
     check_early,
     check_event_times,
+    stage_of,
 )
 from spark_agent.soundness.settings import (
     check_days,
@@ -68,7 +72,13 @@ from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
 from spark_agent.started_query import StartedQuery, Timing
-from spark_agent.strategies import EARLIEST_MS, Strategy
+from spark_agent.strategies import (
+    EARLIEST_MS,
+    AnyStrategy,
+    IngressTime,
+    Resolved,
+    resolved,
+)
 from spark_agent.times import Duration, duration_ms
 
 _LINK_MARGIN_MS: Final = 5_000
@@ -180,6 +190,8 @@ class Pipeline:
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())
         self._tags = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
+        self._strategies: dict[str, Resolved] = {}
+        """By tag of a source."""
         self._plans = PlanReader(self._spark)
         self._queries = Queries(
             self._job,
@@ -221,7 +233,7 @@ class Pipeline:
         format: Literal["csv", "json", "parquet"],  # noqa: A002  (as Spark calls it)
         schema: StructType | str,
         event_time: str,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         shard: str = "shard",
         max_files_per_shard: int | None = None,
         tolerance: Duration = "1 day",
@@ -282,15 +294,17 @@ class Pipeline:
         stage: str,
         shard: str,
         event_time: str,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         tolerance: Duration = "1 day",
         tasks: int | None = None,
         partitioned_by_shard: bool = False,
     ) -> DataFrame:
         """Report the source's progress as its rows pass through unchanged.
 
-        `shard` and `event_time` are columns. `strategy` derives a shard's promise from its newest
-        event time. Rows dated further ahead of the clock than `tolerance` are not counted.
+        `shard` and `event_time` are columns. `strategy` derives a shard's promise, by default from its
+        newest event time (see `spark_agent.strategies`); text is an expression of SQL. With
+        `IngressTime`, `event_time` names a column to be added. Rows dated further ahead of the clock
+        than `tolerance` are not counted.
 
         All rows of a shard are brought into one of `tasks` tasks (by default one per core, at most
         one per shard), so that one task reports for the shard. `partitioned_by_shard=True` declares
@@ -304,21 +318,27 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._job.stage(stage, "source")
-        check_strategy(strategy)
+        parts = resolved(strategy)
         check_column(frame, shard)
+        if isinstance(parts.clock, IngressTime):
+            frame = with_ingress_time(frame, event_time)
         check_time(frame, event_time)
+        marks = () if parts.mark is None else (mark_of(frame, parts.mark(column(event_time))),)
+        if parts.clock is not None:
+            check_clock_strategy(spec, strategy)
         target = self._target(stage, partitioned_by_shard=partitioned_by_shard)
         reporter = SourceReporter(
             target,
             shards=frozenset(spec.shards),
             is_dynamic=spec.is_dynamic,
-            strategy=strategy,
+            promise=parts.promise,
+            summary=parts.summary,
             tolerance_ms=duration_ms(tolerance, name="tolerance"),
             tracks_in_flight=bool(spec.percentiles),
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
             raise ValueError(f"invalid tasks {tasks!r}: write a number of tasks, 1 or more")
-        if stage in _throttled(self._job.throttle, self._job.stages):
+        if parts.clock or stage in _throttled(self._job.throttle, self._job.stages):
             # A query without watermarked() has no control source that could hold it back.
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
         if not partitioned_by_shard:
@@ -327,8 +347,9 @@ class Pipeline:
             most = cores if known is None else min(cores, len(known))
             frame = by_shard(frame, shard, known, tasks or most)
         tag = f"{SOURCE_TAG}{next(self._tags)}.{stage}"
+        self._strategies[tag] = parts
         shards = column(shard).cast("string")
-        return watch_two_columns(frame, tag, reporter, shards, column(event_time))
+        return watch_columns(frame, tag, reporter, shards, column(event_time), *marks)
 
     def watermarked(
         self,
@@ -518,6 +539,12 @@ class Pipeline:
         check_days(tree, str(self._spark.conf.get("spark.sql.session.timeZone")))
         check_settings(self._spark, [each for each in controls if not each.is_gate])
         check_event_times(self._plans.several_event_times(frame))
+        strategies = {
+            stage_of(node.tag): self._strategies[node.tag]
+            for node in tree.walk()
+            if node.tag in self._strategies
+        }
+        check_clocks(strategies, may_wait_for_more=stages.may_wait_for_more)
         query = StartedQuery(
             job=self._job.name,
             name=f"{host()}-{os.getpid()}.{self._new_id()}",
@@ -528,6 +555,8 @@ class Pipeline:
             on_fenced=on_fenced,
             on_lost_checkpoint=on_lost_checkpoint,
             counts_state=counts_state(self._spark),
+            stateful={stage: each.stateful for stage, each in strategies.items() if each.stateful},
+            clocks={stage: each.clock for stage, each in strategies.items() if each.clock},
         )
         return self._queries.start(query, writer, links)
 

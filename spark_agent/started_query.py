@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_agent.executor.task import Reaction
 from spark_agent.jvm.writer import Trigger
 from spark_agent.soundness.query_stages import QueryStages
+from spark_agent.strategies import ClockStrategy, StatefulStrategy
 
 _LONGEST_INTERVAL_MS: Final = 1_000
 """A query that polls for new data less often than this does not prove that a shard is quiet now."""
@@ -44,6 +45,10 @@ class StartedQuery:
     on_lost_checkpoint: Reaction = "stop"
     counts_state: bool = True
     """True if Spark counts the rows that its operators keep. If not, Spark reports zero."""
+    stateful: Mapping[str, StatefulStrategy] = field(default_factory=dict[str, StatefulStrategy])
+    """Strategies with state, by source."""
+    clocks: Mapping[str, ClockStrategy] = field(default_factory=dict[str, ClockStrategy])
+    """Strategies that go by the clock, by source."""
 
     @property
     def ends(self) -> bool:

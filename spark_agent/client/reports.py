@@ -146,7 +146,7 @@ def report_bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[J
 
 
 def _is_of_a_shard(report: RangeReport) -> bool:
-    members = (report.watermark_ms, report.backlog, report.pending)
+    members = (report.watermark_ms, report.records, report.backlog, report.pending)
     return report.final or any(each is not None for each in members)
 
 

@@ -50,6 +50,14 @@ class CheckpointNotes(Protocol):
         """Note shards that have joined a dynamic source."""
         ...
 
+    def states(self, stage: str) -> tuple[int, str] | None:
+        """Return the newest noted states of a source's strategy, with the epoch they are after."""
+        ...
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        """Note the states of a source's strategy after an epoch."""
+        ...
+
 
 class Resumption:
     """With which batch a query begins, and whether that goes with what the job, or its output, has.
@@ -142,6 +150,24 @@ class Resumption:
             self._checkpoint.note_joined(self._opened_generation, stage, shards)
         except Py4JError as error:
             self._log_unnoted(error)
+
+    def states(self, stage: str) -> tuple[int, str] | None:
+        """Return the noted states of a source's strategy, with the epoch they are after."""
+        return self._checkpoint.states(stage)
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        """Note the states of a source's strategy in the checkpoint."""
+        try:
+            self._checkpoint.note_states(stage, epoch, states)
+        except Py4JError:
+            _log.warning(
+                "query %s: the states of stage %s after batch %d cannot be noted in its checkpoint: if "
+                "the driver ends now, its next start goes on from older ones",
+                self._query,
+                stage,
+                epoch,
+                exc_info=True,
+            )
 
     def _log_unnoted(self, error: Py4JError) -> None:
         _log.warning(

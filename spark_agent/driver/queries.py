@@ -43,6 +43,7 @@ from spark_agent.jvm.writer import Trigger
 from spark_agent.soundness.query_stages import EarlyStage
 from spark_agent.started_query import StartedQuery, Timing
 from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.supervisor import Signal, Supervisor
 from spark_agent.throttle.source_throttle import SourceThrottle
 
@@ -173,6 +174,7 @@ class Queries:
     ) -> _Supervised:
         running = RunningQuery(self._spark)
         waits = BatchWaits(query)
+        read = ReadThrough(query, self._clock.wall_ms())
         check = partial(self._check_later, query, resumption, were_known=watermarks is not None)
         supervisor = Supervisor(
             query,
@@ -180,7 +182,7 @@ class Queries:
             client=self._client,
             run=run,
             open_run=partial(self._job.open_run, check=check, opened=resumption.opened),
-            joined_notes=resumption,
+            notes=resumption,
             tallies=self._tallies,
             in_flight={
                 stage.name: self._in_flight[stage.name]
@@ -188,6 +190,7 @@ class Queries:
                 if stage.percentiles
             },
             waits=waits,
+            read=read,
             clock=self._clock,
         )
         is_throttled = bool(query.stages.sources) and self._job.is_throttled
@@ -196,6 +199,7 @@ class Queries:
             running,
             supervisor=supervisor,
             waits=waits,
+            read=read,
             caps_ms=caps_ms(query, self._job.stages, watermarks),
             other_generation=resumption.other_generation,
             throttle=SourceThrottle(query, client=self._client, clock=self._clock)

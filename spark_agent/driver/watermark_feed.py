@@ -18,6 +18,7 @@ from spark_agent.client.client import Client, StageWatermark
 from spark_agent.client.poller import Poller
 from spark_agent.clock import Clock
 from spark_agent.driver.adoption import STALLED_AFTER_BATCHES, Adoption
+from spark_agent.driver.ingress_clock import IngressClock
 from spark_agent.exceptions import AggregatorError, QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
@@ -26,6 +27,7 @@ from spark_agent.sources.driver_link import Offset, RetryLater
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.diagnostics import log_missing_inputs
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.throttle.source_throttle import SourceThrottle
 from spark_agent.times import instant_text
 
@@ -90,6 +92,7 @@ class WatermarkFeed:
         *,
         supervisor: QuerySupervisor,
         waits: BatchWaits,
+        read: ReadThrough,
         caps_ms: Mapping[str, int | None],
         other_generation: OtherGeneration,
         throttle: SourceThrottle | None,
@@ -104,6 +107,8 @@ class WatermarkFeed:
         self._running = running
         self._supervisor = supervisor
         self._waits = waits
+        self._read = read
+        self._ingress = IngressClock(query, client)
         self._caps_ms = caps_ms
         self._other_generation = other_generation
         self._throttle = throttle
@@ -127,6 +132,8 @@ class WatermarkFeed:
         self._adoption = Adoption()
         self._checked: set[str] = set()
         """Readers whose checkpoint has been compared with the job."""
+        self._retrying: set[str] = set()
+        """Readers whose trigger goes on: they were answered `RetryLater`."""
         # By reader: the offset last returned, and the latest epoch at that time.
         self._last_answers: dict[str, tuple[Offset, int]] = {}
         self._first_epoch: int | None = None
@@ -143,25 +150,39 @@ class WatermarkFeed:
         Raises `QueryFailedError` if the query must not run another batch.
         """
         with self._lock:
-            latest = self._latest()
-            if self._must_wait(latest):
-                return RetryLater(self._query.timing.poll_ms)
-            found = at
-            if stage in self._inputs:  # else it is a gate, which only holds batches back
-                found = self._next_offset(reader, stage, at, latest)
-                if found == at:
-                    found = self._settled(stage, at, latest)
-                    if isinstance(found, RetryLater):
-                        # The trigger goes on: the answer is not noted, so that a second poll of the
-                        # same trigger is not taken for a trigger without data.
-                        return found
-                self._raise_failure()
-                self._last_answers[reader] = found, _epoch(latest)
-            waited = None if self._throttle is None else self._throttle.end_wait()
-            if waited is None or latest is None or latest.read_nothing:
-                # A batch without rows that has not waited: an offset for it would cause another one.
-                return found
-            return Offset(found.watermark_ms, at.turn + 1, waited)
+            found = self._next(reader, stage, at)
+            if isinstance(found, RetryLater):
+                self._retrying.add(reader)
+            else:
+                self._retrying.discard(reader)
+            return found
+
+    def _next(self, reader: str, stage: str, at: Offset) -> Offset | RetryLater:
+        latest = self._running.latest_batch()
+        now_ms = self._clock.wall_ms()
+        behind = self._ingress.reason_to_wait(now_ms)
+        if behind is None:
+            # Before the commit, with which the supervisor reports by it.
+            self._read.note_poll(reader, now_ms, latest, is_retry=reader in self._retrying)
+        self._settle(latest)
+        if self._must_wait(latest, behind):
+            return RetryLater(self._query.timing.poll_ms)
+        found = at
+        if stage in self._inputs:  # else it is a gate, which only holds batches back
+            found = self._next_offset(reader, stage, at, latest)
+            if found == at:
+                found = self._settled(stage, at, latest)
+                if isinstance(found, RetryLater):
+                    # The trigger goes on: the answer is not noted, so that a second poll of the
+                    # same trigger is not taken for a trigger without data.
+                    return found
+            self._raise_failure()
+            self._last_answers[reader] = found, _epoch(latest)
+        waited = None if self._throttle is None else self._throttle.end_wait()
+        if waited is None or latest is None or latest.read_nothing:
+            # A batch without rows that has not waited: an offset for it would cause another one.
+            return found
+        return Offset(found.watermark_ms, at.turn + 1, waited)
 
     def admit(self, stage: str, wanted: Wanted) -> Admission:
         """Return what the shards of a source of ours may read in the next batch.
@@ -169,21 +190,21 @@ class WatermarkFeed:
         Raises `QueryFailedError` if the query must not run another batch.
         """
         with self._lock:
-            latest = self._latest()
+            latest = self._running.latest_batch()
+            self._settle(latest)
             admission = Admission()
             if self._throttle is not None:
                 admission = self._throttle.admit(stage, wanted, latest)
+            self._read.note_listing(stage, self._clock.wall_ms(), wanted, admission)
             self._waits.note_shards(stage, unread=list(wanted.unread), waits=admission.because)
             return admission
 
-    def _latest(self) -> CommittedBatch | None:
-        """Commit the latest batch, and return it. Raises `QueryFailedError`."""
-        latest = self._running.latest_batch()
+    def _settle(self, latest: CommittedBatch | None) -> None:
+        """Commit the latest batch. Raises `QueryFailedError`."""
         if self._first_epoch is None:
             self._first_epoch = _epoch(latest)
         self._commit(latest)
         self._raise_failure()
-        return latest
 
     def _raise_failure(self) -> None:
         """Raise `QueryFailedError` if the query has to fail.
@@ -194,13 +215,16 @@ class WatermarkFeed:
         if (failure := self._running.failure) is not None:
             raise QueryFailedError(failure)
 
-    def _must_wait(self, latest: CommittedBatch | None) -> bool:
-        """Return whether the sources are throttled. Spark's thread waits in the control source then, and
-        so would a call of `query.stop()`, which is why one that is being stopped never waits.
+    def _must_wait(self, latest: CommittedBatch | None, behind: str | None) -> bool:
+        """Return whether the clock is behind, or the sources are throttled. Spark's thread waits in the
+        control source then, and so would a call of `query.stop()`, which is why one that is being
+        stopped never waits.
         """
-        if self._throttle is None:
-            return False
-        reason = self._throttle.reason_to_wait(latest) if self._running.is_active else None
+        reason = behind
+        if reason is None and self._throttle is not None:
+            reason = self._throttle.reason_to_wait(latest)
+        if reason is not None and not self._running.is_active:
+            reason = None
         self._waits.because = reason
         return reason is not None
 

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from typing import Any, Final
 
-from spark_agent.arrow import Array, times_by_shard
+from spark_agent.arrow import Array, ShardRows, times_by_shard
 from spark_agent.client.reports import NOTHING_IN_FLIGHT, InFlight
-from spark_agent.strategies import Strategy
+from spark_agent.strategies import EARLIEST_MS, TaskPromise, promised_ms
 
 _K: Final = 200
 """The sketch's accuracy: ranks are off by less than 2 %."""
@@ -99,18 +99,19 @@ def unpacked(packed: bytes) -> Sketch:
 class TaskInFlight:
     """Rows of each shard that a task has read and its promise will not pass."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    def __init__(self, promise: TaskPromise) -> None:
+        self._promise = promise
         self._chunks: dict[str, list[tuple[int, Sketch]]] = {}
         """By shard: sketches, each with its newest event time (ms)."""
 
-    def add(self, names: Array, times: Array, newest_ms: Mapping[str, int]) -> None:
-        """Add rows. `newest_ms` is the newest event time of each declared shard so far."""
+    def add(self, names: Array, times: Array, rows: Mapping[str, ShardRows]) -> None:
+        """Add rows. `rows` are those of each declared shard so far, with these."""
         for shard, times_ms in times_by_shard(names, times).items():
-            if shard not in newest_ms:
+            if shard not in rows:
                 continue
-            latest_ms = newest_ms[shard]
-            promise_ms = self._strategy.promise_ms(latest_ms)
+            latest_ms = rows[shard].newest_ms
+            promised = promised_ms(self._promise, rows[shard].mark_ms)
+            promise_ms = EARLIEST_MS if promised is None else promised
             kept = times_ms[(times_ms >= promise_ms) & (times_ms <= latest_ms)]
             chunks = [each for each in self._chunks.get(shard, []) if each[0] >= promise_ms]
             if len(kept):

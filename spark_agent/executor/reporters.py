@@ -6,25 +6,34 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from spark_agent.arrow import Array, ShardRows, all_true, count_older_than, rows_by_shard
+from spark_agent.arrow import (
+    Array,
+    ShardRows,
+    SourceRows,
+    all_true,
+    count_older_than,
+    rows_by_shard,
+)
 from spark_agent.client.reports import RangeReport
 from spark_agent.client.spec import is_name
-from spark_agent.exceptions import (
-    EarlyRowsError,
-)
+from spark_agent.exceptions import EarlyRowsError
+from spark_agent.executor.digests import TaskDigests
 from spark_agent.executor.in_flight import TaskInFlight
 from spark_agent.executor.tally import Count, EarlyRow
 from spark_agent.executor.task import ReportTarget, TaskAttempt, current_task, freeze_imports
-from spark_agent.strategies import Strategy
+from spark_agent.strategies import Summary, TaskPromise, promised_ms
 from spark_agent.times import instant_text
 
 
 class SourceReporter:
-    """Tracks the newest event time of each shard as a source's rows pass through.
+    """Tracks the event times of each shard as a source's rows pass through.
 
     Upstream, Spark has brought all rows of a shard into one task. A task claims a shard at the shard's
     first rows. The task cannot derive its shards beforehand, because a union downstream shifts the
     partition id. A shard without rows is not reported and keeps its promise.
+
+    Where the driver makes the promises, the task reports without one: its claim still fences every
+    older attempt, and its rows are counted.
     """
 
     def __init__(
@@ -33,72 +42,83 @@ class SourceReporter:
         *,
         shards: frozenset[str],
         is_dynamic: bool = False,
-        strategy: Strategy,
+        promise: TaskPromise,
+        summary: Summary | None = None,
         tolerance_ms: int,
         tracks_in_flight: bool = False,
     ) -> None:
-        """`is_dynamic`: True if other shards join the stage when they are claimed.
+        """`is_dynamic`: True if other shards join the stage when they are claimed. `promise` derives a
+        shard's promise from its newest mark, `summary` what a strategy with state needs of its rows.
         `tracks_in_flight`: True if the stage has percentile watermarks.
         """
         self._tracks_in_flight = tracks_in_flight
         self._target = target
         self._shards = shards
         self._is_dynamic = is_dynamic
-        self._strategy = strategy
+        self._promise = promise
+        self._summary = summary
         self._tolerance_ms = tolerance_ms
 
-    def __call__(self, batches: Iterable[tuple[Array, Array]]) -> Iterator[Array]:
-        """Take batches of shards and event times; return True for every row."""
+    def __call__(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Array]:
+        """Take batches of shards, event times and perhaps marks; return True for every row."""
         task = current_task(self._target.stage)
         if task is None:
-            yield from (all_true(times) for _, times in batches)
+            yield from (all_true(times) for _, times, *_ in batches)
             return
         attempt = TaskAttempt(self._target, task)
         rows: dict[str, ShardRows] = {}
-        in_flight = TaskInFlight(self._strategy) if self._tracks_in_flight else None
+        in_flight = TaskInFlight(self._promise) if self._tracks_in_flight else None
+        digests = None if self._summary is None else TaskDigests(self._summary)
         late_before_ms: int | None = None
-        for number, (names, times) in enumerate(batches):
+        for number, (names, times, *marks) in enumerate(batches):
             if number == 0:
                 late_before_ms = attempt.promised_ms()
-            seen = self._rows(names, times, late_before_ms, attempt.counts)
-            if not seen.keys() <= rows.keys():
-                attempt.claim(sorted(seen.keys() | rows.keys()))
-            for shard, some in seen.items():
-                rows[shard] = some + rows[shard] if shard in rows else some
+            # One row dated 9999 would close every window. A date far in the future is an error in the
+            # data and must not raise its shard's promise.
+            found = rows_by_shard(
+                names,
+                times,
+                *marks,
+                is_declared=self._is_declared,
+                late_before_ms=late_before_ms,
+                horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
+            )
+            attempt.counts.update(_counts(found))
+            if not found.by_shard.keys() <= rows.keys():
+                attempt.claim(sorted(found.by_shard.keys() | rows.keys()))
+            for shard, some in found.by_shard.items():
+                rows[shard] = rows[shard] + some if shard in rows else some
             if in_flight is not None:
-                in_flight.add(names, times, {name: each.newest_ms for name, each in rows.items()})
+                in_flight.add(names, times, rows)
+            if digests is not None:
+                digests.add(names, times, found.by_shard)
             yield all_true(times)
         reports = {
             shard: RangeReport(
-                self._strategy.promise_ms(some.newest_ms), records=some.rows, late=some.late_rows
+                promised_ms(self._promise, some.mark_ms), records=some.rows, late=some.late_rows
             )
             for shard, some in rows.items()
         }
         attempt.report(reports)
-        attempt.report_to_driver(reports, in_flight=in_flight and in_flight.packed())
-        freeze_imports()
-
-    def _rows(
-        self, names: Array, times: Array, late_before_ms: int | None, counts: Counter[str]
-    ) -> dict[str, ShardRows]:
-        # One row dated 9999 would close every window. A date far in the future is an error in the data
-        # and must not raise its shard's promise.
-        found = rows_by_shard(
-            names,
-            times,
-            is_declared=self._is_declared,
-            late_before_ms=late_before_ms,
-            horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
+        attempt.report_to_driver(
+            reports,
+            in_flight=in_flight and in_flight.packed(),
+            rows=digests and digests.rows(rows),
         )
-        counts[Count.LATE_ROWS] += found.late_rows
-        counts[Count.ROWS_BEFORE_1970] += found.rows_before_1970
-        counts[Count.UNDATED_ROWS] += found.undated_rows
-        counts[Count.FAR_FUTURE_ROWS] += found.far_future_rows
-        counts[Count.UNKNOWN_SHARD_ROWS] += found.unknown_shard_rows
-        return found.by_shard
+        freeze_imports()
 
     def _is_declared(self, shard: str) -> bool:
         return shard in self._shards or (self._is_dynamic and is_name(shard))
+
+
+def _counts(found: SourceRows) -> dict[str, int]:
+    return {
+        Count.LATE_ROWS: found.late_rows,
+        Count.ROWS_BEFORE_1970: found.rows_before_1970,
+        Count.UNDATED_ROWS: found.undated_rows,
+        Count.FAR_FUTURE_ROWS: found.far_future_rows,
+        Count.UNKNOWN_SHARD_ROWS: found.unknown_shard_rows,
+    }
 
 
 class RangeReporter:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pyspark import AccumulatorParam
 
 from spark_agent.client.reports import RangeReport
+from spark_agent.strategies import Rows, merged
 from spark_agent.times import MAX_MS
 
 TallyKey = tuple[str, str, int]
@@ -72,6 +73,8 @@ class Tally:
     in_flight: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """By shard, a sketch of the event times that its task has read and its promise has not passed; only
     for a source that declares percentiles."""
+    rows: Mapping[str, Mapping[int, Rows]] = field(default_factory=dict[str, Mapping[int, Rows]])
+    """By shard and partition, the rows that a strategy with state needs; only for such a strategy."""
 
     def __add__(self, other: Tally) -> Tally:
         """Merge two tallies. Of two promises for a shard (a retried task), the smaller one counts.
@@ -103,6 +106,10 @@ class Tally:
             min((each for each in (self.early, other.early) if each is not None), default=None),
             # Two sketches of a shard are of two attempts at one task: either will do.
             {**other.in_flight, **self.in_flight},
+            {
+                shard: {**other.rows.get(shard, {}), **self.rows.get(shard, {})}
+                for shard in self.rows.keys() | other.rows.keys()
+            },
         )
 
     @property
@@ -145,6 +152,22 @@ def shards_with_rows(
         if key[:2] == (query, stage) and key[2] <= through_epoch
         for shard in tally.promises
     )
+
+
+def rows_by_epoch(
+    tallies: Tallies, query: str, stage: str, after_epoch: int, through_epoch: int
+) -> list[Mapping[str, Rows]]:
+    """Return the rows of a source's shards in each batch of some epochs, oldest batch first, for a
+    strategy with state. Safe like `pop_tallies`.
+    """
+    found = sorted(
+        (key[2], tally)
+        for key, tally in list(tallies.items())
+        if key[:2] == (query, stage) and after_epoch < key[2] <= through_epoch
+    )
+    return [
+        {shard: merged(parts.values()) for shard, parts in tally.rows.items()} for _, tally in found
+    ]
 
 
 def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:

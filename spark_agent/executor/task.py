@@ -29,6 +29,7 @@ from spark_agent.exceptions import (
     old_checkpoint_message,
 )
 from spark_agent.executor.tally import Count, EarlyRow, Tallies, Tally
+from spark_agent.strategies import Rows
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -209,6 +210,7 @@ class TaskAttempt:
         reports: Mapping[str, RangeReport] | None = None,
         early: EarlyRow | None = None,
         in_flight: Mapping[str, bytes] | None = None,
+        rows: Mapping[str, Rows] | None = None,
     ) -> None:
         """Send the reports to the driver through Spark, which drops them if the task fails."""
         key = (self._task.query, self._target.stage, self._task.epoch)
@@ -216,7 +218,9 @@ class TaskAttempt:
         shards = dict(reports or {})
         partitions = dict.fromkeys(shards, here) if self._target.partitioned_by_shard else {}
         counts = {self._task.partition: dict(self.counts)}
-        self._target.tallies.add({key: Tally(shards, counts, partitions, early, in_flight or {})})
+        seen = {shard: {self._task.partition: some} for shard, some in (rows or {}).items()}
+        tally = Tally(shards, counts, partitions, early, in_flight or {}, seen)
+        self._target.tallies.add({key: tally})
 
     def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
         target = self._target

@@ -15,6 +15,8 @@ checkpoint includes them: `generation` is the job's generation of the checkpoint
 stages, and `rereads` the epoch of the job up to which the query deliberately repeats batches. The notes
 are logs of empty files named by a number: a file exists or not, on every file system, wherever a driver
 is killed. `joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
+`states/STAGE` has the states of a source's strategy, in a file named by the epoch they are after. The
+file is written under a hidden name, and renamed.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _GENERATION = f"{_NOTES}/generation"
 _REREADS = f"{_NOTES}/rereads"
 _RUN = f"{_NOTES}/run"
 _JOINED = f"{_NOTES}/joined"
+_STATES = f"{_NOTES}/states"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,37 @@ class Checkpoint:
             files.create(
                 path(self._location, f"{_JOINED}/{generation}/{stage}/{each}"), True
             ).close()
+
+    def states(self, stage: str) -> tuple[int, str] | None:
+        """Return the newest noted states of a source's strategy, with the epoch they are after."""
+        folder = f"{_STATES}/{stage}"
+        epoch = None if self._location is None else _newest(self._spark, self._location, folder)
+        if self._location is None or epoch is None:
+            return None
+        jvm: JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path(self._location, f"{folder}/{epoch}")
+        stream = path.getFileSystem(_configuration(self._spark)).open(path)
+        try:
+            return epoch, bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        """Note the states of a source's strategy after an epoch, in place of older ones."""
+        if self._location is None:
+            return
+        jvm: JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(_configuration(self._spark))
+        folder = f"{_STATES}/{stage}"
+        older = names_in(*_listing(self._spark, self._location, folder))
+        hidden = path(self._location, f"{folder}/.{epoch}")
+        stream = files.create(hidden, True)
+        stream.write(bytearray(states.encode()))
+        stream.close()
+        files.rename(hidden, path(self._location, f"{folder}/{epoch}"))
+        for each in older:
+            files.delete(path(self._location, f"{folder}/{each}"), True)
 
 
 def _newest(spark: SparkSession, location: str, log: str) -> int | None:

@@ -55,6 +55,8 @@ class CommittedBatch:
     """Duration of the batch."""
     keeps_nothing: bool = False
     """True if the query's operators keep no rows, so that everything it has read has come out."""
+    triggered_ms: int = 0
+    """The wall clock when its trigger began, before any source was polled for it."""
 
 
 def cause_line(message: str) -> str:
@@ -165,7 +167,7 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
     CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, rows=0, dropped_rows=0, \
-duration_ms=0, keeps_nothing=True)
+duration_ms=0, keeps_nothing=True, triggered_ms=0)
     """
     return CommittedBatch(
         epoch=body["batchId"],
@@ -189,6 +191,7 @@ duration_ms=0, keeps_nothing=True)
             operator.get("numRowsTotal") == 0 and not _has_timers(operator)
             for operator in body.get("stateOperators", ())
         ),
+        triggered_ms=parse_watermark_ms(body.get("timestamp")),
     )
 
 
@@ -198,7 +201,7 @@ def _has_timers(operator: Mapping[str, Any]) -> bool:
 
 
 def parse_watermark_ms(text: str | None) -> int:
-    """Read the watermark in a query's progress, in Spark's ms; 0: not yet.
+    """Read the watermark, or another instant, in a query's progress, in Spark's ms; 0: not yet.
 
     >>> parse_watermark_ms("2013-01-01T00:00:15.250Z"), parse_watermark_ms(None)
     (1356998415250, 0)

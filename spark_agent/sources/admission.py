@@ -61,14 +61,29 @@ class Admission:
         >>> paused.take({"north": ["7"], "south": ["3", "4", "5"]}, 2)
         {'south': ['3', '4']}
         """
-        taken: dict[str, list[str]] = {}
-        for shard, names in unread.items():
-            limit = self.limits.get(shard)
-            count = len(names) if most is None else most
-            count = count if limit is None else min(limit.files, count)
-            if some := list(names[:count]):
-                taken[shard] = some
-        return taken
+        taken = {
+            shard: list(names[: self._most(shard, len(names), most)])
+            for shard, names in unread.items()
+        }
+        return {shard: names for shard, names in taken.items() if names}
+
+    def _most(self, shard: str, unread: int, most: int | None) -> int:
+        limit = self.limits.get(shard)
+        count = unread if most is None else min(unread, most)
+        return count if limit is None else min(limit.files, count)
+
+    def leaves(self, wanted: Wanted) -> frozenset[str]:
+        """Return the shards of which the next batch leaves some files unread.
+
+        >>> paused = Admission({"north": ShardLimit(0, "it is ahead")})
+        >>> sorted(paused.leaves(Wanted({"north": 1, "south": 3, "west": 2}, most=2)))
+        ['north', 'south']
+        """
+        return frozenset(
+            shard
+            for shard, count in wanted.unread.items()
+            if self._most(shard, count, wanted.most) < count
+        )
 
     @property
     def because(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ in a batch, in its task. `StatefulStrategy`: from a small state for each shard, 
 
 from __future__ import annotations
 
+from spark_agent.strategies.by_clock import IngressTime, WallClock
 from spark_agent.strategies.by_newest_row import (
     Ascending,
     BoundedOutOfOrderness,
@@ -16,19 +17,39 @@ from spark_agent.strategies.by_newest_row import (
 )
 from spark_agent.strategies.protocols import (
     EARLIEST_MS,
+    ClockStrategy,
     Rows,
     StatefulStrategy,
     Strategy,
+    merged,
+)
+from spark_agent.strategies.resolved import (
+    AnyStrategy,
+    Resolved,
+    Summary,
+    TaskPromise,
+    promised_ms,
+    resolved,
 )
 
 __all__ = [
     "EARLIEST_MS",
+    "AnyStrategy",
     "Ascending",
     "BoundedOutOfOrderness",
+    "ClockStrategy",
     "Expression",
+    "IngressTime",
     "NoWatermarks",
     "Punctuated",
+    "Resolved",
     "Rows",
     "StatefulStrategy",
     "Strategy",
+    "Summary",
+    "TaskPromise",
+    "WallClock",
+    "merged",
+    "promised_ms",
+    "resolved",
 ]

@@ -86,8 +86,8 @@ class Punctuated:
     """
 
     def __init__(self, when: str | Column, bound: Duration = "0 s") -> None:
-        """Raises `ValueError` if the condition or the bound cannot be read."""
-        if not isinstance(when, Column) and (not isinstance(when, str) or not when.strip()):
+        """Set the condition and the bound. Raises `ValueError` if one of them cannot be read."""
+        if isinstance(when, str) and not when.strip():
             raise ValueError(
                 f"invalid condition {when!r}: write SQL like \"action = 'buy'\", or a column"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -49,13 +50,41 @@ class Rows:
     """The oldest event time (ms), rounded down."""
     newest_ms: int
     """The newest event time (ms), rounded down."""
-    read_at_ms: int
+    read_at_ms: int = 0
     """The wall clock (ms) when Spark began the batch."""
     times_ms: NDArray[np.int64] | None = None
     """All event times (ms), rounded down, in no order; None unless the strategy has `wants_times`."""
     digests: tuple[bytes, ...] = ()
     """Results of the strategy's `digest`, one for each task that has read rows of the shard, and for
     each of its chunks of rows; empty unless the strategy has that method."""
+
+
+def merged(parts: Iterable[Rows]) -> Rows:
+    """Return the rows of several tasks as one.
+
+    >>> merged([Rows(2, 5, 9, digests=(b"a",)), Rows(1, 7, 11, digests=(b"b",))])
+    Rows(count=3, oldest_ms=5, newest_ms=11, read_at_ms=0, times_ms=None, digests=(b'a', b'b'))
+    """
+    first, *others = parts
+    if not others:
+        return first
+    return Rows(
+        sum(each.count for each in (first, *others)),
+        min(each.oldest_ms for each in (first, *others)),
+        max(each.newest_ms for each in (first, *others)),
+        first.read_at_ms,
+        _joined([each.times_ms for each in (first, *others)]),
+        tuple(digest for each in (first, *others) for digest in each.digests),
+    )
+
+
+def _joined(parts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    import numpy  # noqa: ICN001, PLC0415  (only where it is needed: tasks start faster without)
+
+    return numpy.concatenate(found)
 
 
 class StatefulStrategy(Protocol):
@@ -99,4 +128,14 @@ class StatefulStrategy(Protocol):
 
     def promise(self, state: Any) -> int | None:  # noqa: ANN401
         """Return the promise (ms, UTC), as `Strategy.promise_ms` does; None: not yet."""
+        ...
+
+
+class ClockStrategy(Protocol):
+    """Derivation of a source's promise from the driver's clock: `WallClock`, `IngressTime`."""
+
+    def promise_at(self, read_ms: int) -> int:
+        """Return the promise (ms, UTC) of a shard of which everything is read that was available at
+        `read_ms` (ms, UTC).
+        """
         ...

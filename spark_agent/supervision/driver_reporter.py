@@ -48,15 +48,22 @@ class DriverReporter:
             return None
 
     def report_shards(
-        self, stage: str, reports: Mapping[str, RangeReport], *, ttl_ms: int | None = None
+        self,
+        stage: str,
+        reports: Mapping[str, RangeReport],
+        *,
+        ttl_ms: int | None = None,
+        releases: bool = False,
     ) -> list[str]:
-        """Report for shards of a source; return the granted ones."""
+        """Report for shards of a source, and perhaps give the lease back; return the granted ones."""
         lease = self.claim(stage, sorted(reports), ttl_ms=ttl_ms) if reports else None
         if lease is None:
             return []
         granted = [shard for shard in lease.granted if shard in reports]
         if granted and not self.report(stage, lease, {each: reports[each] for each in granted}):
             return []
+        if releases:
+            self.client.release(self.job, [lease])
         return granted
 
     def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:

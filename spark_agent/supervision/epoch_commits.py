@@ -10,7 +10,7 @@ from spark_agent.client.client import Client
 from spark_agent.client.errors import InputAhead, StaleEpoch
 from spark_agent.client.reports import RangeReport, StageProgress
 from spark_agent.clock import Clock
-from spark_agent.exceptions import CONTINUES, old_checkpoint_message
+from spark_agent.exceptions import CONTINUES, StrategyError, old_checkpoint_message
 from spark_agent.executor.tally import Count, Tallies, Tally, pop_tallies
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
@@ -22,7 +22,9 @@ from spark_agent.supervision.finalisation import Finalisation
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedShards
 from spark_agent.supervision.pending_reports import PendingReports, add_reports
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.row_counts import RowCounts
+from spark_agent.supervision.shard_states import ShardStates
 from spark_agent.times import MAX_MS
 
 _log: Final = logging.getLogger("spark_agent")
@@ -47,6 +49,8 @@ class EpochCommits:
         joined: JoinedShards,
         finalisation: Finalisation,
         in_flight: InFlightReports,
+        states: ShardStates,
+        read: ReadThrough,
         clock: Clock,
     ) -> None:
         self._query = query
@@ -57,6 +61,8 @@ class EpochCommits:
         self._joined = joined
         self._finalisation = finalisation
         self._in_flight = in_flight
+        self._states = states
+        self._read = read
         self._uncommitted: CommittedBatch | None = None
         self._latest_epoch = -1
         self._is_silence_logged = False
@@ -81,8 +87,23 @@ class EpochCommits:
         self._latest_epoch = batch.epoch
         # Only the latest matters: watermarks rise from epoch to epoch.
         self._uncommitted = batch
+        self._read.note_batch(batch)
+        self._promise_by_state(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
+
+    def _promise_by_state(self, batch: CommittedBatch) -> None:
+        """Add the promises of strategies with state to the reports that are pending.
+
+        Not with the commit: the states do not wait for a service that is away.
+        """
+        try:
+            promises = self._states.update(batch)
+        except StrategyError as error:
+            self._running.fail(str(error))
+            return
+        for stage, promised in promises.items():
+            self.pending.add(stage, {shard: RangeReport(ms) for shard, ms in promised.items()})
 
     def count_unreported(self) -> None:
         """Count the rows of batches that the service has not taken, at the query's end."""
@@ -176,7 +197,7 @@ class EpochCommits:
                 if stage.is_dynamic:
                     self._finalisation.add_joined(stage.name, tally.promises)
                     self._joined.note(stage.name, tally.promises)
-                self._in_flight.add(stage, tally)
+                self._in_flight.add(stage, tally, self._states.promised(stage.name))
             # If several epochs were committed at once, only the last one's reports were applied.
             if applied.get(stage.name, 0) < len(newest) or len(tallies) > 1:
                 # The reports may have been applied or not, so some rows are counted twice. To leave

@@ -10,6 +10,7 @@ from spark_agent.client.spec import StageSpec
 from spark_agent.clock import Clock
 from spark_agent.executor.in_flight import StageInFlight
 from spark_agent.executor.tally import Tally
+from spark_agent.strategies import EARLIEST_MS
 from spark_agent.supervision.driver_reporter import WATCH_MS, DriverReporter
 
 _REPEAT_MS: Final = 20_000
@@ -30,15 +31,18 @@ class InFlightReports:
         self._clock = clock
         self._repeat_ms: int | None = None
 
-    def add(self, stage: StageSpec, tally: Tally) -> None:
-        """Add what the tasks of a committed epoch have brought."""
+    def add(self, stage: StageSpec, tally: Tally, promised: Mapping[str, int]) -> None:
+        """Add what the tasks of a committed epoch have brought. `promised` are the promises of shards
+        that the driver makes.
+        """
         here = self._stages.get(stage.name)
         if here is None:
             return
         for shard, packed in tally.in_flight.items():
             promise_ms = tally.promises[shard].watermark_ms
-            if promise_ms is not None:
-                here.add(shard, packed, promise_ms)
+            if promise_ms is None:
+                promise_ms = promised.get(shard, EARLIEST_MS)
+            here.add(shard, packed, promise_ms)
         if stage.has_idle_policy:
             # The service takes no shard for idle that has something in flight.
             here.keep_only(tally.promises)

@@ -21,8 +21,8 @@ class PendingReports:
     """
 
     def __init__(self, clock: Clock, watched: Collection[str] = ()) -> None:
-        """`watched`: sources with an idle policy. Their promises are made once: a lease that is taken
-        while a batch reads would prove that their shards are quiet.
+        """`watched`: sources with an idle policy. Their promises are made once, and the lease is given
+        back: a lease while a batch reads would prove that their shards are quiet.
         """
         self._clock = clock
         self._watched = watched
@@ -62,7 +62,8 @@ class PendingReports:
         commit covers it, or the driver's next claim outranks that task's.
         """
         for stage, reports in list(self._shards.items()):
-            for shard in reporter.report_shards(stage, reports):
+            releases = stage in self._watched
+            for shard in reporter.report_shards(stage, reports, releases=releases):
                 self._repeat_later(stage, shard, reports.pop(shard))
             if not reports:
                 del self._shards[stage]

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 from spark_agent.client.client import Client
 from spark_agent.client.errors import LimitReached, StaleRun, UnknownJob, UnknownStage
@@ -30,6 +30,7 @@ from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.clock_promises import ClockPromises
 from spark_agent.supervision.diagnostics import (
     fenced_message,
     limit_message,
@@ -46,7 +47,9 @@ from spark_agent.supervision.idle_shards import QuietWatch
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.lease_keeper import LeaseKeeper
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
+from spark_agent.supervision.shard_states import ShardStates, StateNotes
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -55,6 +58,10 @@ _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
 _LOG_AGAIN_MS: Final = 60_000
 """Interval at which a repeated error is logged."""
+
+
+class Notes(JoinedNotes, StateNotes, Protocol):
+    """Notes in the query's checkpoint: `spark_agent.driver.preconditions.Resumption`."""
 
 
 class Signal(Enum):
@@ -84,8 +91,9 @@ class Supervisor:
         open_run: Callable[[Sequence[str]], int],
         tallies: Tallies,
         in_flight: Mapping[str, StageInFlight],
-        joined_notes: JoinedNotes,
+        notes: Notes,
         waits: BatchWaits,
+        read: ReadThrough,
         clock: Clock,
     ) -> None:
         """`in_flight` is of the sources that have percentile watermarks."""
@@ -110,7 +118,7 @@ class Supervisor:
         self._shutdown_deadline_ms: int | None = None
         self._leases = LeaseKeeper(query, clock)
         self._finalisation = Finalisation(query, running, client, waits)
-        self._joined = JoinedShards(query, client, joined_notes)
+        self._joined = JoinedShards(query, client, notes)
         self._in_flight = InFlightReports(in_flight, query.stages.watched, clock)
         self._commits = EpochCommits(
             query,
@@ -120,8 +128,12 @@ class Supervisor:
             joined=self._joined,
             finalisation=self._finalisation,
             in_flight=self._in_flight,
+            states=ShardStates(query, notes, tallies),
+            read=read,
             clock=clock,
         )
+        self._read = read
+        self._clock_promises = ClockPromises(query, read, self._finalisation.not_final, clock)
         self._quiet = QuietWatch(
             query,
             running,
@@ -351,6 +363,8 @@ class Supervisor:
             case Signal.DRAINED:
                 self._finalisation.is_drained = True
             case Signal.ENDED | Signal.STOP:
+                if self.running.has_ended_by_itself(self.query.trigger):
+                    self._read.note_end()
                 self._finalisation.check_drained(self._commits.committed.epoch)
                 self._set_shutdown_deadline()
 
@@ -379,6 +393,7 @@ class Supervisor:
             self._commits.commit(run)
         committed, reporter = self._commits.committed, self._reporter(run)
         self._commits.pending.report(reporter)
+        self._clock_promises.report(reporter, at_end=self._shutdown_deadline_ms is not None)
         self._in_flight.report(reporter)
         self._quiet.watch(
             reporter,

@@ -17,10 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
+from spark_agent import BoundedOutOfOrderness, Pipeline
 from spark_agent.client.client import Client, StageWatermark
 from spark_agent.client.errors import UnknownJob
 from spark_agent.jvm.progress import parse_watermark_ms
+from spark_agent.strategies import AnyStrategy
 
 JOB = "readings"
 SOURCE = "sensors"
@@ -115,7 +116,7 @@ class Flow:
         return reader.json(str(self.inbox))
 
     def source(
-        self, pipeline: Pipeline, strategy: Strategy = BOUND, **options: object
+        self, pipeline: Pipeline, strategy: AnyStrategy = BOUND, **options: object
     ) -> DataFrame:
         return pipeline.source(
             self.readings(),
@@ -127,7 +128,7 @@ class Flow:
         )
 
     def counts(
-        self, pipeline: Pipeline, strategy: Strategy = BOUND, **options: object
+        self, pipeline: Pipeline, strategy: AnyStrategy = BOUND, **options: object
     ) -> DataFrame:
         windowed = pipeline.watermarked(
             self.source(pipeline, strategy, **options), stage=COUNTS, event_time="at"

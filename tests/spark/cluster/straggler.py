@@ -93,6 +93,6 @@ class StragglingStrategy:
     strategy: Strategy
     straggler: Straggler
 
-    def promise_ms(self, newest_ms: int) -> int:
+    def promise_ms(self, newest_ms: int) -> int | None:
         self.straggler.pass_by(SOURCE)
         return self.strategy.promise_ms(newest_ms)

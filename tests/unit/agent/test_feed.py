@@ -25,6 +25,7 @@ from spark_agent.sources.driver_link import (
     RetryLater,
 )
 from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.times import MAX_MS
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 from tests.unit.agent.queries import CONTINUOUS, NIGHTLY, TIMING, started
@@ -105,6 +106,12 @@ class NewCheckpoint:
     def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
         pass
 
+    def states(self, stage: str) -> tuple[int, str] | None:
+        return None
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        pass
+
 
 class Unthrottled(WatermarkFeed):
     """One that never says to hold."""
@@ -140,6 +147,7 @@ def feed(
         query,
         supervisor=supervisor or Supervisor(),
         waits=waits or BatchWaits(started_query),
+        read=ReadThrough(started_query, query.clock.wall_ms()),
         caps_ms=caps_ms or {},
         other_generation=Resumption(started_query, NewCheckpoint()).other_generation,
         throttle=None,

@@ -10,6 +10,7 @@ import sys
 import pyarrow as pa
 import pytest
 
+from spark_agent.arrow import ShardRows
 from spark_agent.client.reports import NOTHING_IN_FLIGHT, RangeReport
 from spark_agent.executor.in_flight import (
     StageInFlight,
@@ -28,6 +29,10 @@ def arrays(rows: list[tuple[str | None, int | None]]) -> tuple[pa.Array, pa.Arra
     return pa.array([shard for shard, _ in rows]), pa.array(times, pa.timestamp("us"))
 
 
+def newest(**newest_ms: int) -> dict[str, ShardRows]:
+    return {shard: ShardRows(0, ms, 1, mark_ms=ms) for shard, ms in newest_ms.items()}
+
+
 def read(task: TaskInFlight) -> dict[str, tuple[int, float, float]]:
     """The number, the oldest and the newest of the event times of each shard."""
     found = {}
@@ -38,29 +43,29 @@ def read(task: TaskInFlight) -> dict[str, tuple[int, float, float]]:
 
 
 def test_a_task_keeps_what_its_promises_have_not_passed() -> None:
-    task = TaskInFlight(BOUND)
+    task = TaskInFlight(BOUND.promise_ms)
     rows: list[tuple[str | None, int | None]] = [("a", at) for at in range(1_000)]
     rows += [("b", 5), ("b", 50), ("unknown", 7), ("a", 9_999_999), (None, 3), ("b", None)]
     random.Random(0).shuffle(rows)
-    task.add(*arrays(rows), {"a": 999, "b": 50})
+    task.add(*arrays(rows), newest(a=999, b=50))
     assert read(task) == {"a": (101, 899, 999), "b": (2, 5, 50)}
 
 
 @pytest.mark.parametrize("batches", [3, 200])
 def test_a_task_drops_what_later_rows_have_passed(batches: int) -> None:
-    task = TaskInFlight(Ascending())
+    task = TaskInFlight(Ascending().promise_ms)
     for number in range(batches):
-        newest = 10 * number + 9
-        task.add(*arrays([("a", newest - 9 + at) for at in range(10)]), {"a": newest})
-    count, oldest, newest = read(task)["a"]
-    assert (oldest, newest) == (10 * batches - 1, 10 * batches - 1)
+        latest = 10 * number + 9
+        task.add(*arrays([("a", latest - 9 + at) for at in range(10)]), newest(a=latest))
+    count, oldest, latest = read(task)["a"]
+    assert (oldest, latest) == (10 * batches - 1, 10 * batches - 1)
     assert count == 1
 
 
 def test_a_task_of_many_batches_keeps_them_all_while_none_is_passed() -> None:
-    task = TaskInFlight(BoundedOutOfOrderness("1 hour"))
+    task = TaskInFlight(BoundedOutOfOrderness("1 hour").promise_ms)
     for number in range(100):
-        task.add(*arrays([("a", number)]), {"a": number})
+        task.add(*arrays([("a", number)]), newest(a=number))
     assert read(task) == {"a": (100, 0, 99)}
 
 

@@ -46,7 +46,10 @@ def test_rows_behind_the_promise_are_late() -> None:
     rows: list[tuple[str | None, int | None]] = [("a", 1_999), ("b", 2_000), ("a", None)]
     found = show(rows, late_before_ms=2)
     assert found.late_rows == 1
-    assert found.by_shard == {"a": ShardRows(1, 1, late_rows=1), "b": ShardRows(2, 1)}
+    assert found.by_shard == {
+        "a": ShardRows(1, 1, 1, late_rows=1, mark_ms=1),
+        "b": ShardRows(2, 2, 1, mark_ms=2),
+    }
     assert show(rows).late_rows == 0
 
 
@@ -63,7 +66,7 @@ def test_rows_before_1970_are_counted() -> None:
 
 def test_rows_without_an_event_time_are_counted_and_move_nothing() -> None:
     found = show([("a", None), ("b", 7_000), (None, None)])
-    assert found == SourceRows({"b": ShardRows(7, 1)}, undated_rows=2)
+    assert found == SourceRows({"b": ShardRows(7, 7, 1, mark_ms=7)}, undated_rows=2)
 
 
 def test_the_oldest_of_those_that_are_older() -> None:

@@ -42,6 +42,12 @@ class Notes:
     def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
         pass
 
+    def states(self, stage: str) -> tuple[int, str] | None:
+        return None
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        pass
+
 
 def callbacks(found: Resumption) -> tuple[Check, Opened]:
     return found.check, found.opened

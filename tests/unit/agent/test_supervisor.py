@@ -11,6 +11,7 @@ from spark_agent.client.client import Client
 from spark_agent.clock import SystemClock
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.supervisor import Supervisor
 from tests.unit.agent.queries import source, started
 
@@ -22,6 +23,12 @@ class NoNotes:
         return ()
 
     def note_joined(self, stage: str, shards: Collection[str]) -> None:
+        raise AssertionError(stage)
+
+    def states(self, stage: str) -> tuple[int, str] | None:
+        raise AssertionError(stage)
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
         raise AssertionError(stage)
 
 
@@ -42,8 +49,9 @@ def test_a_start_that_fails_opens_no_run_however_late_the_service_returns() -> N
         open_run=open_run,
         tallies={},
         in_flight={},
-        joined_notes=NoNotes(),
+        notes=NoNotes(),
         waits=BatchWaits(query),
+        read=ReadThrough(query, 0),
         clock=clock,
     )
     supervisor.start()
