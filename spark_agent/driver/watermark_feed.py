@@ -177,7 +177,10 @@ class WatermarkFeed:
                     # same trigger is not taken for a trigger without data.
                     return found
             self._raise_failure()
-            self._last_answers[reader] = found, _epoch(latest)
+        elif stage in self._query.clocks and reader not in self._last_answers:
+            # One batch at each start, even without data: after its commit, the driver may promise.
+            found = Offset(at.watermark_ms, at.turn + 1)
+        self._last_answers[reader] = found, _epoch(latest)
         waited = None if self._throttle is None else self._throttle.end_wait()
         if waited is None or latest is None or latest.read_nothing:
             # A batch without rows that has not waited: an offset for it would cause another one.

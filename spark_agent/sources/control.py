@@ -77,6 +77,7 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = clock
         self._ends_when_idle = False
         self._next_poll_ms: int | None = None
+        self._polled_at_ms: int | None = None
         self._control = control
         self._schema = schema
         self._event_time = event_time
@@ -97,9 +98,13 @@ class ControlReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.readBetweenOffsets(start, end), end
 
     def _next(self, start: dict[str, Any]) -> dict[str, Any]:
-        now_ms = self._clock.steady_ms()
-        if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
+        now_ms, wall_ms = self._clock.steady_ms(), self._clock.wall_ms()
+        # Sources by ingress time have promised the clock of the latest poll. If the clock has gone back
+        # since, the batch that may be planned now has to wait, which the driver decides.
+        went_back = self._polled_at_ms is not None and wall_ms < self._polled_at_ms
+        if self._next_poll_ms is not None and now_ms < self._next_poll_ms and not went_back:
             return start
+        self._polled_at_ms = wall_ms
         found = self._request(start)
         idle = found == start and not self._ends_when_idle
         self._next_poll_ms = self._clock.steady_ms() + self._poll_ms if idle else None

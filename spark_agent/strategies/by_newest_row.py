@@ -6,7 +6,6 @@ Flink's watermark + 1 ms: W allows a row at W, where Flink's watermark allows on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import Column
@@ -92,17 +91,17 @@ class Punctuated:
                 f"invalid condition {when!r}: write SQL like \"action = 'buy'\", or a column"
             )
         self._when = when
-        self._behind = BoundedOutOfOrderness(bound)
+        self.behind = BoundedOutOfOrderness(bound)
+        """Derives the promise in a task, without the condition: a column cannot be sent to executors."""
 
     def mark(self, event_time: Column) -> Column:
         """Return the column whose newest value moves the promise; null where a row does not."""
         when = F.expr(self._when) if isinstance(self._when, str) else self._when
         return F.when(when, event_time)
 
-    @property
-    def promise_ms(self) -> Callable[[int], int]:
-        """See `Strategy`. A function without the condition: a column cannot be sent to executors."""
-        return self._behind.promise_ms
+    def promise_ms(self, newest_ms: int) -> int:
+        """See `Strategy`. `newest_ms` is the newest event time of a row that satisfies the condition."""
+        return self.behind.promise_ms(newest_ms)
 
 
 @dataclass(frozen=True, slots=True)

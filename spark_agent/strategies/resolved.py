@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pyspark.sql import Column
 
 from spark_agent.strategies.by_clock import IngressTime, WallClock
-from spark_agent.strategies.by_newest_row import Expression
+from spark_agent.strategies.by_newest_row import Expression, Punctuated
 from spark_agent.strategies.protocols import ClockStrategy, StatefulStrategy, Strategy
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def resolved(strategy: object) -> Resolved:
             return Resolved(_no_promise, clock=given)
         if callable(getattr(given, "update", None)) and callable(getattr(given, "promise", None)):
             return Resolved(_no_promise, stateful=given)
+        if isinstance(given, Punctuated):
+            return Resolved(given.behind.promise_ms, given.mark)
         if callable(getattr(given, "promise_ms", None)):
             return Resolved(given.promise_ms, getattr(given, "mark", None))
     raise ValueError(

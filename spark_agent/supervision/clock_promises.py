@@ -38,9 +38,12 @@ class ClockPromises:
     def report(self, reporter: DriverReporter, *, at_end: bool) -> None:
         """Report promises that have advanced, if that is due.
 
-        A shard that a task of the next batch holds is denied, and is reported after that batch.
+        Before the first commit, the driver's claim would outrank the tasks of the first batch. A shard
+        that a task of the next batch holds is denied, and is reported after that batch.
         """
         now_ms = self._clock.steady_ms()
+        if reporter.epoch < 0:
+            return
         if reporter.epoch == self._epoch and now_ms < self._due_ms and not at_end:
             return
         for stage in self._strategies:

@@ -76,7 +76,7 @@ class PendingReports:
                 del self._progress[stage]
 
     def _repeat_later(self, stage: str, shard: str, report: RangeReport) -> None:
-        if stage in self._watched:
+        if stage in self._watched or (report.watermark_ms is None and not report.final):
             return
         # Without its rows, which were counted with the first report.
         again = RangeReport(report.watermark_ms, final=report.final)

@@ -69,7 +69,9 @@ class ReadThrough:
         self, reader: str, now_ms: int, latest: CommittedBatch | None, *, is_retry: bool = False
     ) -> None:
         """Note a poll of a control source; `is_retry`: a later one of the same trigger."""
-        self._polled_ms = now_ms
+        # A run that ends is not kept going by the clock alone: each promise would cause one more batch.
+        if self._most_ms is None or latest is None or not latest.read_nothing:
+            self._polled_ms = now_ms
         if latest is not None:
             self.note_batch(latest)
         # One reader alone: the polls of several may be in one trigger.
@@ -110,7 +112,8 @@ class ReadThrough:
         """
         before = self._listings.get(stage)
         if before is None:
-            before = _Listing(self._started_ms, self._started_ms, wanted.unread, {})
+            unknown = dict.fromkeys(wanted.unread)
+            before = _Listing(self._started_ms, self._started_ms, tuple(unknown), unknown)
         unread = {
             # All of the listing before is read, unless the batch has left some.
             shard: before.of(shard) if shard in before.left else before.earlier_ms

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent import Pipeline
+from spark_agent.clock import SystemClock
 from spark_agent.executor.tally import Count
 from spark_agent.strategies import (
     AnyStrategy,
@@ -24,7 +28,10 @@ from spark_agent.strategies import (
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
+    DEADLINE_S,
+    JOB,
     SOURCE,
+    SPEC,
     START_MS,
     Flow,
     Reading,
@@ -33,8 +40,6 @@ from tests.spark.flow import (
     until,
     windows,
 )
-
-MINUTE_MS = 60_000
 
 
 class Bounded:
@@ -106,8 +111,286 @@ def test_without_watermarks_nothing_closes_until_the_source_is_final(flow: Flow)
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
         assert flow.output_of(SOURCE) == -1
         assert not flow.counted()
-        assert flow.client.show("readings", SOURCE)["records"] == 180
+        assert flow.client.show(JOB, SOURCE).get("records") == 180
     with flow.pipeline() as pipeline:
         frame = flow.counts(pipeline, NoWatermarks())
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
     assert flow.counted() == windows(steady(range(30)))
+
+
+class Counting:
+    """Promises by the number of rows that it has seen: each row counts once."""
+
+    def update(self, state: int | None, rows: Rows) -> int:
+        return (state or 0) + rows.count
+
+    def promise(self, state: int) -> int:
+        return START_MS + state
+
+
+def test_a_state_survives_restarts_and_counts_each_batch_once(flow: Flow) -> None:
+    flow.files_per_batch = 1
+    for part in range(3):
+        flow.write(steady(range(10 * part, 10 * part + 10)))
+        with flow.pipeline() as pipeline:
+            frame = flow.counts(pipeline, Counting())
+            ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+        assert flow.output_of(SOURCE) == START_MS + 30 * (part + 1), "30 rows of each sensor"
+    notes = sorted((flow.checkpoint / "tidegauge" / "states" / SOURCE).glob("[0-9]*"))
+    assert len(notes) == 1, "older ones are removed"
+
+
+def test_the_promise_of_a_noted_state_is_made_again(flow: Flow) -> None:
+    """A driver may be killed between its note of the states and its report."""
+    flow.write(steady(range(10)))
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline, Counting()), trigger=AVAILABLE_NOW))
+    flow.delete_job()
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, Counting())
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, on_lost_checkpoint="continue"))
+        assert flow.output_of(SOURCE) == START_MS + 30
+
+
+class Broken(Counting):
+    def update(self, state: int | None, rows: Rows) -> int:
+        raise KeyError("litres")
+
+
+class Unkept(Counting):
+    def update(self, state: Any, rows: Rows) -> Any:
+        return {1, 2}
+
+
+class Wrong(Counting):
+    def promise(self, state: Any) -> Any:
+        return 1.5
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (Broken(), "Broken.update has failed with KeyError: 'litres'"),
+        (Unkept(), r"Unkept.update has returned \{1, 2\}, which JSON cannot keep"),
+        (Wrong(), "Wrong.promise has returned 1.5: return milliseconds"),
+    ],
+    ids=["broken", "unkept", "wrong"],
+)
+def test_a_strategy_that_fails_ends_its_query_in_words(
+    flow: Flow, strategy: Any, message: str
+) -> None:
+    flow.write(steady(range(10)))
+    with flow.pipeline() as pipeline:
+        query = flow.start(pipeline, flow.counts(pipeline, strategy))
+        with pytest.raises(StreamingQueryException, match=message):
+            query.awaitTermination(DEADLINE_S)
+        assert flow.output_of(SOURCE) == -1
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def by_ingress(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    """Count rows by the second in which they were read."""
+    read = pipeline.source(
+        flow.readings(), stage=SOURCE, shard="sensor", event_time="read_at", strategy=IngressTime()
+    )
+    read = pipeline.watermarked(read, stage=COUNTS, event_time="read_at")
+    counted = read.groupBy(F.window("read_at", "1 second"), "key").agg(F.count("*").alias("rows"))
+    stamped = counted.select("key", F.unix_seconds("window.start").alias("start"), "rows")
+    return pipeline.report(stamped, stage=COUNTS)
+
+
+@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, None])
+def test_ingress_time_dates_rows_when_they_are_read_and_none_is_late(
+    flow: Flow, trigger: Mapping[str, object] | None
+) -> None:
+    flow.files_per_batch = None
+    began = now_ms()
+    with flow.pipeline() as pipeline:
+        query = None if trigger else flow.start(pipeline, by_ingress(flow, pipeline))
+        for part in range(4):
+            flow.write(steady(range(part, part + 1)))
+            if query is None:
+                ended(flow.start(pipeline, by_ingress(flow, pipeline), trigger=trigger))
+            else:
+                rows = 6 * (part + 1)
+                until(lambda rows=rows: flow.counted().total() == rows, "its windows have closed")
+        if query is not None:
+            query.stop()
+        assert began <= flow.output_of(SOURCE) <= now_ms()
+        assert not pipeline.counts[Count.LATE_ROWS]
+        assert not pipeline.counts[Count.DROPPED_ROWS]
+    with flow.pipeline() as pipeline:
+        frame = by_ingress(flow, pipeline)
+        ended(flow.start(pipeline, frame, bounded=True, trigger=AVAILABLE_NOW))
+        assert not pipeline.counts[Count.LATE_ROWS]
+    assert flow.counted().total() == 24
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock, set back and forth. Spark runs on it, too."""
+
+    def __init__(self) -> None:
+        self.shift_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.shift_ms
+
+    def govern(self, query: StreamingQuery) -> None:
+        """Put it in place of the clock by which Spark dates a query's batches."""
+        wrapped: Any = query._jsq
+        execution: Any = wrapped.streamingQuery()
+        kind = execution.getClass()
+        while not any(field.getName() == "triggerClock" for field in kind.getDeclaredFields()):
+            kind = kind.getSuperclass()
+        field = kind.getDeclaredField("triggerClock")
+        field.setAccessible(True)
+        field.set(execution, self)
+
+    def getTimeMillis(self) -> int:  # noqa: N802
+        return self.wall_ms()
+
+    def nanoTime(self) -> int:  # noqa: N802
+        return time.monotonic_ns()
+
+    def waitTillTime(self, target_ms: int) -> int:  # noqa: N802
+        while self.wall_ms() < target_ms:
+            self.pause(10)
+        return self.wall_ms()
+
+    class Java:
+        implements: Final = ["org.apache.spark.util.Clock"]
+
+
+def test_ingress_time_has_no_late_row_when_the_clock_is_set_back_and_forth(flow: Flow) -> None:
+    """The next batch waits, in words, until the clock has reached the promise again.
+
+    The sources' process has a clock of its own here, and would not notice that this one is set back: so
+    it polls without a pause.
+    """
+    flow.files_per_batch = None
+    hour_ms, rows = 3_600_000, 0
+    clock = ShiftedClock()
+
+    def write() -> None:
+        nonlocal rows
+        flow.write(steady([rows]))
+        rows += 6
+
+    with Pipeline(flow.url, JOB, SPEC, spark=flow.spark, poll="1 ms", clock=clock) as pipeline:
+        query = flow.start(pipeline, by_ingress(flow, pipeline))
+        write()
+        until(lambda: flow.counted().total() == rows, "its windows have closed")
+        clock.govern(query)
+        for back, forth in ((-hour_ms, 0), (hour_ms, hour_ms), (0, hour_ms)):
+            clock.shift_ms = back
+            write()
+            if back < max(0, forth):
+                waits = until(lambda: pipeline.waits.get(SOURCE), "it waits")
+                assert "sensors has promised not to have a row before" in waits
+            clock.shift_ms = forth
+            until(lambda: flow.counted().total() == rows, "all windows have closed")
+            assert not pipeline.waits
+        assert not pipeline.counts[Count.LATE_ROWS]
+        assert not pipeline.counts[Count.DROPPED_ROWS]
+        query.stop()
+    late = ShiftedClock()
+    with flow.pipeline(clock=late) as pipeline:
+        query = flow.start(pipeline, by_ingress(flow, pipeline))
+        write()
+        until(lambda: pipeline.waits.get(SOURCE), "a driver whose clock is behind waits, too")
+        late.govern(query)
+        late.shift_ms = hour_ms
+        until(lambda: flow.counted().total() == rows, "all windows have closed")
+        assert not pipeline.counts[Count.LATE_ROWS]
+        assert not pipeline.counts[Count.DROPPED_ROWS]
+
+
+def test_a_wall_clock_advances_without_rows_and_past_a_quiet_shard(flow: Flow) -> None:
+    flow.files_per_batch = None
+    flow.write([Reading("left", "a", 0)])
+    with flow.pipeline() as pipeline:
+        flow.start(pipeline, flow.counts(pipeline, WallClock("1 hour")))
+        first = until(lambda: flow.output_of(SOURCE) + 1, "it has a watermark") - 1
+        assert first <= now_ms() - 3_600_000
+        until(lambda: flow.output_of(SOURCE) > first + 2_000, "it goes on")
+        assert flow.output_of(SOURCE) <= now_ms() - 3_600_000
+        until(lambda: flow.counted() == windows([Reading("left", "a", 0)]), "its window has closed")
+
+
+def test_a_wall_clock_never_passes_what_a_limited_source_has_not_read(flow: Flow) -> None:
+    """Rows of the last ten seconds, one file a batch: not one of them is late."""
+    flow.files_per_batch = 1
+    second = now_ms() // 1_000 - START_MS // 1_000
+    rows = [Reading("left", "a", second - back) for back in range(8, 0, -1)]
+    for row in rows:
+        flow.write([row])
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, WallClock("10 s"))
+        flow.start(pipeline, frame, trigger={"processingTime": "2 seconds"})
+        until(lambda: flow.counted().total() == len(rows), "all windows have closed")
+        assert not pipeline.counts[Count.LATE_ROWS]
+        assert not pipeline.counts[Count.DROPPED_ROWS]
+
+
+def test_a_nightly_wall_clock_covers_what_was_there_at_the_start(flow: Flow) -> None:
+    flow.files_per_batch = 1
+    flow.write([Reading("left", "a", 0)])
+    flow.write([Reading("left", "b", 0)])
+    began = now_ms()
+    with flow.pipeline() as pipeline:
+        frame = flow.counts(pipeline, WallClock("1 s"))
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+        pipeline.stop()
+        found = flow.output_of(SOURCE)
+    assert began - 1_000 <= found <= now_ms() - 1_000
+    assert not pipeline.counts[Count.LATE_ROWS]
+
+
+@pytest.mark.parametrize(
+    ("event_time", "strategy", "message"),
+    [
+        (
+            "at",
+            IngressTime(),
+            "IngressTime adds the column 'at', and the data frame has it already",
+        ),
+        ("at", Expression("nothing - INTERVAL 1 SECOND"), "the strategy's SQL cannot be read"),
+        ("at", "key", "gives string; it must give a timestamp"),
+        ("at", Punctuated("key"), "the strategy's SQL cannot be read"),
+        ("at", Ascending, "invalid strategy"),
+        ("at", 5, "invalid strategy 5: write"),
+        ("at", " ", "invalid expression ' '"),
+    ],
+)
+def test_a_strategy_that_does_not_fit_is_refused(
+    flow: Flow, event_time: str, strategy: Any, message: str
+) -> None:
+    with flow.pipeline() as pipeline, pytest.raises(ValueError, match=message):
+        pipeline.source(
+            flow.readings(),
+            stage=SOURCE,
+            shard="sensor",
+            event_time=event_time,
+            strategy=strategy,
+        )
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"idle": {"after_ms": 60_000, "then": "exclude"}}, "has an idle policy"),
+        ({"percentiles": [50]}, "declares percentiles"),
+    ],
+)
+def test_a_clock_needs_no_idle_policy_and_has_no_percentiles(
+    flow: Flow, policy: dict[str, object], message: str
+) -> None:
+    spec = {**SPEC, SOURCE: {**SPEC[SOURCE], **policy}}
+    with (
+        Pipeline(flow.url, JOB, spec, spark=flow.spark) as pipeline,
+        pytest.raises(ValueError, match=message),
+    ):
+        flow.source(pipeline, WallClock("5 s"))

@@ -29,6 +29,7 @@ def started(
     *,
     inputs: Mapping[str, Collection[str]] | None = None,
     by_shard: Collection[str] = (),
+    reads_all: bool = True,
     trigger: Trigger = CONTINUOUS,
     timing: Timing = TIMING,
     **options: Any,
@@ -40,5 +41,6 @@ def started(
         promises=promises,
         inputs={stage: frozenset(above) for stage, above in (inputs or {}).items()},
         by_shard=frozenset(by_shard),
+        reads_all=reads_all,
     )
     return StartedQuery("j", "q", stages, trigger, timing, **options)

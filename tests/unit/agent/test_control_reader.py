@@ -78,6 +78,31 @@ def test_an_idle_query_asks_the_driver_no_more_often_than_it_may(*, ends_when_id
     assert len(asked) == (20 if ends_when_idle else 2)
 
 
+def test_a_clock_that_has_gone_back_is_asked_about_at_once() -> None:
+    """A batch planned now would be dated before the latest poll, which sources have promised."""
+    asked: list[Offset] = []
+
+    def answer(control: str, reader: str, at: Offset) -> Offset:
+        asked.append(at)
+        return at
+
+    class Clock(FakeClock):
+        back_ms = 0
+
+        def wall_ms(self) -> int:
+            return self.now_ms - self.back_ms
+
+    server, clock = LinkServer("secret", answer), Clock()
+    link = LinkClient(server.port, "secret", timeout_ms=5_000)
+    following = reader(link, clock=clock)
+    for back_ms in (0, 0, 1_000, 1_000):
+        clock.back_ms = back_ms
+        following.read(offset(5, 1))
+    link.close()
+    server.close()
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize("delay_ms", [0, 250])
 def test_a_watermark_that_moves_is_one_row_of_nulls(delay_ms: int) -> None:
     server = LinkServer("secret", lambda _control, _reader, at: Offset(9, at.turn + 1))

@@ -21,7 +21,12 @@ class Reporter:
     held: set[str] = field(default_factory=set[str])
     taken: list[dict[str, RangeReport]] = field(default_factory=list[dict[str, RangeReport]])
 
-    def report_shards(self, stage: str, reports: Mapping[str, RangeReport]) -> list[str]:
+    released: bool = False
+
+    def report_shards(
+        self, stage: str, reports: Mapping[str, RangeReport], *, releases: bool = False
+    ) -> list[str]:
+        self.released = releases
         granted = {name: each for name, each in reports.items() if name not in self.held}
         self.taken.append(granted)
         return list(granted)
@@ -60,7 +65,7 @@ def test_a_shard_that_a_task_holds_is_promised_for_again_later() -> None:
 
 
 def test_a_source_with_an_idle_policy_is_promised_for_once() -> None:
-    """A lease while a batch reads would prove that its shards are quiet."""
+    """A lease while a batch reads would prove that its shards are quiet: it is given back."""
     clock, reporter = FakeClock(), Reporter()
     pending = PendingReports(clock, watched=["s"])
     pending.add("s", {"a": RangeReport(5)})
@@ -68,3 +73,14 @@ def test_a_source_with_an_idle_policy_is_promised_for_once() -> None:
     clock.now_ms += LATER_MS
     report(pending, reporter)
     assert reporter.taken == [{"a": RangeReport(5)}]
+    assert reporter.released
+
+
+def test_a_report_without_a_promise_is_made_once() -> None:
+    clock, reporter = FakeClock(), Reporter()
+    pending = PendingReports(clock)
+    pending.add("s", {"a": RangeReport(records=3)})
+    report(pending, reporter)
+    clock.now_ms += LATER_MS
+    report(pending, reporter)
+    assert reporter.taken == [{"a": RangeReport(records=3)}]
