@@ -6,14 +6,22 @@ Each is said once, for Spark's batch and for its streams: the batch gives the an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from tests.spark.matrix.data import HOUR_MS, SCHEMA
+from spark_agent.strategies import (
+    AnyStrategy,
+    Expression,
+    NoWatermarks,
+    Punctuated,
+    Rows,
+    WallClock,
+)
+from tests.spark.matrix.data import BOUND_MIN, HOUR_MS, MINUTE_MS, SCHEMA
 from tests.spark.matrix.state import (
     BLOCK,
     BLOCK_MS,
@@ -49,6 +57,10 @@ class Operator:
     sources: tuple[str, ...] = ("views",)
     ascending: bool = False
     """The sources are in order, and say so."""
+    strategy: Callable[[], AnyStrategy] | None = None
+    """The sources' strategy; None: the bound of their rows."""
+    promises_less: bool = False
+    """The strategy promises less than the bound, or later: it is not waited for."""
     event_time: str | None = None
     """Event time given to `report`; None: to be found."""
     delay: str | None = None
@@ -252,7 +264,49 @@ _PAIRS: Final = ("views", "clicks")
 _INTERVAL_MS: Final = HOUR_MS + 10
 """A join's output is behind its input by its interval, and a millisecond or two."""
 
-OPERATORS: Final = (
+
+class BoundedWithState:
+    """A strategy of a user's own, with a state for each shard."""
+
+    def update(self, state: int | None, rows: Rows) -> int:
+        """Keep the newest event time."""
+        return max(state or 0, rows.newest_ms)
+
+    def promise(self, state: int) -> int:
+        """Stay behind it by the bound."""
+        return state - BOUND_MIN * MINUTE_MS
+
+
+STRATEGIES: Final[dict[str, tuple[Callable[[], AnyStrategy], bool]]] = {
+    "SQL": (lambda: f"at - INTERVAL {BOUND_MIN} MINUTES", False),
+    "SQL for some rows": (
+        lambda: Expression(f"IF(id % 3 = 0, at - INTERVAL {BOUND_MIN} MINUTES, NULL)"),
+        True,
+    ),
+    "punctuated": (lambda: Punctuated("key = 'x'", bound=f"{BOUND_MIN} minutes"), True),
+    "with a state": (BoundedWithState, False),
+    "without watermarks": (NoWatermarks, True),
+    # Until the sources are final, as far behind the clock as the rows are old.
+    "wall clock": (lambda: WallClock("20000 days"), True),
+}
+"""By name: the strategy, and True if it promises less than the bound."""
+
+
+def _with_strategies(operator: Operator) -> list[Operator]:
+    return [
+        replace(
+            operator,
+            name=f"{operator.name}, {name}",
+            strategy=strategy,
+            promises_less=promises_less,
+            is_variation=True,
+            issue=(),
+        )
+        for name, (strategy, promises_less) in STRATEGIES.items()
+    ]
+
+
+_OPERATORS: Final = (
     Operator("tumbling", _tumbling, "closed_at"),
     Operator(
         "tumbling, stamped with window_time",
@@ -521,5 +575,15 @@ OPERATORS: Final = (
         mode="complete",
         refused="append|update",
         issue=(1, 7),
+    ),
+)
+
+OPERATORS: Final = (
+    *_OPERATORS,
+    *(
+        each
+        for operator in _OPERATORS
+        if operator.name in {"tumbling", "session", "inner join"}
+        for each in _with_strategies(operator)
     ),
 )
