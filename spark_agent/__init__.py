@@ -31,7 +31,19 @@ if TYPE_CHECKING:
         Wrong,
     )
     from spark_agent.pipeline import Pipeline
-    from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
+    from spark_agent.strategies import (
+        Ascending,
+        BoundedOutOfOrderness,
+        ClockStrategy,
+        Expression,
+        IngressTime,
+        NoWatermarks,
+        Punctuated,
+        Rows,
+        StatefulStrategy,
+        Strategy,
+        WallClock,
+    )
 
 __all__ = [
     "AggregatorError",
@@ -40,34 +52,50 @@ __all__ = [
     "AsyncClient",
     "BoundedOutOfOrderness",
     "Client",
+    "ClockStrategy",
+    "Expression",
     "FinalSourceError",
+    "IngressTime",
+    "NoWatermarks",
     "NotInTime",
     "OldCheckpointError",
     "Pipeline",
+    "Punctuated",
+    "Rows",
     "StageTakenError",
     "StageWatermark",
+    "StatefulStrategy",
     "Strategy",
     "Unavailable",
     "UnsoundPlanError",
+    "WallClock",
     "Wrong",
 ]
 
 _MODULES = {
     "AggregatorError": "spark_agent.exceptions",
     "Arrival": "spark_agent.client.sensor",
-    "AsyncClient": "spark_agent.client.async_client",
     "Ascending": "spark_agent.strategies",
+    "AsyncClient": "spark_agent.client.async_client",
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client.client",
+    "ClockStrategy": "spark_agent.strategies",
+    "Expression": "spark_agent.strategies",
     "FinalSourceError": "spark_agent.exceptions",
+    "IngressTime": "spark_agent.strategies",
+    "NoWatermarks": "spark_agent.strategies",
     "NotInTime": "spark_agent.exceptions",
     "OldCheckpointError": "spark_agent.exceptions",
     "Pipeline": "spark_agent.pipeline",
+    "Punctuated": "spark_agent.strategies",
+    "Rows": "spark_agent.strategies",
     "StageTakenError": "spark_agent.exceptions",
     "StageWatermark": "spark_agent.client.client",
+    "StatefulStrategy": "spark_agent.strategies",
     "Strategy": "spark_agent.strategies",
     "Unavailable": "spark_agent.exceptions",
     "UnsoundPlanError": "spark_agent.exceptions",
+    "WallClock": "spark_agent.strategies",
     "Wrong": "spark_agent.exceptions",
 }
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.spark [--quick] [--json] [--only PART]`: what the agent costs a query, and
 its closing lag.
 
-The long version takes over an hour; `--only "50 files"` half of one, `--only "closing lag"` ten
-minutes.
+The long version takes over an hour; `--only "50 files"` half of one, `--only strategies` half of one,
+`--only "closing lag"` ten minutes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="600,000 rows, and two rounds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--only", metavar="PART", help='one case by its name, or "closing lag"')
+    parser.add_argument(
+        "--only", metavar="PART", help='one case by its name, "strategies" or "closing lag"'
+    )
     options = parser.parse_args()
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="tidegauge-bench-") as folder:

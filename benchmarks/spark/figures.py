@@ -15,7 +15,9 @@ from pyspark.sql import SparkSession
 
 from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
+from benchmarks.spark.data import Files
 from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
+from benchmarks.spark.strategies import BASELINE, StrategyBench, middle
 from tests.spark.cluster.chain import STAGES, Chain
 
 
@@ -65,6 +67,7 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
 
 
 CLOSING_LAG: Final = "closing lag"
+STRATEGY_COSTS: Final = "strategies"
 
 
 def measured(
@@ -80,6 +83,8 @@ def measured(
             case.files.write()
             bench.measure(case, size.rounds, say)
             yield from _costs(case, enough=case.files.slices >= BIG.slices)
+        if only in {None, STRATEGY_COSTS}:
+            yield from _strategies(spark, server.url, folder, size, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(spark, server.url, folder, size.chains)
 
@@ -133,6 +138,19 @@ def _cost(case: Case, ours: Variant, theirs: Variant, target: float | None, name
         f"processor {case.processor_seconds(ours):.2f} s to {case.processor_seconds(theirs):.2f} s; "
         f"{case.state_rows(ours):,} to {case.state_rows(theirs):,} sessions kept",
     )
+
+
+def _strategies(
+    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Yield the run time with each strategy, relative to a fixed bound."""
+    files = Files(folder / "files", size.rows, size.slices, by_shard=False)
+    files.write()
+    bench = StrategyBench(spark, url, folder, files)
+    for name, ratios in bench.ratios(size.rounds, say).items():
+        if name != BASELINE:
+            ratio, spread = middle(ratios)
+            yield Figure(f"source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread)
 
 
 def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from service.model.keys import Role
 from service.server.app import create_app
 from service.settings import Settings
+from spark_agent import Client
 from spark_agent.cli.profile import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.executor.tally import Count
@@ -240,7 +242,7 @@ class Session:
 
     def __init__(self, service: Service, folder: Path) -> None:
         self.folder = folder
-        self._url = service.url
+        self.url = service.url
         self._scripts = itertools.count()
         self._errors = (folder / "stderr").open("w+")
         self._process = subprocess.Popen(
@@ -258,7 +260,7 @@ class Session:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         file = self.folder / f"{next(self._scripts)}.py"
-        file.write_text(script.replace("http://127.0.0.1:8000", self._url))
+        file.write_text(script.replace("http://127.0.0.1:8000", self.url))
         self._process.stdin.write(f"{file.name}\n")
         self._process.stdin.flush()
         printed: list[str] = []
@@ -384,6 +386,48 @@ def test_logs_in_folders(session: Session) -> None:
         ("north", 12.0),
         ("south", 12.0),
     ]
+
+
+@in_spark
+def test_strategies(session: Session) -> None:
+    """Each strategy promises what its row of the table has."""
+    rows = [
+        {"tap": tap, "at": f"2026-01-01T00:{at}Z", "action": action, "litres": litres}
+        for tap in ("north", "south")
+        for at, action, litres in (
+            ("10:00", "open", 2.0),
+            ("19:00", "close", 1.0),
+            ("15:00", "open", 3.0),
+            ("20:00", "open", 0.5),
+        )
+    ]
+    write(session.folder / "taps", "1.json", rows)
+    began_ms = time.time_ns() // 1_000_000
+    session.run(SETTING + block("python", 'job=f"taps-{name}"'))
+    ended_ms = time.time_ns() // 1_000_000
+    client = Client(session.url)
+    found = {
+        name: client.watermark(f"taps-{name}", "taps").output_ms
+        for name in re.findall(
+            r'^    "(\w+)": ', block("python", 'job=f"taps-{name}"'), re.MULTILINE
+        )
+    }
+    clock = {name: found.pop(name) for name in ("clock", "lag", "ingress")}
+    midnight_ms, minute_ms = 1_767_225_600_000, 60_000
+    assert found == {
+        "ascending": midnight_ms + 20 * minute_ms,
+        "bounded": midnight_ms + 10 * minute_ms,
+        "text": midnight_ms + 20 * minute_ms - 5_000,
+        "expression": midnight_ms + 15 * minute_ms - 5_000,
+        "punctuated": midnight_ms + 18 * minute_ms,
+        "column": midnight_ms + 19 * minute_ms,
+        "none": None,
+        "generator": midnight_ms + 20 * minute_ms - 3_500,
+    }
+    for name, output_ms in clock.items():
+        lag_ms = 0 if name == "ingress" else 5_000
+        assert output_ms is not None
+        assert began_ms - lag_ms <= output_ms <= ended_ms - lag_ms, name
 
 
 @in_spark

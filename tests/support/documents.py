@@ -26,6 +26,7 @@ EXECUTED: Final = {
     'job="sales"': "tests/acceptance/test_readme.py",
     'job="nightly"': "tests/acceptance/test_readme.py",
     'job="power"': "tests/acceptance/test_readme.py",
+    'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",
     "keys create drivers": "tests/acceptance/test_readme.py",
     "tidegauge serve --port 8000": "tests/acceptance/test_readme.py",

@@ -1,0 +1,131 @@
+"""Overhead of each strategy for a query that only reads and reports, by turns with a fixed bound."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from benchmarks.spark.data import BOUND_S, SHARDS, Files
+from spark_agent import (
+    Ascending,
+    BoundedOutOfOrderness,
+    Expression,
+    IngressTime,
+    LearnedLateness,
+    NoWatermarks,
+    Pipeline,
+    Punctuated,
+    Rows,
+    WallClock,
+)
+from spark_agent.strategies import AnyStrategy
+
+BASELINE: Final = "BoundedOutOfOrderness"
+_INGRESS: Final = "IngressTime"
+
+
+class _WithState:
+    """A bound, with a state for each shard."""
+
+    def update(self, state: int | None, rows: Rows) -> int:
+        return max(state or 0, rows.newest_ms)
+
+    def promise(self, state: int) -> int:
+        return state - 1_000 * BOUND_S
+
+
+class _WithTimes(_WithState):
+    """The same, from all event times."""
+
+    wants_times = True
+
+    def update(self, state: int | None, rows: Rows) -> int:
+        assert rows.times_ms is not None
+        return max(state or 0, int(rows.times_ms.max()))
+
+
+class _WithDigests(_WithState):
+    """The same, from one number of each task."""
+
+    def digest(self, times_ms: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
+        return str(times_ms.max()).encode()
+
+    def update(self, state: int | None, rows: Rows) -> int:
+        return max(state or 0, *map(int, rows.digests))
+
+
+STRATEGIES: Final[Mapping[str, Callable[[], AnyStrategy]]] = {
+    BASELINE: lambda: BoundedOutOfOrderness(f"{BOUND_S} s"),
+    "Ascending": Ascending,
+    "NoWatermarks": NoWatermarks,
+    "Expression": lambda: Expression(f"at - INTERVAL {BOUND_S} SECONDS"),
+    "Punctuated": lambda: Punctuated("amount > 1", bound=f"{BOUND_S} s"),
+    "WallClock": lambda: WallClock("5 s"),
+    _INGRESS: IngressTime,
+    "LearnedLateness": LearnedLateness,
+    "a state, from counts": _WithState,
+    "a state, from digests": _WithDigests,
+    "a state, from all times": _WithTimes,
+}
+
+
+class StrategyBench:
+    """Runs the strategies by turns."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path, files: Files) -> None:
+        self._spark = spark
+        self._url = url
+        self._folder = folder
+        self._files = files
+        self._numbers = itertools.count()
+
+    def ratios(self, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
+        """Return each strategy's run times, relative to the bound in the same round."""
+        found: dict[str, list[float]] = {name: [] for name in STRATEGIES}
+        for number in range(rounds + 1):
+            seconds = {
+                name: self._run(name)
+                for name in (STRATEGIES if number % 2 else reversed(STRATEGIES))
+            }
+            say(f"strategies, round {number}: {seconds[BASELINE]:.2f} s with {BASELINE}")
+            if number:
+                for name, each in seconds.items():
+                    found[name].append(each / seconds[BASELINE])
+        return found
+
+    def _run(self, name: str) -> float:
+        folder = self._folder / f"strategy-{next(self._numbers)}"
+        clicks = (
+            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
+            .option("maxFilesPerTrigger", self._files.per_batch)
+            .parquet(str(self._files.folder))
+        )
+        spec = {"clicks": {"shards": [str(shard) for shard in range(SHARDS)]}}
+        with Pipeline(self._url, folder.name, spec, spark=self._spark) as pipeline:
+            source = pipeline.source(
+                clicks,
+                stage="clicks",
+                shard="shard",
+                event_time="read_at" if name == _INGRESS else "at",
+                strategy=STRATEGIES[name](),
+            )
+            writer = source.writeStream.format("noop").trigger(availableNow=True)
+            writer = writer.option("checkpointLocation", str(folder))
+            began = time.perf_counter()
+            pipeline.start(writer).awaitTermination()
+            seconds = time.perf_counter() - began
+        shutil.rmtree(folder)
+        return seconds
+
+
+def middle(ratios: list[float]) -> tuple[float, str]:
+    """Return the median of ratios, and their range."""
+    return statistics.median(ratios), f"rounds {min(ratios):.2f}-{max(ratios):.2f}"
