@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pyspark import AccumulatorParam
@@ -107,7 +107,7 @@ class Tally:
             # Two sketches of a shard are of two attempts at one task: either will do.
             {**other.in_flight, **self.in_flight},
             {
-                shard: {**other.rows.get(shard, {}), **self.rows.get(shard, {})}
+                shard: _of_more_rows(self.rows.get(shard, {}), other.rows.get(shard, {}))
                 for shard in self.rows.keys() | other.rows.keys()
             },
         )
@@ -119,6 +119,18 @@ class Tally:
         for counts in self.counts.values():
             found.update(counts)
         return dict(found)
+
+
+def _of_more_rows(one: Mapping[int, Rows], other: Mapping[int, Rows]) -> dict[int, Rows]:
+    """Return the rows of each partition. `foreachBatch` may first read a part of a partition."""
+    found = dict(one)
+    for partition, rows in other.items():
+        found[partition] = max(rows, found.get(partition, rows), key=_count)
+    return found
+
+
+def _count(rows: Rows) -> int:
+    return rows.count
 
 
 def _promised_ms(report: RangeReport) -> int:
@@ -154,20 +166,24 @@ def shards_with_rows(
     )
 
 
-def rows_by_epoch(
-    tallies: Tallies, query: str, stage: str, after_epoch: int, through_epoch: int
-) -> list[Mapping[str, Rows]]:
-    """Return the rows of a source's shards in each batch of some epochs, oldest batch first, for a
-    strategy with state. Safe like `pop_tallies`.
+def pop_rows(
+    tallies: Tallies, query: str, stage: str, through_epoch: int
+) -> list[tuple[int, Mapping[str, Rows]]]:
+    """Remove and return the rows of a source's shards in each batch up to an epoch, with the batch's
+    epoch, oldest first, for a strategy with state. The rest of the tallies stays.
+
+    Safe like `pop_tallies`. While the service is away, tallies are kept for long, and event times would
+    fill the driver's memory.
     """
-    found = sorted(
-        (key[2], tally)
-        for key, tally in list(tallies.items())
-        if key[:2] == (query, stage) and after_epoch < key[2] <= through_epoch
-    )
-    return [
-        {shard: merged(parts.values()) for shard, parts in tally.rows.items()} for _, tally in found
-    ]
+    found: list[tuple[int, Mapping[str, Rows]]] = []
+    for key in sorted(tallies):
+        # Other queries' keys may be gone by now.
+        if key[:2] == (query, stage) and key[2] <= through_epoch and tallies[key].rows:
+            tally = tallies[key]
+            tallies[key] = replace(tally, rows={})
+            rows = {shard: merged(parts.values()) for shard, parts in tally.rows.items()}
+            found.append((key[2], rows))
+    return found
 
 
 def pop_tallies(tallies: Tallies, query: str, stage: str, through_epoch: int) -> list[Tally]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from spark_agent.exceptions import StrategyError
-from spark_agent.executor.tally import Tallies, rows_by_epoch
+from spark_agent.executor.tally import Tallies, pop_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.started_query import StartedQuery
 from spark_agent.strategies import EARLIEST_MS, Rows, StatefulStrategy
@@ -77,7 +77,8 @@ class ShardStates:
         }
 
     def _update(self, stage: str, source: _Source, batch: CommittedBatch) -> dict[str, int]:
-        batches = rows_by_epoch(self._tallies, self._query, stage, source.epoch, batch.epoch)
+        popped = pop_rows(self._tallies, self._query, stage, batch.epoch)
+        batches = [rows for epoch, rows in popped if epoch > source.epoch]
         # After a start, also those of the noted states: the driver before may not have reported them.
         changed = set(source.states).difference(source.promised)
         for rows_of in batches:
@@ -85,7 +86,7 @@ class ShardStates:
                 dated = replace(rows, read_at_ms=batch.triggered_ms)
                 source.states[shard] = _updated(stage, source, shard, dated)
                 changed.add(shard)
-        if batches and batch.epoch > source.epoch:
+        if batches:
             source.epoch = batch.epoch
             self._notes.note_states(stage, batch.epoch, _to_text(stage, source))
         found = {shard: _promise(stage, source, shard) for shard in sorted(changed)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -208,6 +209,20 @@ def test_a_batch_without_rows_changes_nothing() -> None:
 def test_a_retried_task_is_counted_once() -> None:
     both = tally({"a": 3}) + tally({"a": 3})
     assert states(Notes(), {("q", "s", 0): both}).update(batch(0)) == {"s": {"a": 3}}
+
+
+def test_rows_that_are_counted_are_not_kept() -> None:
+    """The tallies of batches that the service has not taken are kept, perhaps for hours."""
+    tallies = {("q", "s", 0): replace(tally({"a": 3}), counts={0: {"late_rows": 1}})}
+    states(Notes(), tallies).update(batch(0))
+    assert tallies == {("q", "s", 0): Tally(counts={0: {"late_rows": 1}})}
+
+
+def test_a_partition_that_is_first_read_in_part_counts_as_a_whole() -> None:
+    """`foreachBatch` may look at a first row, and then write all."""
+    part, whole = tally({"a": 1}), tally({"a": 3})
+    for both in (part + whole, whole + part):
+        assert states(Notes(), {("q", "s", 0): both}).update(batch(0)) == {"s": {"a": 3}}
 
 
 def test_states_of_another_strategy_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
