@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from spark_agent.strategies import (
         Ascending,
         BoundedOutOfOrderness,
-        ClockStrategy,
         Expression,
         IngressTime,
         NoWatermarks,
@@ -52,7 +51,6 @@ __all__ = [
     "AsyncClient",
     "BoundedOutOfOrderness",
     "Client",
-    "ClockStrategy",
     "Expression",
     "FinalSourceError",
     "IngressTime",
@@ -79,7 +77,6 @@ _MODULES = {
     "AsyncClient": "spark_agent.client.async_client",
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client.client",
-    "ClockStrategy": "spark_agent.strategies",
     "Expression": "spark_agent.strategies",
     "FinalSourceError": "spark_agent.exceptions",
     "IngressTime": "spark_agent.strategies",

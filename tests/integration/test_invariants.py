@@ -403,3 +403,51 @@ def test_invariant_9_jobs_are_apart(world: World, mine: Any, theirs: Any, deed: 
         assert await one.output("u") == 60
 
     in_gauge(world, story)
+
+
+def test_flink_several_sources(world: World) -> None:
+    """Flink's `StatusWatermarkValve` and its bounded sources, in this project's W (Flink's + 1 ms)."""
+
+    async def story(gauge: InProcess) -> None:
+        api = gauge.api()
+        await api.define(
+            {
+                "a": {"shards": ["0"]},
+                "b": {"shards": ["0"]},
+                "u": {"inputs": ["a", "b"], "passthrough": True},
+            }
+        )
+        tokens = {stage: await api.token(stage) for stage in ("a", "b")}
+        shown: list[int | None] = []
+        for stage, row in (("b", 1_000), ("b", 4_000), ("a", 1_000), ("b", 5_000)):
+            await api.report(stage, tokens[stage], {"0": row})
+            shown.append(await api.output("u"))
+        assert shown == [None, None, 1_000, 1_000]
+        for stage, expected in (("a", 5_000), ("b", MAX)):
+            await api.report(stage, tokens[stage], {"0": {"final": True}})
+            assert await api.output("u") == expected
+
+    in_gauge(world, story)
+
+
+def test_flink_idle_and_back(world: World) -> None:
+    """An idle input is left out. Once it is back, the watermark waits for it, and does not go back."""
+
+    async def story(gauge: InProcess) -> None:
+        api = gauge.api()
+        await api.define({"s": {"shards": ["0", "1"]}})
+        token = await api.token("s")
+        shown: list[int | None] = []
+        for reports in (
+            {"0": 1_000, "1": 5_000},
+            {"0": {"idle": True}},
+            {"1": 7_000},
+            {"0": 2_000},
+            {"1": 9_000},
+            {"0": 8_000},
+        ):
+            await api.report("s", token, reports)
+            shown.append(await api.output("s"))
+        assert shown == [1_000, 5_000, 7_000, 7_000, 7_000, 8_000]
+
+    in_gauge(world, story)
