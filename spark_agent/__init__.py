@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         Wrong,
     )
     from spark_agent.pipeline import Pipeline
-    from spark_agent.strategies import Ascending, BoundedOutOfOrderness, Strategy
+    from spark_agent.strategies import Ascending, BoundedOutOfOrderness, LearnedLateness, Strategy
 
 __all__ = [
     "AggregatorError",
@@ -41,6 +41,7 @@ __all__ = [
     "BoundedOutOfOrderness",
     "Client",
     "FinalSourceError",
+    "LearnedLateness",
     "NotInTime",
     "OldCheckpointError",
     "Pipeline",
@@ -60,6 +61,7 @@ _MODULES = {
     "BoundedOutOfOrderness": "spark_agent.strategies",
     "Client": "spark_agent.client.client",
     "FinalSourceError": "spark_agent.exceptions",
+    "LearnedLateness": "spark_agent.strategies",
     "NotInTime": "spark_agent.exceptions",
     "OldCheckpointError": "spark_agent.exceptions",
     "Pipeline": "spark_agent.pipeline",

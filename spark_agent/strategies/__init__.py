@@ -14,6 +14,7 @@ from spark_agent.strategies.by_newest_row import (
     NoWatermarks,
     Punctuated,
 )
+from spark_agent.strategies.learned_lateness import LearnedLateness
 from spark_agent.strategies.protocols import (
     EARLIEST_MS,
     Rows,
@@ -26,6 +27,7 @@ __all__ = [
     "Ascending",
     "BoundedOutOfOrderness",
     "Expression",
+    "LearnedLateness",
     "NoWatermarks",
     "Punctuated",
     "Rows",
