@@ -85,6 +85,10 @@ class Digest:
     counts: Integers
     """The number of rows of each group."""
 
+    def rows_between(self, start_ms: int, end_ms: int) -> int:
+        """Return the number of rows from one event time to before another."""
+        return int(self.counts[(self.oldest_ms >= start_ms) & (self.oldest_ms < end_ms)].sum())
+
 
 def unpack(packed: bytes) -> Digest:
     """Return the rows of a digest that is not empty.
@@ -159,9 +163,9 @@ def at_rank(counts: Integers, rank: int) -> int:
 def sparse(counts: Integers, rows: int, most: int) -> list[int]:
     """Return the counts of the `rows` rows of greatest lateness as pairs.
 
-    A pair is the distance of a bucket from the one before, and its count. The other rows are counted in
-    the lowest of these buckets, and so are those beyond `most` buckets: their lateness may be read as too
-    great, never as too small.
+    A pair is the distance of a bucket from the one before, and its count. There are `most` pairs at most.
+    The other rows are counted in the lowest of these buckets: their lateness may be read as too great,
+    never as too small.
 
     >>> import numpy as np
     >>> counts = count_rows([unpack(pack(np.array([0, 5, 10, 30])))], newest_ms=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from spark_agent.strategies.lateness import Integers
 
-_WINDOWS: Final = 8
+_WINDOWS: Final = 4
 """Number of windows in the ring, with the one that is being filled."""
 _LATE_ROWS_OF_A_WINDOW: Final = 16
 """Number of late rows that a window expects before it is closed."""
@@ -28,8 +28,13 @@ _ENOUGH_LATE_ROWS: Final = 10
 _LATE_ROWS_KEPT: Final = 64
 """Multiple of the expected late rows whose lateness a window keeps apart."""
 _BUCKETS_KEPT: Final = 256
+"""Number of buckets in a window, at most."""
 _SURPRISE: Final = math.log(10_000)
 """The logarithm of the odds against chance at which the bound rises at once."""
+_MOST_CREDIT_RINGS: Final = 1
+"""Credit for fewer late rows than expected: as many as the ring expects, at most."""
+_MOST_DEBT_RINGS: Final = 16
+"""Debt of more late rows than expected: as many as 16 rings expect, at most. More is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -38,18 +43,19 @@ class LearnedLateness:
 
     `quantile` is the share of rows that are to be on time: of the rows of each shard, a share of about
     1 - `quantile` is late. The lateness of a row is the time by which the row is older than the newest
-    row of its shard in earlier batches. The bound is this quantile of the lateness, within `at_least` and
-    `at_most`. The promise is the newest event time minus the bound. `at_least` and `at_most` are text
-    such as `12 hours`, a `timedelta`, or milliseconds.
+    row of its shard in earlier batches. The bound is this quantile of the shard's last rows, within
+    `at_least` and `at_most`. The promise is the newest event time minus the bound. `at_least` and
+    `at_most` are text such as `12 hours`, a `timedelta`, or milliseconds.
 
-    The bound rises after the first batch with more late rows than chance explains (with odds of 10,000
-    to 1), and is back when eight windows have passed. A window has at least 16 batches and
-    16 / (1 - `quantile`) rows: 16,000 for 0.999. The rows that make the bound rise are themselves late.
+    The bound rises at the end of the first batch with more late rows than chance explains. The late rows
+    of this batch stay late. The bound falls once old rows are forgotten: after 64 batches that have
+    64 / (1 - `quantile`) rows, 64,000 for 0.999. After more late rows than expected, the bound stays until
+    enough rows were on time to make up for them, at most 16 times as long.
 
     Until a shard has had 10 / (1 - `quantile`) rows after its first batch, the bound is `at_most`.
-    Without an `at_most`, nothing is promised until then.
+    Without an `at_most`, nothing is promised until then. Rows later than `at_most` are late.
 
-    The bound is rounded up, by 1/64 at most. The state takes 1 to 5 kB for each shard, 16 kB at most, and
+    The bound is rounded up, by 1/64 at most. The state takes 1 to 3 kB for each shard, 8 kB at most, and
     a task's digest less than 2 kB.
 
     >>> import numpy as np
@@ -75,7 +81,7 @@ class LearnedLateness:
         at_least: Duration = "0 s",
         at_most: Duration | None = None,
     ) -> None:
-        """Raises `ValueError` for a quantile or a duration that cannot be used."""
+        """Check the arguments. Raises `ValueError`."""
         object.__setattr__(self, "quantile", _share(quantile))
         object.__setattr__(self, "at_least_ms", duration_ms(at_least, name="at_least"))
         most_ms = None if at_most is None else duration_ms(at_most, name="at_most")
@@ -95,21 +101,14 @@ class LearnedLateness:
         digests = [lateness.unpack(each) for each in rows.digests if each]
         newest_ms = max([rows.newest_ms, *(each.newest_ms for each in digests)])
         if state is None:
-            return {"newest": newest_ms, "bound": None, "windows": []}
-        before_ms: int = state["newest"]
-        windows = [_Window.of(each) for each in state["windows"]]
-        if digests:
-            windows = self._added(windows, lateness.count_rows(digests, before_ms))
-        return {
-            "newest": max(before_ms, newest_ms),
-            "bound": self._bound_ms(windows),
-            "windows": [each.as_json() for each in windows],
-        }
+            return self._promised(_Learned(newest_ms)).as_json()
+        before = _Learned.of(state)
+        after = self._observed(before, digests) if digests else before
+        return self._promised(replace(after, newest_ms=max(before.newest_ms, newest_ms))).as_json()
 
     def promise(self, state: Mapping[str, Any]) -> int | None:
         """See `StatefulStrategy`. None: too few rows were observed, and there is no `at_most`."""
-        bound_ms = self.bound_ms(state)
-        return None if bound_ms is None else max(state["newest"] - bound_ms, EARLIEST_MS)
+        return self._promise_ms(_Learned.of(state))
 
     def bound_ms(self, state: Mapping[str, Any] | None) -> int | None:
         """Return the bound of a shard (ms), for logs and metrics; None: there is none yet.
@@ -117,45 +116,115 @@ class LearnedLateness:
         >>> LearnedLateness(at_most="1 min").bound_ms(None), LearnedLateness().bound_ms(None)
         (60000, None)
         """
-        learned_ms: int | None = None if state is None else state["bound"]
+        return self._within_limits(None if state is None else state["bound"])
+
+    def _promise_ms(self, learned: _Learned) -> int | None:
+        bound_ms = self._within_limits(learned.bound_ms)
+        return None if bound_ms is None else max(learned.newest_ms - bound_ms, EARLIEST_MS)
+
+    def _within_limits(self, learned_ms: int | None) -> int | None:
         if learned_ms is None:
             return self.at_most_ms
         bound_ms = max(learned_ms, self.at_least_ms)
         return bound_ms if self.at_most_ms is None else min(bound_ms, self.at_most_ms)
 
-    def _late(self, rows: int) -> float:
+    def _expected(self, rows: int) -> float:
         """Return the number of rows that are expected to be late."""
         return (1 - self.quantile) * rows
 
-    def _added(self, windows: Sequence[_Window], counts: Integers) -> list[_Window]:
-        """Return the ring with one more batch, the newest window last."""
-        rows = int(counts.sum())
-        last = windows[-1] if windows else None
-        if last is None or (
-            last.batches >= _BATCHES_OF_A_WINDOW and self._late(last.rows) >= _LATE_ROWS_OF_A_WINDOW
-        ):
-            windows, last = [*windows, _EMPTY][-_WINDOWS:], _EMPTY
-        kept = max(_LATE_ROWS_KEPT, math.ceil(_LATE_ROWS_KEPT * self._late(last.rows + rows)))
-        grown = _Window(
-            last.rows + rows,
-            last.batches + 1,
-            max(last.peak_ms, lateness.at_rank(counts, surprising(self._late(rows)))),
-            lateness.sparse(last.counts() + counts, kept, _BUCKETS_KEPT),
-        )
-        return [*windows[:-1], grown]
+    def _observed(self, before: _Learned, digests: Sequence[lateness.Digest]) -> _Learned:
+        """Return the state with the lateness of one more batch."""
+        counts = lateness.count_rows(digests, before.newest_ms)
+        windows = self._added(before.windows, counts)
+        debt = self._debt(before, digests, sum(each.rows for each in windows))
+        learned_ms = self._learned_ms(windows, counts)
+        if learned_ms is not None and before.bound_ms is not None and debt > 0:
+            learned_ms = max(learned_ms, before.bound_ms)
+        return replace(before, windows=windows, debt=debt, bound_ms=learned_ms)
 
-    def _bound_ms(self, windows: Sequence[_Window]) -> int | None:
-        """Return the bound that follows from the ring; None: too few rows."""
+    def _added(self, windows: Sequence[_Window], counts: Integers) -> Sequence[_Window]:
+        """Return the ring with one more batch, the newest window last."""
+        last = windows[-1] if windows else _EMPTY
+        if (
+            last.batches >= _BATCHES_OF_A_WINDOW
+            and self._expected(last.rows) >= _LATE_ROWS_OF_A_WINDOW
+        ):
+            windows, last = [*windows, _EMPTY], _EMPTY
+        rows = last.rows + int(counts.sum())
+        kept = math.ceil(_LATE_ROWS_KEPT * max(1, self._expected(rows)))
+        pairs = lateness.sparse(last.counts() + counts, kept, _BUCKETS_KEPT)
+        return [*windows[:-1], _Window(rows, last.batches + 1, pairs)][-_WINDOWS:]
+
+    def _debt(self, before: _Learned, digests: Sequence[lateness.Digest], in_ring: int) -> float:
+        """Return the number of rows that were late in excess of the expected number.
+
+        A bound that fell in debt would make too many rows late while lateness changes. Adaptive conformal
+        inference (Gibbs and Candès, NeurIPS 2021) adds up the same difference for the same reason. Credit
+        and debt are limited, so neither an uneventful nor a bad year counts for ever. Rows later than
+        `at_most` do not count: a greater bound is not allowed.
+        """
+        if before.promised_ms is None:
+            return 0
+        oldest_ms = EARLIEST_MS if self.at_most_ms is None else before.newest_ms - self.at_most_ms
+        late = sum(each.rows_between(oldest_ms, before.promised_ms) for each in digests)
+        debt = before.debt + late - self._expected(sum(each.rows for each in digests))
+        expected = self._expected(in_ring)
+        return min(max(debt, -_MOST_CREDIT_RINGS * expected), _MOST_DEBT_RINGS * expected)
+
+    def _learned_ms(self, windows: Sequence[_Window], last_counts: Integers) -> int | None:
+        """Return the bound that follows from the ring and its last batch; None: too few rows."""
         rows = sum(each.rows for each in windows)
-        if self._late(rows) < _ENOUGH_LATE_ROWS:
+        if self._expected(rows) < _ENOUGH_LATE_ROWS:
             return None
-        found_ms = [each.peak_ms for each in windows]
-        counts, counted = _EMPTY.counts(), 0
+        found_ms = [self._surprising_ms(last_counts)]
+        counts = _EMPTY.counts()
         for each in reversed(windows):
-            counts, counted = counts + each.counts(), counted + each.rows
-            found_ms.append(lateness.at_rank(counts, surprising(self._late(counted))))
-        found_ms.append(lateness.at_rank(counts, math.floor(self._late(rows)) + 1))
+            counts += each.counts()
+            found_ms.append(self._surprising_ms(counts))
+        found_ms.append(lateness.at_rank(counts, math.floor(self._expected(rows)) + 1))
         return max(found_ms)
+
+    def _surprising_ms(self, counts: Integers) -> int:
+        """Return the greatest lateness that surprisingly many of these rows have."""
+        return lateness.at_rank(counts, surprising(self._expected(int(counts.sum()))))
+
+    def _promised(self, learned: _Learned) -> _Learned:
+        """Return the state with its greatest promise: none is taken back when the bound rises."""
+        promises_ms = (learned.promised_ms, self._promise_ms(learned))
+        found_ms = [each for each in promises_ms if each is not None]
+        return replace(learned, promised_ms=max(found_ms, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Learned:
+    """The state of a shard."""
+
+    newest_ms: int
+    promised_ms: int | None = None
+    """The greatest promise so far."""
+    bound_ms: int | None = None
+    """The bound, not limited by `at_least` and `at_most`."""
+    debt: float = 0
+    windows: Sequence[_Window] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "newest": self.newest_ms,
+            "promised": self.promised_ms,
+            "bound": self.bound_ms,
+            "debt": self.debt,
+            "windows": [[each.rows, each.batches, list(each.pairs)] for each in self.windows],
+        }
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> _Learned:
+        return _Learned(
+            state["newest"],
+            state["promised"],
+            state["bound"],
+            state["debt"],
+            [_Window(*each) for each in state["windows"]],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,28 +233,14 @@ class _Window:
 
     rows: int
     batches: int
-    peak_ms: int
-    """The greatest lateness that a single batch has had surprisingly often."""
     pairs: Sequence[int]
     """See `lateness.sparse`."""
 
     def counts(self) -> Integers:
         return lateness.dense(self.pairs)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "batches": self.batches,
-            "peak": self.peak_ms,
-            "late": list(self.pairs),
-        }
 
-    @staticmethod
-    def of(kept: Mapping[str, Any]) -> _Window:
-        return _Window(kept["rows"], kept["batches"], kept["peak"], kept["late"])
-
-
-_EMPTY: Final = _Window(0, 0, 0, ())
+_EMPTY: Final = _Window(0, 0, ())
 
 
 def surprising(expected: float) -> int:
