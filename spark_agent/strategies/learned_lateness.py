@@ -25,7 +25,7 @@ _BATCHES_OF_A_WINDOW: Final = 16
 """Number of batches in a window, at least. The late rows of one batch often have one cause."""
 _ENOUGH_LATE_ROWS: Final = 10
 """Number of late rows that the ring expects before the quantile is used."""
-_LATE_ROWS_KEPT: Final = 64
+_LATE_ROWS_KEPT: Final = 16
 """Multiple of the expected late rows whose lateness a window keeps apart."""
 _BUCKETS_KEPT: Final = 256
 """Number of buckets in a window, at most."""
@@ -49,8 +49,8 @@ class LearnedLateness:
 
     The bound rises at the end of the first batch with more late rows than chance explains. The late rows
     of this batch stay late. The bound falls once old rows are forgotten: after 64 batches that have
-    64 / (1 - `quantile`) rows, 64,000 for 0.999. After more late rows than expected, the bound stays until
-    enough rows were on time to make up for them, at most 16 times as long.
+    64 / (1 - `quantile`) rows, 64,000 for 0.999. After more late rows than expected, the bound does not
+    fall until enough rows were on time to make up for them, at most 16 times as long.
 
     Until a shard has had 10 / (1 - `quantile`) rows after its first batch, the bound is `at_most`.
     Without an `at_most`, nothing is promised until then. Rows later than `at_most` are late.
@@ -137,7 +137,7 @@ class LearnedLateness:
         counts = lateness.count_rows(digests, before.newest_ms)
         windows = self._added(before.windows, counts)
         debt = self._debt(before, digests, sum(each.rows for each in windows))
-        learned_ms = self._learned_ms(windows, counts)
+        learned_ms = self._learned_ms(windows, counts, debt)
         if learned_ms is not None and before.bound_ms is not None and debt > 0:
             learned_ms = max(learned_ms, before.bound_ms)
         return replace(before, windows=windows, debt=debt, bound_ms=learned_ms)
@@ -158,10 +158,10 @@ class LearnedLateness:
     def _debt(self, before: _Learned, digests: Sequence[lateness.Digest], in_ring: int) -> float:
         """Return the number of rows that were late in excess of the expected number.
 
-        A bound that fell in debt would make too many rows late while lateness changes. Adaptive conformal
-        inference (Gibbs and Candès, NeurIPS 2021) adds up the same difference for the same reason. Credit
-        and debt are limited, so neither an uneventful nor a bad year counts for ever. Rows later than
-        `at_most` do not count: a greater bound is not allowed.
+        Debt corrects the quantile, and keeps the bound from falling. Otherwise too many rows would be late
+        while lateness changes. Adaptive conformal inference (Gibbs and Candès, NeurIPS 2021) adds up the
+        same difference for the same reason. Credit and debt are limited, so neither an uneventful nor a bad
+        year counts for ever. Rows later than `at_most` do not count: a greater bound is not allowed.
         """
         if before.promised_ms is None:
             return 0
@@ -171,8 +171,14 @@ class LearnedLateness:
         expected = self._expected(in_ring)
         return min(max(debt, -_MOST_CREDIT_RINGS * expected), _MOST_DEBT_RINGS * expected)
 
-    def _learned_ms(self, windows: Sequence[_Window], last_counts: Integers) -> int | None:
-        """Return the bound that follows from the ring and its last batch; None: too few rows."""
+    def _learned_ms(
+        self, windows: Sequence[_Window], last_counts: Integers, debt: float
+    ) -> int | None:
+        """Return the bound that follows from the ring; None: too few rows.
+
+        A surprising number of late rows, in the last batch or in the last windows, makes it rise before
+        the quantile of the whole ring does. ADWIN (Bifet and Gavaldà, SDM 2007) compares windows so.
+        """
         rows = sum(each.rows for each in windows)
         if self._expected(rows) < _ENOUGH_LATE_ROWS:
             return None
@@ -181,7 +187,11 @@ class LearnedLateness:
         for each in reversed(windows):
             counts += each.counts()
             found_ms.append(self._surprising_ms(counts))
-        found_ms.append(lateness.at_rank(counts, math.floor(self._expected(rows)) + 1))
+        expected = self._expected(rows)
+        # Debt is paid back by fewer late rows. Half of the expected rows at least, since the greatest
+        # lateness of all says little about the next rows.
+        allowed = min(max(expected - debt, expected / 2), expected)
+        found_ms.append(lateness.at_rank(counts, math.floor(allowed) + 1))
         return max(found_ms)
 
     def _surprising_ms(self, counts: Integers) -> int:
