@@ -159,10 +159,10 @@ class LearnedLateness:
         """Return the number of rows that were late in excess of the expected number.
 
         Debt corrects the quantile, and keeps the bound from falling. Otherwise too many rows would be
-        late while lateness changes. Adaptive conformal inference (Gibbs and Candès, NeurIPS 2021) adds up
-        the same difference for the same reason. Credit and debt are limited, so neither an uneventful
-        nor a bad year counts for ever. Rows later than `at_most` do not count: a greater bound is not
-        allowed.
+        late while lateness changes. Adaptive conformal inference (Gibbs and Candès, NeurIPS 2021) adds
+        up the same difference for the same reason. Credit and debt are limited, so neither an
+        uneventful nor a bad year counts for ever. Rows later than `at_most` do not count: a greater
+        bound is not allowed.
         """
         if before.promised_ms is None:
             return 0
