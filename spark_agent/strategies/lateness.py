@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 RANK_STEP: Final = 32
 """The inverse of the relative error of a rank."""
 
+_THINNED_RANK_STEP: Final = 16
+"""The inverse of the relative error of a rank in thinned counts."""
+
 _BUCKETS_BITS: Final = 6
 """The binary logarithm of the number of buckets in an octave."""
 _PER_OCTAVE: Final = 1 << _BUCKETS_BITS
@@ -184,6 +187,30 @@ def sparse(counts: Integers, rows: int, most: int) -> list[int]:
     amounts[0] += found[:-kept].sum()
     distances = np.diff(used[-kept:], prepend=0)
     return np.column_stack([distances, amounts]).ravel().tolist()
+
+
+def thin(counts: Integers, step: float) -> Integers:
+    """Return fewer buckets, with the rows of some counted in a greater one.
+
+    For each lateness, the rows above it are counted as `step` more, or as 1/16 more, at most.
+
+    >>> import numpy as np
+    >>> counts = count_rows([unpack(pack(np.arange(100)))], newest_ms=99)
+    >>> np.flatnonzero(thin(counts, 20)).tolist()
+    [19, 39, 59, 79, 99]
+    """
+    import numpy as np  # noqa: PLC0415
+
+    thinned = np.zeros_like(counts)
+    greater, bucket, rows = 0, 0, 0
+    for each in np.flatnonzero(counts)[::-1].tolist():
+        count = int(counts[each])
+        if rows and rows + count <= max(step, greater / _THINNED_RANK_STEP):
+            rows += count
+        else:
+            greater, bucket, rows = greater + rows, each, count
+        thinned[bucket] = rows
+    return thinned
 
 
 def dense(pairs: Sequence[int]) -> Integers:

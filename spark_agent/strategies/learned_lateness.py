@@ -27,8 +27,10 @@ _ENOUGH_LATE_ROWS: Final = 10
 """Number of late rows that the ring expects before the quantile is used."""
 _LATE_ROWS_KEPT: Final = 16
 """Multiple of the expected late rows whose lateness a window keeps apart."""
-_BUCKETS_KEPT: Final = 256
-"""Number of buckets in a window, at most."""
+_BUCKETS_KEPT: Final = 640
+"""Number of buckets in the window that is being filled, at most: factors of 1,000 in lateness."""
+_STEP_OF_A_CLOSED_WINDOW: Final = 1 / 32
+"""Share of the expected late rows up to which the buckets of a closed window are joined."""
 _SURPRISE: Final = math.log(10_000)
 """The logarithm of the odds against chance at which the bound rises at once."""
 _MOST_CREDIT_RINGS: Final = 1
@@ -149,11 +151,17 @@ class LearnedLateness:
             last.batches >= _BATCHES_OF_A_WINDOW
             and self._expected(last.rows) >= _LATE_ROWS_OF_A_WINDOW
         ):
-            windows, last = [*windows, _EMPTY], _EMPTY
+            windows, last = [*windows[:-1], self._closed(last), _EMPTY], _EMPTY
         rows = last.rows + int(counts.sum())
         kept = math.ceil(_LATE_ROWS_KEPT * max(1, self._expected(rows)))
         pairs = lateness.sparse(last.counts() + counts, kept, _BUCKETS_KEPT)
         return [*windows[:-1], _Window(rows, last.batches + 1, pairs)][-_WINDOWS:]
+
+    def _closed(self, window: _Window) -> _Window:
+        """Return a window in a few hundred bytes. Only once: the errors of repetitions would add up."""
+        step = _STEP_OF_A_CLOSED_WINDOW * self._expected(window.rows)
+        counts = lateness.thin(window.counts(), step)
+        return replace(window, pairs=lateness.sparse(counts, window.rows, _BUCKETS_KEPT))
 
     def _debt(self, before: _Learned, digests: Sequence[lateness.Digest], in_ring: int) -> float:
         """Return the number of rows that were late in excess of the expected number.

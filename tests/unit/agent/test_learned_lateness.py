@@ -121,6 +121,29 @@ def test_the_first_bound_is_the_quantile_for_any_split(
     assert strategy.promise(state) == NEWEST_MS + DAY_MS - bound_ms
 
 
+@given(lateness_lists, st.integers(1, 100))
+def test_thin_counts_are_within_the_stated_error(lateness_ms: list[int], step: int) -> None:
+    packed = counted.pack(NEWEST_MS - np.array(lateness_ms))
+    counts = counted.count_rows([counted.unpack(packed)], NEWEST_MS)
+    exact, thinned = counts[::-1].cumsum(), counted.thin(counts, step)[::-1].cumsum()
+    assert (thinned >= exact).all()
+    assert (thinned <= np.maximum(exact + step, exact * (1 + 1 / 16))).all()
+
+
+def test_a_heavy_tail_of_many_rows_has_its_quantile() -> None:
+    strategy = LearnedLateness(0.99)
+    random = np.random.default_rng(0)
+    state, newest_ms = None, NEWEST_MS
+    for _ in range(70):
+        late_by_ms = (random.pareto(1.5, 30_000) * 10_000).astype(np.int64)
+        times_ms = np.append(newest_ms - late_by_ms, newest_ms + 3_600_000)
+        newest_ms += 3_600_000
+        state = strategy.update(state, rows_of(strategy, times_ms))
+        assert len(json.dumps(state)) < 8_000
+    exact_ms = 10_000 * (0.01 ** (-1 / 1.5) - 1)
+    assert 0.97 * exact_ms < (strategy.bound_ms(state) or 0) < 1.1 * exact_ms
+
+
 def test_a_digest_is_small_and_its_times_are_exact() -> None:
     random = np.random.default_rng(0)
     times_ms = NEWEST_MS - (random.pareto(1.5, 1_000_000) * 10_000).astype(np.int64)
