@@ -57,8 +57,8 @@ class LearnedLateness:
     Until a shard has had 10 / (1 - `quantile`) rows after its first batch, the bound is `at_most`.
     Without an `at_most`, nothing is promised until then. Rows later than `at_most` are late.
 
-    The bound is rounded up, by 1/64 at most. The state takes 1 to 3 kB for each shard, 8 kB at most, and
-    a task's digest less than 2 kB.
+    The bound is rounded up, by 1/64 at most. The state takes about 2 kB for each shard, 8 kB at most. A
+    task's digest takes less than 2 kB.
 
     >>> import numpy as np
     >>> strategy = LearnedLateness(0.99, at_most="1 hour")
@@ -197,8 +197,8 @@ class LearnedLateness:
             counts += each.counts()
             found_ms.append(self._surprising_ms(counts))
         expected = self._expected(rows)
-        # Debt is paid back by fewer late rows. Half of the expected rows at least, since the greatest
-        # lateness of all says little about the next rows.
+        # Fewer late rows pay back the debt. Half of the expected rows at least are allowed: the greatest
+        # lateness of all is a poor estimate for the next rows.
         allowed = min(max(expected - debt, expected / 2), expected)
         found_ms.append(lateness.at_rank(counts, math.floor(allowed) + 1))
         return max(found_ms)

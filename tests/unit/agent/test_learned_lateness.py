@@ -211,7 +211,7 @@ def test_the_share_holds_while_lateness_changes() -> None:
 
 def test_nothing_is_promised_before_enough_rows() -> None:
     feed = Feed(LearnedLateness(0.999), rows=499)
-    # Of the first batch, no row is late. The next 20 have 10,000 rows.
+    # The rows of the first batch have no lateness. The next 19 batches have 9,500 rows.
     assert feed.read_many(20, 10_000) == [0] * 20
     assert feed.promise_ms is None
     assert feed.strategy.bound_ms(feed.state) is None
@@ -232,7 +232,7 @@ def test_the_bound_rises_after_the_first_batch_of_a_jump() -> None:
     calm_ms = feed.read_many(200, 10_000)[-1]
     assert 50_000 < calm_ms < 100_000
     jumped_ms = feed.read(100_000) or 0
-    # The quantile after the jump is 690 s. Of 1,001 rows, nine are enough to prove a greater one.
+    # The quantile after the jump is 690 s. Nine of the 1,001 rows are enough to prove a greater one.
     assert jumped_ms > 4 * calm_ms
     # The newest row has advanced by five minutes, the bound by more: the promise is not taken back.
     assert feed.promise_ms is not None
