@@ -166,9 +166,9 @@ def at_rank(counts: Integers, rank: int) -> int:
 def sparse(counts: Integers, rows: int, most: int) -> list[int]:
     """Return the counts of the `rows` rows of greatest lateness as pairs.
 
-    A pair is the distance of a bucket from the one before, and its count. There are `most` pairs at most.
-    The other rows are counted in the lowest of these buckets: their lateness may be read as too great,
-    never as too small.
+    A pair is the distance of a bucket from the one before, and its count. There are at most `most`
+    pairs. The other rows are counted in the lowest of these buckets: their lateness may be read as too
+    great, never as too small.
 
     >>> import numpy as np
     >>> counts = count_rows([unpack(pack(np.array([0, 5, 10, 30])))], newest_ms=10)
