@@ -57,7 +57,7 @@ class LearnedLateness:
     Until a shard has had 10 / (1 - `quantile`) rows after its first batch, the bound is `at_most`.
     Without an `at_most`, nothing is promised until then. Rows later than `at_most` are late.
 
-    The bound is rounded up, by 1/64 at most. The state takes about 2 kB for each shard, 8 kB at most. A
+    The bound is rounded up, by 1/64 at most. The state takes about 2 kB for each shard, 14 kB at most. A
     task's digest takes less than 2 kB.
 
     >>> import numpy as np
