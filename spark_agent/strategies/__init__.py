@@ -15,6 +15,7 @@ from spark_agent.strategies.by_newest_row import (
     NoWatermarks,
     Punctuated,
 )
+from spark_agent.strategies.learned_lateness import LearnedLateness
 from spark_agent.strategies.protocols import (
     EARLIEST_MS,
     ClockStrategy,
@@ -40,6 +41,7 @@ __all__ = [
     "ClockStrategy",
     "Expression",
     "IngressTime",
+    "LearnedLateness",
     "NoWatermarks",
     "Punctuated",
     "Resolved",
