@@ -225,6 +225,14 @@ class Pipeline:
         """
         return self._queries.shard_waits
 
+    @property
+    def bounds(self) -> dict[str, dict[str, int]]:
+        """Bounds of out-of-orderness that `LearnedLateness` has learned, by source stage and shard, in
+        milliseconds. The log has them, too, and the metric `tidegauge_agent_bound_seconds` the largest
+        of each stage.
+        """
+        return self._queries.bounds
+
     def read_logs(
         self,
         path: str | PathLike[str],

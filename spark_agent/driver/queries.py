@@ -138,6 +138,16 @@ class Queries:
                 for stage, waits in each.waits.shards.items()
             }
 
+    @property
+    def bounds(self) -> dict[str, dict[str, int]]:
+        """The learned bounds of running queries, by source and shard (ms)."""
+        with self._lock:
+            return {
+                stage: dict(bounds)
+                for each in self._started
+                for stage, bounds in each.supervisor.bounds.items()
+            }
+
     def start(
         self, query: StartedQuery, writer: DataStreamWriter, links: Collection[str]
     ) -> StreamingQuery:

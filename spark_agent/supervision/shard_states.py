@@ -13,6 +13,7 @@ from spark_agent.executor.tally import Tallies, pop_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.started_query import StartedQuery
 from spark_agent.strategies import EARLIEST_MS, Rows, StatefulStrategy
+from spark_agent.supervision.learned_bounds import LearnedBounds
 from spark_agent.times import MAX_MS
 
 _log: Final = logging.getLogger("spark_agent")
@@ -57,6 +58,7 @@ class ShardStates:
         self._query = query.name
         self._notes = notes
         self._tallies = tallies
+        self.bounds = LearnedBounds(query)
         self._to_load = dict(query.stateful)
         self._sources: dict[str, _Source] = {}
 
@@ -92,6 +94,8 @@ class ShardStates:
         found = {shard: _promise(stage, source, shard) for shard in sorted(changed)}
         promises = {shard: promise for shard, promise in found.items() if promise is not None}
         source.promised |= promises
+        states = ((shard, source.states[shard]) for shard in sorted(changed))
+        self.bounds.note(stage, source.strategy, states)
         return promises
 
     def _load(self, stage: str, strategy: StatefulStrategy) -> _Source:

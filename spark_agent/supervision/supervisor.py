@@ -120,6 +120,7 @@ class Supervisor:
         self._finalisation = Finalisation(query, running, client, waits)
         self._joined = JoinedShards(query, client, notes)
         self._in_flight = InFlightReports(in_flight, query.stages.watched, clock)
+        self._states = ShardStates(query, notes, tallies)
         self._commits = EpochCommits(
             query,
             running,
@@ -128,7 +129,7 @@ class Supervisor:
             joined=self._joined,
             finalisation=self._finalisation,
             in_flight=self._in_flight,
-            states=ShardStates(query, notes, tallies),
+            states=self._states,
             read=read,
             clock=clock,
         )
@@ -212,6 +213,11 @@ class Supervisor:
     def counts(self) -> Counter[str]:
         """Counts of what should be rare; keys as in `Count`."""
         return self._commits.counts.total
+
+    @property
+    def bounds(self) -> dict[str, dict[str, int]]:
+        """Bounds of out-of-orderness that strategies have learned, by source and shard (ms)."""
+        return self._states.bounds.of
 
     def _run_thread(self) -> None:
         try:

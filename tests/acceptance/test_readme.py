@@ -422,6 +422,7 @@ def test_strategies(session: Session) -> None:
         "punctuated": midnight_ms + 18 * minute_ms,
         "column": midnight_ms + 19 * minute_ms,
         "none": None,
+        "learned": midnight_ms + 10 * minute_ms,
         "generator": midnight_ms + 20 * minute_ms - 3_500,
     }
     for name, output_ms in clock.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
+from prometheus_client import REGISTRY
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
@@ -20,6 +22,7 @@ from spark_agent.strategies import (
     Ascending,
     Expression,
     IngressTime,
+    LearnedLateness,
     NoWatermarks,
     Punctuated,
     Rows,
@@ -189,6 +192,34 @@ def test_a_strategy_that_fails_ends_its_query_in_words(
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def test_a_bound_is_learned_shown_and_kept(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
+    """The right sensor is three seconds late, and both have rows of the same second in two files."""
+    caplog.set_level(logging.INFO, "spark_agent")
+
+    def run(seconds: range) -> dict[str, int]:
+        for second in seconds:
+            flow.write(steady([second - 2, second]))
+        with flow.pipeline() as pipeline:
+            frame = flow.counts(pipeline, LearnedLateness(0.75, at_most="30 s"))
+            query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+            ended(query)
+            return pipeline.bounds[SOURCE]
+
+    learned = run(range(10, 25))
+    assert learned.keys() == {"left", "right"}
+    assert all(1_000 <= bound_ms <= 1_100 for bound_ms in learned.values())
+    assert "the bound of shard left is 30 s" in caplog.text
+    assert "the bound of shard left is 1.0 s" in caplog.text
+    caplog.clear()
+    assert run(range(25, 27)) == learned, "a restart does not begin with at_most"
+    newest_ms = START_MS + 23_000
+    assert newest_ms - 1_100 <= flow.output_of(SOURCE) <= newest_ms - 1_000
+    metric = REGISTRY.get_sample_value(
+        "tidegauge_agent_bound_seconds", {"job": JOB, "stage": SOURCE}
+    )
+    assert metric == max(learned.values()) / 1_000
 
 
 def by_ingress(flow: Flow, pipeline: Pipeline) -> DataFrame:

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from spark_agent.strategies import (
     AnyStrategy,
     Expression,
+    LearnedLateness,
     NoWatermarks,
     Punctuated,
     Rows,
@@ -285,6 +286,8 @@ STRATEGIES: Final[dict[str, tuple[Callable[[], AnyStrategy], bool]]] = {
     ),
     "punctuated": (lambda: Punctuated("key = 'x'", bound=f"{BOUND_MIN} minutes"), True),
     "with a state": (BoundedWithState, False),
+    # Not one shard has enough rows: the bound is the largest that is allowed.
+    "learned": (lambda: LearnedLateness(at_most=f"{BOUND_MIN} minutes"), False),
     "without watermarks": (NoWatermarks, True),
     # Until the sources are final, as far behind the clock as the rows are old.
     "wall clock": (lambda: WallClock("20000 days"), True),
