@@ -56,7 +56,7 @@ class _WithDigests(_WithState):
     """The same, from one number of each task."""
 
     def digest(self, times_ms: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-        return str(times_ms.max()).encode()
+        return str(int(times_ms.max())).encode()
 
     def update(self, state: int | None, rows: Rows) -> int:
         return max(state or 0, *map(int, rows.digests))
@@ -93,7 +93,7 @@ class StrategyBench:
         for number in range(rounds + 1):
             seconds = {
                 name: self._run(name)
-                for name in (STRATEGIES if number % 2 else reversed(STRATEGIES))
+                for name in (list(STRATEGIES) if number % 2 else list(STRATEGIES)[::-1])
             }
             say(f"strategies, round {number}: {seconds[BASELINE]:.2f} s with {BASELINE}")
             if number:

@@ -19,6 +19,7 @@ from spark_agent.strategies.learned_lateness import LearnedLateness
 from spark_agent.strategies.protocols import (
     EARLIEST_MS,
     ClockStrategy,
+    LearnsBound,
     Rows,
     StatefulStrategy,
     Strategy,
@@ -42,6 +43,7 @@ __all__ = [
     "Expression",
     "IngressTime",
     "LearnedLateness",
+    "LearnsBound",
     "NoWatermarks",
     "Punctuated",
     "Resolved",

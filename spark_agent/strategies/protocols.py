@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,6 +132,15 @@ class StatefulStrategy(Protocol):
 
     def promise(self, state: Any) -> int | None:  # noqa: ANN401
         """Return the promise (ms, UTC), as `Strategy.promise_ms` does; None: not yet."""
+        ...
+
+
+@runtime_checkable
+class LearnsBound(Protocol):
+    """Part of a strategy with state whose bound is shown: in the log, a metric and `Pipeline.bounds`."""
+
+    def bound_ms(self, state: Any) -> int | None:  # noqa: ANN401  (what JSON has)
+        """Return the bound of a shard (ms); None: there is none yet."""
         ...
 
 

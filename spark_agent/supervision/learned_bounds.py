@@ -9,6 +9,7 @@ from typing import Any, Final
 from prometheus_client import Gauge
 
 from spark_agent.started_query import StartedQuery
+from spark_agent.strategies import LearnsBound
 from spark_agent.times import duration_text
 
 _log: Final = logging.getLogger("spark_agent")
@@ -35,11 +36,10 @@ class LearnedBounds:
 
     def note(self, stage: str, strategy: object, states: Iterable[tuple[str, Any]]) -> None:
         """Note the bounds of shards whose states have changed."""
-        bound_of = getattr(strategy, "bound_ms", None)
-        if not callable(bound_of):
+        if not isinstance(strategy, LearnsBound):
             return
-        found = {shard: bound_of(state) for shard, state in states}
-        bounds = {shard: int(bound) for shard, bound in found.items() if bound is not None}
+        found = {shard: strategy.bound_ms(state) for shard, state in states}
+        bounds = {shard: bound_ms for shard, bound_ms in found.items() if bound_ms is not None}
         if not bounds:
             return
         self.of = {**self.of, stage: {**self.of.get(stage, {}), **bounds}}
