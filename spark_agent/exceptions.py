@@ -197,13 +197,16 @@ def old_checkpoint_message(query: str, does: str, latest: object) -> str:
 
 def final_message(job: str, source: str, *, unread: Sequence[str] = ()) -> str:
     """Return the message for a query of a final source. `unread` are shards with unread files."""
-    found = f", but has unread files of shard {', '.join(unread)}" if unread else ""
+    found, remedy = "", ""
+    if unread:
+        found = f", but has unread files of shard {', '.join(unread)}"
+        remedy = "Move them out, and start the query again. "
     return (
         f"source {source!r} of job {job!r} is final{found}: a bounded query, or complete folders of all "
         f"its shards, have promised that nothing more comes from it, so anything it read now would be "
-        f"late. To run it again, start the job over with Pipeline.reset() or `tidegauge reset {job}`, "
-        f"with new checkpoints and an empty output. For a job that runs every day, leave out "
-        f'bounded=True; if shards are added, give the source "dynamic": true'
+        f"late. {remedy}To run it again, start the job over with Pipeline.reset() or "
+        f"`tidegauge reset {job}`, with new checkpoints and an empty output. For a job that runs every "
+        f'day, leave out bounded=True; if shards are added, give the source "dynamic": true'
     )
 
 

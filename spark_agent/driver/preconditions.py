@@ -231,19 +231,20 @@ def check_not_final(query: StartedQuery, watermarks: Watermarks) -> None:
     these finds nothing to read, which is not an error. Unread files of a final source are refused before
     they are read (`BatchWaits.note_complete`). Raises `FinalSourceError`.
     """
+    sources = {stage.name for stage in query.stages.sources}
     executed = [each for each in query.stages.names if each in watermarks]
-    final = set(final_sources(query, watermarks)) - query.stages.with_marker
+    final = [each for each in executed if each in sources and watermarks[each].final]
     # Sources, too: each is made final by a request of its own.
     unfinished = [each for each in executed if not watermarks[each].final]
-    if not final or (query.bounded and unfinished):
+    if set(final) <= query.stages.with_marker or (query.bounded and unfinished):
         return
-    raise FinalSourceError(final_message(query.job, min(final)))
+    raise FinalSourceError(final_message(query.job, min(set(final) - query.stages.with_marker)))
 
 
-def final_sources(query: StartedQuery, watermarks: Watermarks) -> list[str]:
-    """Return the sources of a query that are final."""
-    names = [stage.name for stage in query.stages.sources if stage.name in watermarks]
-    return [each for each in names if watermarks[each].final]
+def final_by_marker(query: StartedQuery, watermarks: Watermarks) -> list[str]:
+    """Return the sources of a query that are final and have a marker: they may be started again."""
+    found = sorted(query.stages.with_marker.intersection(watermarks))
+    return [each for each in found if watermarks[each].final]
 
 
 def check_inputs_final(

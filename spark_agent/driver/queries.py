@@ -26,7 +26,7 @@ from spark_agent.driver.preconditions import (
     caps_ms,
     check_inputs_final,
     check_not_final,
-    final_sources,
+    final_by_marker,
 )
 from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import StageTakenError
@@ -187,7 +187,7 @@ class Queries:
         waits = BatchWaits(query)
         read = ReadThrough(query, self._clock.wall_ms())
         if watermarks is not None:
-            waits.final_sources = final_sources(query, watermarks)
+            waits.final_sources = final_by_marker(query, watermarks)
         check = partial(
             self._check_later, query, resumption, waits, were_known=watermarks is not None
         )
@@ -242,7 +242,7 @@ class Queries:
         if not were_known:
             watermarks = self._client.watermarks(query.job)
             check_not_final(query, watermarks)
-            waits.final_sources = final_sources(query, watermarks)
+            waits.final_sources = final_by_marker(query, watermarks)
 
     def _start_supervised(
         self,

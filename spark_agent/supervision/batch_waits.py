@@ -28,7 +28,7 @@ class BatchWaits:
         self._complete: dict[str, Mapping[str, int]] = {}
         """By source: its complete shards, with the epoch by whose commit the checkpoint has that."""
         self.final_sources: Collection[str] = ()
-        """The sources that were final when the query was started."""
+        """The sources with a marker that were final when the query was started."""
         self.because: str | None = None
         """The reason why the next batch waits, if it does."""
         self.unread: dict[str, Collection[str]] = dict.fromkeys(query.stages.by_shard, ())

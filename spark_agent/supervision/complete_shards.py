@@ -33,7 +33,6 @@ class CompleteShards:
         self._finalisation = finalisation
         self._clock = clock
         self._dynamic = frozenset(query.stages.dynamic)
-        self._run: int | None = None
         self._verify_at_ms: int | None = None
 
     def is_due(self, committed_epoch: int) -> bool:
@@ -49,7 +48,7 @@ class CompleteShards:
     ) -> None:
         """Report the shards that are due. Those that are denied are retried later."""
         due = self._waits.complete_after(committed_epoch)
-        self._verify(due, reporter.run)
+        self._verify(due)
         for stage, shards in due.items():
             left = self._left(stage, shards)
             if left and self._keeps_one(stage, shards):
@@ -57,16 +56,17 @@ class CompleteShards:
             if left and self._finalisation.report_final(reporter, pending, stage, left):
                 self._verify_at_ms = self._clock.steady_ms() + _VERIFY_AFTER_MS
 
-    def _verify(self, due: Mapping[str, Collection[str]], run: int) -> None:
-        """Find reports that the service has lost: it was killed before it had saved them, or it has a
-        new ledger, and so this query a new run.
-        """
-        is_time = self._verify_at_ms is not None and self._clock.steady_ms() >= self._verify_at_ms
-        if is_time or self._run not in {None, run}:
-            for stage, shards in due.items():
-                self._finalisation.find_lost(stage, shards)
-            self._verify_at_ms = None
-        self._run = run
+    def verify_soon(self) -> None:
+        """Check with the next report that the service has the earlier ones: it has a new ledger."""
+        self._verify_at_ms = self._clock.steady_ms()
+
+    def _verify(self, due: Mapping[str, Collection[str]]) -> None:
+        """Find reports that the service has lost, because it was killed before it had saved them."""
+        if self._verify_at_ms is None or self._clock.steady_ms() < self._verify_at_ms:
+            return
+        for stage, shards in due.items():
+            self._finalisation.find_lost(stage, shards)
+        self._verify_at_ms = None
 
     def _left(self, stage: str, due: Collection[str]) -> set[str]:
         """Return the shards that are due and not final."""

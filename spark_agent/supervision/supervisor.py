@@ -273,6 +273,7 @@ class Supervisor:
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
+                self._complete.verify_soon()
             except AggregatorError as error:
                 self._log_error(error)
                 if isinstance(error, LimitReached):

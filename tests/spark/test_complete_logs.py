@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import Ascending, Pipeline, Strategy
 from spark_agent.exceptions import FinalSourceError
 from spark_agent.executor.tally import Count
-from spark_agent.jvm.progress import Listener, read_progress
-from spark_agent.sources.folders import find_marked
+from spark_agent.jvm.progress import read_progress
 from spark_agent.supervision.complete_shards import CompleteShards
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
     DEADLINE_S,
-    JOB,
     SOURCE,
     SPEC,
     START_MS,
@@ -30,7 +28,6 @@ from tests.spark.flow import (
     Reading,
     batches,
     ended,
-    steady,
     until,
     windows,
 )
@@ -270,7 +267,7 @@ def test_a_dynamic_source_is_open_however_many_of_its_folders_are_complete(
         until(
             lambda: flow.output_of(COUNTS) == START_MS + 29_000, "the watermark is that of the one"
         )
-        folders.write_each("two", range(29, 40))
+        folders.write_each("two", range(29, 39))
         until(lambda: "two" in promises(flow), "a new one joins")
         until(lambda: "one" not in promises(flow), "the other one leaves")
         until(lambda: flow.output_of(COUNTS) == START_MS + 38_000, "the new one is waited for")
@@ -281,9 +278,9 @@ def test_a_dynamic_source_is_open_however_many_of_its_folders_are_complete(
         assert pipeline.counts[Count.LATE_ROWS] == 0
     with pipeline_of(flow, spec=DYNAMIC) as pipeline:
         frame = counts(pipeline, read(pipeline, folders))
-        folders.write_each("three", range(39, 60))
+        folders.write_each("three", range(38, 58))
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
-        assert flow.output_of(COUNTS) == START_MS + 58_000
+        assert flow.output_of(COUNTS) == START_MS + 57_000
         assert not flow.watermark(SOURCE).final
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
         assert pipeline.counts[Count.LATE_ROWS] == 0
@@ -350,3 +347,38 @@ def test_a_final_source_is_not_read_on_and_a_marker_is_needed_to_run_it_again(
             StreamingQueryException, match="is final, but has unread files of shard right"
         ):
             query.awaitTermination(DEADLINE_S)
+
+
+@pytest.mark.slow
+def test_a_report_outlives_a_service_that_had_not_saved_it(
+    spark: SparkSession, folders: Folders, tmp_path: Path
+) -> None:
+    folder = tmp_path / "service"
+    folder.mkdir()
+    never_saves = {"TIDEGAUGE_CHECKPOINT_INTERVAL_MS": "60000"}
+    with Service(folder, environment=never_saves) as service:
+        flow = Flow(spark, service.url, tmp_path)
+        folders.write_each("left", range(20))
+        complete(folders, "left")
+        with pipeline_of(flow) as pipeline:
+            query = flow.start(pipeline, read(pipeline, folders))
+            until(lambda: final(flow) == {"left"}, "it is reported")
+            service.kill()
+            service.start()
+            until(lambda: final(flow) == {"left"}, "again")
+            assert query.isActive
+
+
+@pytest.mark.slow
+def test_a_report_outlives_a_ledger(flow: Flow, folders: Folders, service: Service) -> None:
+    folders.write_each("left", range(20))
+    complete(folders, "left")
+    with pipeline_of(flow) as pipeline:
+        query = flow.start(pipeline, read(pipeline, folders))
+        until(lambda: final(flow) == {"left"}, "it is reported")
+        service.lose_ledger()
+        folders.write_each("right", range(20))
+        until(lambda: flow.client.jobs()["jobs"], "the job is declared again")
+        until(lambda: promises(flow).get("right") == 19, "it goes on")
+        until(lambda: final(flow) == {"left"}, "it is reported again")
+        assert query.isActive

@@ -93,10 +93,10 @@ def pipeline_of(
     flow: Flow,
     throttle: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] = SPEC,
+    **options: Any,
 ) -> Pipeline:
-    return Pipeline(
-        flow.url, JOB, spec, spark=flow.spark, throttle=throttle, poll="50 ms", lease_ttl="2 s"
-    )
+    set_here = {"throttle": throttle, "poll": "50 ms", "lease_ttl": "2 s"}
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, **set_here, **options)
 
 
 def together(*stages: str, drift_s: int = DRIFT_S) -> dict[str, Any]:
