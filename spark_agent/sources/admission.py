@@ -28,8 +28,8 @@ class Wanted:
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> Wanted:
         """Decode the form that the link sends."""
-        complete, completing = tuple(sent["complete"]), tuple(sent["completing"])
-        return cls(**{**sent, "complete": complete, "completing": completing})
+        shards = {name: tuple(sent[name]) for name in ("complete", "completing")}
+        return cls(sent["unread"], sent["most"], ends=sent["ends"], **shards)
 
     def to_dict(self) -> dict[str, Any]:
         """Encode for the link."""

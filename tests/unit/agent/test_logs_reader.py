@@ -342,8 +342,9 @@ def test_a_marker_that_is_written_while_the_folders_are_read_is_not_found_withou
 ) -> None:
     """The last file and its marker come between the two readings, whichever of them is the first."""
     put(tmp_path, "north", "1")
-    following = marked(driver, tmp_path)
+    following = marked(driver, tmp_path, clock := FakeClock())
     start = drain(following, following.initialOffset())
+    clock.now_ms += POLL_MS
     read: Callable[..., Any] = getattr(logs_module, first)
 
     def read_then_written(*arguments: Any) -> Any:
@@ -353,8 +354,12 @@ def test_a_marker_that_is_written_while_the_folders_are_read_is_not_found_withou
 
     monkeypatch.setattr(logs_module, first, read_then_written)
     end = following.latestOffset(start, ReadMaxFiles(2))
-    found = LogsOffset.from_dict(end)
-    assert not found.complete
+    assert not LogsOffset.from_dict(end).complete
+    assert (tmp_path / "north" / MARKER).exists()
+    monkeypatch.undo()
+    clock.now_ms += POLL_MS
+    last = drain(following, end)
+    assert LogsOffset.from_dict(last).shards["north"].last == "2"
     following.stop()
 
 
