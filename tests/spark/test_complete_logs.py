@@ -248,7 +248,7 @@ def test_a_file_that_comes_into_a_complete_folder_fails_the_query_and_is_not_los
     assert "Move the file into the folder of a shard that is not final" in str(failed.value)
     (folders.path / "right").mkdir()
     (folders.path / "left" / "0009.json").rename(folders.path / "right" / "0009.json")
-    (folders.path / "left" / MARKER).unlink()  # what was promised stays
+    (folders.path / "left" / MARKER).unlink()  # a promise stays true
     run(flow, folders, alone)
     assert promises(flow)["right"] == 30
     assert final(flow) == {"left"}
