@@ -446,7 +446,9 @@ def test_complete_folders(session: Session) -> None:
     log("west", range(3))
     (session.folder / "turbines" / "east" / "_SUCCESS").touch()
     session.run(script)
-    assert len(written(session.folder / "wind")) == 4, "two hours of both, for the western one goes on"
+    assert len(written(session.folder / "wind")) == 4, (
+        "two hours of both, for the western one goes on"
+    )
     log("west", range(3, 5))
     (session.folder / "turbines" / "west" / "_SUCCESS").touch()
     for _ in range(2):

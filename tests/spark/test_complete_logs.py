@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from tests.spark.test_logs import (
     promises,
     statuses,
 )
-from tests.support.server import Service
+from tests.support.server import ROOT, Service
 
 pytestmark = pytest.mark.spark
 
@@ -187,6 +190,37 @@ def test_a_driver_that_is_killed_before_the_report_reports_at_its_next_start(
     assert rows_read(run(flow, folders, build)) == 0
     assert flow.watermark(SOURCE).final
     if build is counts:
+        assert flow.counted() == windows(folders.readings)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_with_its_jvm_before_the_report(
+    flow: Flow, folders: Folders, tmp_path: Path
+) -> None:
+    folders.write_each("left", range(20))
+    folders.write_each("right", range(20))
+    complete(folders, "left", "right")
+    (tmp_path / "own").mkdir()
+    driver = [sys.executable, "-m", "tests.spark.complete_logs_driver", flow.url, str(tmp_path)]
+    died = subprocess.run(driver, cwd=ROOT, start_new_session=True, timeout=DEADLINE_S, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert final(flow) == set()
+    assert rows_read(run(flow, folders)) == 0
+    assert flow.watermark(COUNTS).final
+    assert flow.counted() == windows(folders.readings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, OFTEN])
+def test_a_bounded_query_over_complete_folders_ends_however_often(
+    flow: Flow, folders: Folders, trigger: Mapping[str, object]
+) -> None:
+    folders.write_each("left", range(20))
+    folders.write_each("right", range(20))
+    complete(folders, "left")
+    for _ in range(2):
+        run(flow, folders, trigger=trigger, bounded=True)
+        assert flow.watermark(COUNTS).final
         assert flow.counted() == windows(folders.readings)
 
 

@@ -55,7 +55,7 @@ class Folders:
         self.path = path
         self.readings: list[Reading] = []
         self._files = 0
-        path.mkdir()
+        path.mkdir(exist_ok=True)
 
     def write(self, readings: Iterable[Reading], name: str | None = None) -> None:
         """Add a file to the folder of each sensor that has some, at once and as a whole."""
