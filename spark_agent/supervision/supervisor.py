@@ -411,7 +411,7 @@ class Supervisor:
         # In the step of the commit: `commit_epoch` returns once the last windows may come out.
         self._complete.report(reporter, self._commits.pending, committed.epoch)
         self._clock_promises.report(reporter, at_end=self._shutdown_deadline_ms is not None)
-        self._in_flight.report(reporter)
+        self._in_flight.report(reporter, self._finalisation.not_final)
         self._quiet.watch(
             reporter,
             committed,

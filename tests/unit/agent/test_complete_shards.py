@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
+from spark_agent.client.reports import RangeReport
 from spark_agent.exceptions import QueryFailedError
+from spark_agent.executor.in_flight import StageInFlight, sketch_of
 from spark_agent.sources.admission import Wanted
 from spark_agent.supervision.batch_waits import BatchWaits
+from spark_agent.supervision.driver_reporter import DriverReporter
+from spark_agent.supervision.in_flight_reports import InFlightReports
+from tests.unit.agent.answers import FakeClock
 from tests.unit.agent.queries import source, started
 
 
@@ -46,3 +53,29 @@ def test_unread_files_of_a_final_source_fail_the_query_and_those_of_a_stranger_d
         QueryFailedError, match=r"'s' of job 'j' is final, but has unread .* shard a"
     ):
         waits.note_complete("s", wanted, latest_epoch=-1)
+
+
+@dataclass
+class Reporter:
+    """Takes every report."""
+
+    taken: list[set[str]] = field(default_factory=list[set[str]])
+
+    def report_shards(
+        self, stage: str, reports: Mapping[str, RangeReport], *, ttl_ms: int | None = None
+    ) -> list[str]:
+        self.taken.append(set(reports))
+        return list(reports)
+
+
+def test_rows_in_flight_of_a_final_shard_are_not_reported() -> None:
+    """Its claim would let it join again, and nothing would make it final then."""
+    in_flight, reporter = StageInFlight(), Reporter()
+    for shard in ("a", "b"):
+        in_flight.add(shard, sketch_of([5]).serialize(), 0)
+    reports = InFlightReports({"s": in_flight}, (), FakeClock())
+    for not_final in ({"a", "b"}, {"b"}):
+        in_flight.repeat()
+        reports.report(cast("DriverReporter", reporter), {"s": not_final})
+    assert reporter.taken == [{"a", "b"}, {"b"}]
+    assert in_flight.unreported(10) == {}
