@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 
@@ -191,6 +192,21 @@ def old_checkpoint_message(query: str, does: str, latest: object) -> str:
         f"{latest}: the query's checkpoint is new, was lost, or is an older copy. Rows that it rereads "
         f"are late, and windows that were closed come out again. Either restore the old checkpoint, or "
         f"call Pipeline.reset() and start over with an empty output and a new checkpoint"
+    )
+
+
+def final_message(job: str, source: str, *, unread: Sequence[str] = ()) -> str:
+    """Return the message for a query of a final source. `unread` are shards with unread files."""
+    found, remedy = "", ""
+    if unread:
+        found = f", but has unread files of shard {', '.join(unread)}"
+        remedy = "Move them out, and start the query again. "
+    return (
+        f"source {source!r} of job {job!r} is final{found}: a bounded query, or complete folders of all "
+        f"its shards, have promised that nothing more comes from it, so anything it read now would be "
+        f"late. {remedy}To run it again, start the job over with Pipeline.reset() or "
+        f"`tidegauge reset {job}`, with new checkpoints and an empty output. For a job that runs every "
+        f'day, leave out bounded=True; if shards are added, give the source "dynamic": true'
     )
 
 

@@ -244,6 +244,7 @@ class Pipeline:
         strategy: AnyStrategy,
         shard: str = "shard",
         max_files_per_shard: int | None = None,
+        complete: str | None = None,
         tolerance: Duration = "1 day",
     ) -> DataFrame:
         """Read a source whose shards are folders in `path`, and report its progress, as `source` does.
@@ -255,6 +256,11 @@ class Pipeline:
         underscore is skipped. One that comes with a name before the last one that was read fails the
         query before its next batch, since it would never be read. So does one whose size has changed
         since it was read.
+
+        With `complete`, such as `"_SUCCESS"`, a folder that has a file of this name is complete: nothing
+        follows in it. Once its files are read and their batches committed, its shard is final, and holds
+        the watermark no longer. Once all shards in the specification are final, the last windows come
+        out, without `bounded`. A file that comes into a complete folder fails the query.
 
         JSON has an object in each line, CSV the columns' names in its first line; both may be
         compressed. A CSV or Parquet file without the event time's column fails the query; any other
@@ -270,7 +276,12 @@ class Pipeline:
         """
         self._job.stage(stage, "source")
         columns = check_logs(
-            path, form=format, schema=schema, shard=shard, most=max_files_per_shard
+            path,
+            form=format,
+            schema=schema,
+            shard=shard,
+            most=max_files_per_shard,
+            complete=complete,
         )
         frame = (
             self._linked_source(logs.FORMAT, columns, event_time)
@@ -282,6 +293,7 @@ class Pipeline:
                 shard=shard,
                 zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
                 most="" if max_files_per_shard is None else str(max_files_per_shard),
+                complete=complete or "",
             )
             .load()
         )

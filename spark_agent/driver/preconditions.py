@@ -17,6 +17,7 @@ from spark_agent.exceptions import (
     CONTINUES,
     FinalSourceError,
     OldCheckpointError,
+    final_message,
     old_checkpoint_message,
 )
 from spark_agent.executor.task import Reaction
@@ -226,21 +227,24 @@ Watermarks = Mapping[str, StageWatermark]
 def check_not_final(query: StartedQuery, watermarks: Watermarks) -> None:
     """Refuse to run a final source again, but let an interrupted bounded run finish.
 
-    Raises `FinalSourceError`.
+    A source of logs with a marker may be final by its complete folders. A job that runs every night over
+    these finds nothing to read, which is not an error. Unread files of a final source are refused before
+    they are read (`BatchWaits.note_complete`). Raises `FinalSourceError`.
     """
-    executed = [each for each in query.stages.names if each in watermarks]
     sources = {stage.name for stage in query.stages.sources}
+    executed = [each for each in query.stages.names if each in watermarks]
     final = [each for each in executed if each in sources and watermarks[each].final]
     # Sources, too: each is made final by a request of its own.
     unfinished = [each for each in executed if not watermarks[each].final]
-    if not final or (query.bounded and unfinished):
+    if set(final) <= query.stages.with_marker or (query.bounded and unfinished):
         return
-    raise FinalSourceError(
-        f"source {final[0]!r} of job {query.job!r} is final: a bounded query has promised that "
-        f"nothing more comes from it, so anything it read now would be late. To run it again, "
-        f"start the job over with Pipeline.reset() or `tidegauge reset {query.job}`, with new "
-        f"checkpoints and an empty output. For a job that runs every day, leave out bounded=True"
-    )
+    raise FinalSourceError(final_message(query.job, min(set(final) - query.stages.with_marker)))
+
+
+def final_by_marker(query: StartedQuery, watermarks: Watermarks) -> list[str]:
+    """Return the sources of a query that are final and have a marker: they may be started again."""
+    found = sorted(query.stages.with_marker.intersection(watermarks))
+    return [each for each in found if watermarks[each].final]
 
 
 def check_inputs_final(

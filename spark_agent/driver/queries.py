@@ -26,6 +26,7 @@ from spark_agent.driver.preconditions import (
     caps_ms,
     check_inputs_final,
     check_not_final,
+    final_by_marker,
 )
 from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import StageTakenError
@@ -185,7 +186,11 @@ class Queries:
         running = RunningQuery(self._spark)
         waits = BatchWaits(query)
         read = ReadThrough(query, self._clock.wall_ms())
-        check = partial(self._check_later, query, resumption, were_known=watermarks is not None)
+        if watermarks is not None:
+            waits.final_sources = final_by_marker(query, watermarks)
+        check = partial(
+            self._check_later, query, resumption, waits, were_known=watermarks is not None
+        )
         supervisor = Supervisor(
             query,
             running,
@@ -221,7 +226,13 @@ class Queries:
         return _Supervised(supervisor, waits, feed)
 
     def _check_later(
-        self, query: StartedQuery, resumption: Resumption, has: Commits, *, were_known: bool
+        self,
+        query: StartedQuery,
+        resumption: Resumption,
+        waits: BatchWaits,
+        has: Commits,
+        *,
+        were_known: bool,
     ) -> None:
         """Check before a run is opened what could not be checked at the start: the service was away.
 
@@ -229,7 +240,9 @@ class Queries:
         """
         resumption.check(has)
         if not were_known:
-            check_not_final(query, self._client.watermarks(query.job))
+            watermarks = self._client.watermarks(query.job)
+            check_not_final(query, watermarks)
+            waits.final_sources = final_by_marker(query, watermarks)
 
     def _start_supervised(
         self,

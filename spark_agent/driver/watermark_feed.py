@@ -199,6 +199,7 @@ class WatermarkFeed:
             if self._throttle is not None:
                 admission = self._throttle.admit(stage, wanted, latest)
             self._read.note_listing(stage, self._clock.wall_ms(), wanted, admission)
+            self._waits.note_complete(stage, wanted, _epoch(latest))
             self._waits.note_shards(stage, unread=list(wanted.unread), waits=admission.because)
             return admission
 

@@ -72,6 +72,8 @@ class LogsSource:
 
     stage: str
     id: str
+    has_marker: bool = False
+    """True if a file marks a folder as complete."""
 
 
 @dataclass(frozen=True, slots=True)

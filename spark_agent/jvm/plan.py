@@ -326,7 +326,9 @@ def _logs_source(node: JavaObject) -> LogsSource | None:
     if node.sourceName() != LOGS:
         return None
     options = node.extraOptions()
-    return LogsSource(options.get("stage"), options.get("source"))
+    return LogsSource(
+        options.get("stage"), options.get("source"), has_marker=bool(options.get("complete"))
+    )
 
 
 def _reads_all(node: JavaObject) -> bool:

@@ -68,6 +68,8 @@ class QueryStages:
     """By keyed stage: every stage that its input watermark depends on."""
     by_shard: frozenset[str] = frozenset()
     """The sources whose shards wait by themselves, and report a backlog: logs in folders."""
+    with_marker: frozenset[str] = frozenset()
+    """Those of them whose folders may be complete, by a marker."""
     below_idle: frozenset[str] = frozenset()
     """The keyed stages below a source that may be idle."""
     reads_all: bool = True
@@ -130,14 +132,14 @@ def check(
     _check_deduplication(plan)
     promises = _promises(plan, reports)
     inputs = {stage: frozenset(ancestors(stages, stage)) for stage in promises}
+    logs = [node.logs_source for node in plan.walk() if node.logs_source is not None]
     return QueryStages(
         sources=tuple(stages[each] for each in sources),
         keyed=tuple(stages[each] for each in promises),
         promises=promises,
         inputs=inputs,
-        by_shard=frozenset(
-            node.logs_source.stage for node in plan.walk() if node.logs_source is not None
-        ),
+        by_shard=frozenset(each.stage for each in logs),
+        with_marker=frozenset(each.stage for each in logs if each.has_marker),
         below_idle=frozenset(
             stage
             for stage, above in inputs.items()

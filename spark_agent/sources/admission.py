@@ -20,11 +20,16 @@ class Wanted:
     """The largest number of files of a shard in one batch; None: without a limit."""
     ends: bool = False
     """True if the run reads only the files that were there at its start."""
+    complete: Sequence[str] = ()
+    """Shards that the offset of a batch in Spark's commit log has as complete. Each is sent once."""
+    completing: Sequence[str] = ()
+    """Shards that the offset of the next batch has as complete: they have nothing unread now."""
 
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> Wanted:
         """Decode the form that the link sends."""
-        return cls(**sent)
+        shards = {name: tuple(sent[name]) for name in ("complete", "completing")}
+        return cls(sent["unread"], sent["most"], ends=sent["ends"], **shards)
 
     def to_dict(self) -> dict[str, Any]:
         """Encode for the link."""

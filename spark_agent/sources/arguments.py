@@ -23,7 +23,13 @@ FORMATS: Final[Sequence[str]] = ("csv", "json", "parquet")
 
 
 def check_logs(
-    path: object, *, form: object, schema: object, shard: object, most: object
+    path: object,
+    *,
+    form: object,
+    schema: object,
+    shard: object,
+    most: object,
+    complete: object = None,
 ) -> StructType:
     """Check the arguments of `read_logs`; return its columns. Raises `ValueError`."""
     _check_path(path)
@@ -31,6 +37,11 @@ def check_logs(
         raise ValueError(f"invalid format {form!r}: write 'csv', 'json' or 'parquet'")
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError(f"invalid max_files_per_shard {most!r}: write 1 or more, or leave it out")
+    if complete is not None and not _is_file_name(complete):
+        raise ValueError(
+            f"invalid complete {complete!r}: write the name of a file, without a folder, like "
+            f"'_SUCCESS', or leave it out"
+        )
     fields = _fields(schema)
     if not isinstance(shard, str) or not shard:
         raise ValueError(f"invalid shard {shard!r}: write a column's name, such as 'shard'")
@@ -45,6 +56,12 @@ def check_logs(
         _check_type(field, str(form))
     columns = [StructField(each.name, each.dataType, nullable=True) for each in fields]
     return StructType([*columns, StructField(shard, StringType(), nullable=False)])
+
+
+def _is_file_name(name: object) -> bool:
+    if not isinstance(name, str) or name in {"", ".", ".."}:
+        return False
+    return not any(each in name for each in ("/", "\\", "\0"))
 
 
 def _check_path(path: object) -> None:

@@ -15,9 +15,22 @@ Listing = Mapping[str, Sequence[str]]
 """By shard: the names of its files, in order."""
 
 
-def list_folders(path: str) -> dict[str, list[str]]:
-    """List the files of each shard. Raises `LogsError` if the folder of folders is missing, or contains
-    an entry that would never be read.
+def find_marked(path: str, marker: str) -> frozenset[str]:
+    """Return the shards whose folders have a file of this name; none if the folder is missing."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        shards = [each.name for each in entries if not is_hidden(each.name)]
+        return frozenset(
+            shard
+            for shard in shards
+            if os.path.isfile(os.path.join(path, shard, marker))  # noqa: PTH113, PTH118
+        )
+    return frozenset()
+
+
+def list_folders(path: str, marker: str = "") -> dict[str, list[str]]:
+    """List the files of each shard, except those with the name of the marker.
+
+    Raises `LogsError` if the folder of folders is missing, or has an entry that would never be read.
     """
     try:
         with os.scandir(path) as entries:
@@ -34,10 +47,13 @@ def list_folders(path: str) -> dict[str, list[str]]:
             f"out, and "
             f"start the query again. A name that begins with a dot is skipped"
         )
-    return {shard: _list(os.path.join(path, shard)) for shard in sorted(found)}  # noqa: PTH118
+    return {
+        shard: _list(os.path.join(path, shard), marker)  # noqa: PTH118
+        for shard in sorted(found)
+    }
 
 
-def _list(folder: str) -> list[str]:
+def _list(folder: str, marker: str) -> list[str]:
     """List one shard's files; none if the folder was removed since. Raises `LogsError`."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         found = {each.name: each.is_dir() for each in entries if not is_hidden(each.name)}
@@ -47,7 +63,7 @@ def _list(folder: str) -> list[str]:
                 f"shard's files are directly in its folder. Move them up, or out; then start the "
                 f"query again"
             )
-        return sorted(found)
+        return sorted(name for name in found if name != marker)
     return []
 
 
@@ -73,6 +89,19 @@ def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) ->
         )
 
 
+def check_complete(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
+    """Check that no file came into a folder after it was noticed as complete. Raises `LogsError`."""
+    if added := at.added(names):
+        more = f" and {len(added) - _MOST_NAMED} more" if len(added) > _MOST_NAMED else ""
+        raise LogsError(
+            f"tidegauge: the folder of shard {shard!r} in {path!r} was complete, and after that came "
+            f"{', '.join(map(repr, added[:_MOST_NAMED]))}{more}. Nothing may follow in a complete "
+            f"folder: its shard is final, and the watermark does not wait for it. Move the "
+            f"file into the folder of a shard that is not final, or out; then start the query again "
+            f"from its checkpoint. A marker must be written after the last file of its folder"
+        )
+
+
 def check_sizes(
     path: str, shard: str, names: Sequence[str], at: ShardOffset, read: Mapping[str, int]
 ) -> None:
@@ -84,6 +113,14 @@ def check_sizes(
     changed = [name for name in now if name in read and read[name] != now[name]]
     changed += at.changed({name: size for name, size in now.items() if name not in read})
     for name in changed[:1]:
+        if at.complete:
+            raise LogsError(
+                f"tidegauge: the folder of shard {shard!r} in {path!r} was complete, and {name!r} in it "
+                f"has changed since: it has {now[name]} bytes now. Added or replaced rows are not read, "
+                f"and nothing may follow in a complete folder: its shard is final. Restore the file, or "
+                f"remove it, and put new rows into the folder of a shard that is not final; then start "
+                f"the query again from its checkpoint"
+            )
         raise LogsError(
             f"tidegauge: {name!r} of shard {shard!r} in {path!r} was read, and has changed since: it "
             f"has {now[name]} bytes now. Added or replaced rows are not read. Write a "

@@ -9,7 +9,7 @@ go on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,9 +28,11 @@ from spark_agent.sources.admission import Admission, Wanted
 from spark_agent.sources.driver_link import LinkClient, LinkError
 from spark_agent.sources.folders import (
     Listing,
+    check_complete,
     check_order,
     check_sizes,
     files_of_batch,
+    find_marked,
     list_folders,
     sizes_of,
 )
@@ -57,6 +59,8 @@ class Logs:
     event_time: str
     most: int | None
     """The largest number of files of a shard in one batch; None: without a limit."""
+    complete: str = ""
+    """The name of the file that marks a folder as complete; empty: none does."""
 
 
 class ShardFiles(InputPartition):
@@ -97,10 +101,12 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By shard: the offset and the files that have passed the checks."""
         self._read: dict[str, dict[str, int]] = {}
         """By shard: the files of its newest batch, with their sizes when the batch was read."""
+        self._sent: frozenset[str] = frozenset()
+        """Shards that the driver has got as complete."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the driver's state: Spark pickles the reader for `read`, which does not use it."""
-        return {**self.__dict__, "_checked": {}, "_ends": None, "_read": {}}
+        return {**self.__dict__, "_checked": {}, "_ends": None, "_read": {}, "_sent": ()}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Start before all files."""
@@ -113,7 +119,8 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note the present files: the run ends when they are read."""
-        self._ends = {shard: names[-1] for shard, names in self._list().items() if names}
+        _, listing = self._list()
+        self._ends = {shard: names[-1] for shard, names in listing.items() if names}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offset after the next batch; `start` if nothing may be read.
@@ -125,14 +132,30 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._next_poll_ms is not None and now_ms < self._next_poll_ms:
             return start
         at = LogsOffset.from_dict(start)
-        listing = self._list()
+        marked, listing = self._list()
         self._check(at, listing)
         unread = self._unread(at, listing)
         most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
-        admission, taken = self._admitted(unread, most)
+        completing = _completing(at, marked, listing)
+        wanted = Wanted(
+            {shard: len(names) for shard, names in unread.items()},
+            most,
+            ends=self._ends is not None,
+            complete=sorted(at.complete - self._sent),
+            completing=completing,
+        )
+        admission = self._admitted(wanted, unread)
+        if admission is None:
+            # A limit is only advice, but reading nothing despite unread files could make a source
+            # final. What is complete is noticed once the driver answers again.
+            admission, completing = Admission(), ()
+        else:
+            self._sent |= at.complete
+        taken = admission.take(unread, most)
         self._next_poll_ms = None
-        if taken:
-            return self._after(at, listing, taken, admission).to_dict()
+        if taken or completing:
+            self._check_complete(at, listing)
+            return self._after(at, listing, taken, completing, admission).to_dict()
         if self._ends is not None:
             # Returning `start` would end the run, with files unread.
             turn = LogsOffset(at.shards, at.turn + 1, admission.because)
@@ -171,21 +194,41 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connection to the driver."""
         self._link.close()
 
-    def _list(self) -> Listing:
-        return list_folders(self._logs.path)
+    def _list(self) -> tuple[frozenset[str], Listing]:
+        """Return the shards whose folders have the marker, and the files of all shards.
+
+        The markers are read first. A writer writes the marker after the last file of the folder, so each
+        file of a folder whose marker is found exists before its files are listed, and is among them. In
+        the other order, a last file and its marker could be written between the two readings: the marker
+        would be found without the file. A marker that is written after the first reading is found by
+        the next poll.
+        """
+        path, marker = self._logs.path, self._logs.complete
+        marked = find_marked(path, marker) if marker else frozenset[str]()
+        return marked, list_folders(path, marker)
 
     def _check(self, at: LogsOffset, listing: Listing) -> None:
         """Raise `LogsError` if a shard has files or rows that would never be read."""
         for shard, offset in at.shards.items():
             names = listing.get(shard, ())
             if self._checked.get(shard) != (offset, names):
-                check_order(self._logs.path, shard, names, offset)
+                check = check_complete if offset.complete else check_order
+                check(self._logs.path, shard, names, offset)
                 self._check_sizes(shard, names, offset)
                 self._checked[shard] = offset, names
             elif read := self._read.get(shard):
                 # A check of all files at each poll would take too long; changes are mostly of the
                 # newest.
                 self._check_sizes(shard, [name for name in names if name in read], offset)
+
+    def _check_complete(self, at: LogsOffset, listing: Listing) -> None:
+        """Raise `LogsError` if a file of a complete folder has changed.
+
+        Unlike those of other folders, all files are checked before each batch: nothing follows in the
+        folder by which a later check would find the change.
+        """
+        for shard in at.complete:
+            self._check_sizes(shard, listing.get(shard, ()), at.of(shard))
 
     def _check_sizes(self, shard: str, names: Sequence[str], offset: ShardOffset) -> None:
         check_sizes(self._logs.path, shard, names, offset, self._read.get(shard, {}))
@@ -201,42 +244,39 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[shard] = unread
         return found
 
-    def _admitted(
-        self, unread: Mapping[str, Sequence[str]], most: int | None
-    ) -> tuple[Admission, dict[str, list[str]]]:
-        """Request the shards' limits from the driver; return them, and the files within them.
+    def _admitted(self, wanted: Wanted, unread: Mapping[str, Sequence[str]]) -> Admission | None:
+        """Request the shards' limits from the driver; None: the driver does not answer.
 
         A run that ends waits a little for files that it may not read yet.
         """
-        counts = {shard: len(names) for shard, names in unread.items()}
-        wanted = Wanted(counts, most, ends=self._ends is not None)
         until_ms = self._clock.steady_ms() + _LONGEST_BLOCK_MS
         while True:
-            admission = self._request(wanted)
-            taken = admission.take(unread, most)
-            if taken or not unread or not wanted.ends or self._clock.steady_ms() >= until_ms:
-                return admission, taken
+            try:
+                admission = self._link.admit(self._source, wanted)
+            except LinkError:
+                return None
+            has_batch = wanted.completing or admission.take(unread, wanted.most)
+            if has_batch or not unread or not wanted.ends or self._clock.steady_ms() >= until_ms:
+                return admission
             self._clock.pause(self._poll_ms)
-
-    def _request(self, wanted: Wanted) -> Admission:
-        try:
-            return self._link.admit(self._source, wanted)
-        except LinkError:
-            # A limit is only advice, but reading nothing despite unread files could make a source final.
-            return Admission()
 
     def _after(
         self,
         at: LogsOffset,
         listing: Listing,
         taken: Mapping[str, Sequence[str]],
+        completing: Sequence[str],
         admission: Admission,
     ) -> LogsOffset:
         # A shard that reads nothing keeps its offset: files that the storage has lost temporarily are
         # still in the offset when they return.
         shards = dict(at.shards)
+        path = self._logs.path
+        for shard in completing:
+            offset = at.of(shard)
+            shards[shard] = offset.completed(sizes_of(path, shard, listing[shard]))
         for shard, names in taken.items():
-            offset, path = at.of(shard), self._logs.path
+            offset = at.of(shard)
             present = sizes_of(path, shard, offset.read_of(listing[shard]))
             # A file that was deleted since is reported when the batch is read.
             taking = dict.fromkeys(names, 0) | sizes_of(path, shard, names)
@@ -244,11 +284,24 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LogsOffset(shards, at.turn, admission.because)
 
 
+def _completing(at: LogsOffset, marked: Collection[str], listing: Listing) -> list[str]:
+    """Return the shards that are found as complete now: all of their files are in batches before the
+    next one, which Spark has committed.
+
+    All files count, not only those that a run with an end reads.
+    """
+    return [
+        shard
+        for shard, names in listing.items()
+        if shard in marked and not at.of(shard).complete and not at.of(shard).unread(names)
+    ]
+
+
 class LogsSource(DataSource):
     """The source of logs in folders, for Spark's registry; `Pipeline.read_logs` makes it.
 
     Options: stage, source, port, token, timeoutMs, pollMs, schema, folder, files, shard, zone,
-    eventTime, most.
+    eventTime, most, complete.
     """
 
     @classmethod
@@ -273,6 +326,7 @@ class LogsSource(DataSource):
             zone=options["zone"],
             event_time=options["eventTime"],
             most=int(options["most"]) if options["most"] else None,
+            complete=options["complete"],
         )
         return LogsReader(
             logs,

@@ -47,6 +47,11 @@ def _size_digest(size: int) -> bytes:
     return (size % (1 << 8 * _SIZE_BYTES)).to_bytes(_SIZE_BYTES, "big")
 
 
+def _packed(sizes: Mapping[str, int]) -> str:
+    digests = sorted(_digest(name) + _size_digest(size) for name, size in sizes.items())
+    return b64encode(b"".join(digests)).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardOffset:
     """Position in one shard."""
@@ -57,6 +62,8 @@ class ShardOffset:
     """Number of files that were read in all."""
     seen: str = ""
     """Digests of the files up to the last one that existed when the batch was planned."""
+    complete: bool = False
+    """True once the folder was noticed as complete, with nothing unread: nothing may follow."""
 
     def unread(self, names: Sequence[str]) -> list[str]:
         """Return the files of a folder after the last one, in order.
@@ -79,6 +86,16 @@ class ShardOffset:
         seen = self._seen() if before else _NONE
         return [name for name in before if _digest(name) not in seen]
 
+    def added(self, names: Sequence[str]) -> list[str]:
+        """Return the files that were not read, wherever they sort.
+
+        >>> first = ShardOffset().after({}, {"0002": 7, "0004": 7})
+        >>> first.added(["0001", "0002", "0004", "0005"])
+        ['0001', '0005']
+        """
+        seen = self._seen() if names else _NONE
+        return [name for name in names if _digest(name) not in seen]
+
     def changed(self, sizes: Mapping[str, int]) -> list[str]:
         """Return the files whose size has changed since they were read.
 
@@ -98,11 +115,17 @@ class ShardOffset:
         """Return the offset after a batch that reads `taken`, while `present` are the existing files
         before them. Both have the files' sizes, in order.
         """
-        digests = sorted(
-            _digest(k) + _size_digest(size) for k, size in {**present, **taken}.items()
-        )
         [*_, last] = taken
-        return ShardOffset(last, self.files + len(taken), b64encode(b"".join(digests)).decode())
+        return ShardOffset(last, self.files + len(taken), _packed({**present, **taken}))
+
+    def completed(self, present: Mapping[str, int]) -> ShardOffset:
+        """Return the offset of a complete folder that has nothing unread; `present` as in `after`.
+
+        >>> first = ShardOffset().after({}, {"0002": 7})
+        >>> first.completed({"0002": 7}).complete, first.completed({}).added(["0002"])
+        (True, ['0002'])
+        """
+        return ShardOffset(self.last, self.files, _packed(present), complete=True)
 
     def batch(self, names: Sequence[str], end: ShardOffset) -> list[str] | None:
         """Return the files of the batch from here to `end`; None: some of them are missing.
@@ -146,10 +169,16 @@ class LogsOffset:
         """Encode for Spark's log."""
         shards = {
             shard: {"last": at.last, "files": at.files, "seen": at.seen}
+            | ({"complete": True} if at.complete else {})
             for shard, at in sorted(self.shards.items())
         }
         stored: dict[str, Any] = {"shards": shards, "turn": self.turn}
         return stored | {"waits": dict(self.waits)} if self.waits else stored
+
+    @property
+    def complete(self) -> frozenset[str]:
+        """The shards that were noticed as complete."""
+        return frozenset(shard for shard, at in self.shards.items() if at.complete)
 
     def of(self, shard: str) -> ShardOffset:
         """Return the position of a shard."""

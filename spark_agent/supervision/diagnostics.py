@@ -80,7 +80,8 @@ def log_unreported(query: str, stages: Collection[str]) -> None:
     _log.warning(
         "query %s has ended, and the service has not taken its last reports: it is away, or another "
         "query holds its stages' ranges. Nothing is early. But a shard without new rows stands "
-        "still until its next row, or until a bounded run makes it final. Stages: %s",
+        "still until its next row, until a bounded run makes it final, or, if its folder is complete, "
+        "until the next start. Stages: %s",
         query,
         ", ".join(stages),
     )

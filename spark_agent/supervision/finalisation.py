@@ -1,8 +1,8 @@
-"""Making the sources of a bounded query final once it has read everything, and then stopping it."""
+"""Making shards final: all of a bounded query once it has read everything, which then is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from spark_agent.client.client import Client, StageWatermark
@@ -74,10 +74,24 @@ class Finalisation:
             self.add_joined(stage, self._look_up(stage))
             self._to_look_up.pop()
 
-    def _look_up(self, stage: str) -> set[str]:
-        """Return a source's shards that are not final, by the service."""
+    def find_lost(self, stage: str, reported: Collection[str]) -> None:
+        """Find shards that were reported as final, and that the service does not have as final."""
+        self.not_final[stage].update(self._look_up(stage).keys() & set(reported))
+
+    def furthest(self, stage: str, shards: Collection[str]) -> str:
+        """Return the one of some shards that has promised most."""
+        if len(shards) == 1:
+            return next(iter(shards))
+        promises = self._look_up(stage)
+        found = {shard: promises.get(shard) for shard in sorted(shards)}
+        return max(found, key=lambda shard: (found[shard] is not None, found[shard] or 0))
+
+    def _look_up(self, stage: str) -> dict[str, int | None]:
+        """Return the promises of a source's shards that are not final, by the service."""
         answer = self._client.ranges(self._query.job, stage, limit=_MOST_LOOKED_UP)
-        return {each["range"] for each in answer["ranges"] if each["status"] != "final"}
+        return {
+            each["range"]: each["promise"] for each in answer["ranges"] if each["status"] != "final"
+        }
 
     def add_joined(self, stage: str, shards: Iterable[str]) -> None:
         """Add shards of a dynamic source."""
@@ -108,7 +122,7 @@ class Finalisation:
         if self._stop_requested or not may_finish:
             return
         for stage, shards in self.not_final.items():
-            self._report_final(reporter, pending, stage, shards)
+            self.report_final(reporter, pending, stage, shards)
         watermarks = self._client.watermarks(self._query.job)
         self._compare(watermarks, pending)
         if not self.are_final or not has_closed_all or not self._running.has_started:
@@ -142,19 +156,20 @@ class Finalisation:
         query ran is another one's to report: this query has never read it.
         """
         found = self._look_up(source.name)
-        self.not_final[source.name].update(found.intersection(source.shards))
-        if added := found.difference(source.shards):
+        self.not_final[source.name].update(found.keys() & set(source.shards))
+        if added := found.keys() - set(source.shards):
             self.obstacle = added_shards_message(self._query.name, source.name, added)
 
-    def _report_final(
-        self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: set[str]
-    ) -> None:
-        """Report a source's shards as final. Those that are denied are retried later.
+    def report_final(
+        self, reporter: DriverReporter, pending: PendingReports, stage: str, shards: Collection[str]
+    ) -> list[str]:
+        """Report shards of a source as final; return the granted ones. Others are retried later.
 
         This is safe even if the last epoch is not committed yet: a source promises only about rows
         that it has still to emit. The stage that reads it accounts for those already emitted.
         """
         final = reporter.report_shards(stage, dict.fromkeys(shards, RangeReport(final=True)))
-        shards.difference_update(final)
+        self.not_final[stage].difference_update(final)
         for shard in final:
             pending.remove(stage, shard)
+        return final

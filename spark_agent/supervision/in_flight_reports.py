@@ -52,8 +52,9 @@ class InFlightReports:
         if stage in self._stages:
             self._stages[stage].keep_only(())
 
-    def report(self, reporter: DriverReporter) -> None:
-        """Report what shards have in flight after the last epoch.
+    def report(self, reporter: DriverReporter, not_final: Mapping[str, Collection[str]]) -> None:
+        """Report what shards have in flight after the last epoch, except final ones: a claim would let a
+        shard that has left a dynamic source join again. `not_final` is by source.
 
         The tasks cannot: each has the rows of one batch only. A shard that a task of the next batch
         already holds is denied, and is reported after that.
@@ -66,9 +67,12 @@ class InFlightReports:
             if is_due:
                 in_flight.repeat()
             ttl_ms = WATCH_MS if stage in self._watched else None
+            unreported = in_flight.unreported(_SKETCHES_PER_REPORT)
+            in_flight.mark_reported(unreported.keys() - set(not_final[stage]))
             # Without rows: those were reported by the tasks.
             reports = {
                 shard: RangeReport(records=0, pending=each)
-                for shard, each in in_flight.unreported(_SKETCHES_PER_REPORT).items()
+                for shard, each in unreported.items()
+                if shard in not_final[stage]
             }
             in_flight.mark_reported(reporter.report_shards(stage, reports, ttl_ms=ttl_ms))

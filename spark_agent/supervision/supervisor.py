@@ -31,6 +31,7 @@ from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.clock_promises import ClockPromises
+from spark_agent.supervision.complete_shards import CompleteShards
 from spark_agent.supervision.diagnostics import (
     fenced_message,
     limit_message,
@@ -118,6 +119,7 @@ class Supervisor:
         self._shutdown_deadline_ms: int | None = None
         self._leases = LeaseKeeper(query, clock)
         self._finalisation = Finalisation(query, running, client, waits)
+        self._complete = CompleteShards(query, waits, self._finalisation, clock)
         self._joined = JoinedShards(query, client, notes)
         self._in_flight = InFlightReports(in_flight, query.stages.watched, clock)
         self._states = ShardStates(query, notes, tallies)
@@ -240,6 +242,7 @@ class Supervisor:
         else:
             if not self._commits.are_reported:
                 self._commits.count_unreported()
+            if not self._has_reported_all:
                 log_unreported(self.query.name, self.query.stages.names)
             self._log_if_unfinished()
             self._end_run()
@@ -270,6 +273,7 @@ class Supervisor:
             except UnknownJob:
                 # The service has a new ledger. Opening a run declares the job again.
                 self._run = None
+                self._complete.verify_soon()
             except AggregatorError as error:
                 self._log_error(error)
                 if isinstance(error, LimitReached):
@@ -350,8 +354,13 @@ class Supervisor:
     def _finished(self) -> bool:
         if self._shutdown_deadline_ms is None:
             return False
-        done = self._commits.are_reported and not self._finalisation.is_unfinished
+        done = self._has_reported_all and not self._finalisation.is_unfinished
         return done or self._clock.steady_ms() >= self._shutdown_deadline_ms
+
+    @property
+    def _has_reported_all(self) -> bool:
+        is_due = self._complete.is_due(self._commits.committed.epoch)
+        return self._commits.are_reported and not is_due
 
     def _receive(self, timeout_ms: int) -> None:
         """Wait for the first event, then handle all that are queued."""
@@ -399,8 +408,10 @@ class Supervisor:
             self._commits.commit(run)
         committed, reporter = self._commits.committed, self._reporter(run)
         self._commits.pending.report(reporter)
+        # In the step of the commit: `commit_epoch` returns once the last windows may come out.
+        self._complete.report(reporter, self._commits.pending, committed.epoch)
         self._clock_promises.report(reporter, at_end=self._shutdown_deadline_ms is not None)
-        self._in_flight.report(reporter)
+        self._in_flight.report(reporter, self._finalisation.not_final)
         self._quiet.watch(
             reporter,
             committed,

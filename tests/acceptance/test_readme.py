@@ -432,6 +432,35 @@ def test_strategies(session: Session) -> None:
 
 
 @in_spark
+def test_complete_folders(session: Session) -> None:
+    """Three nights: one log goes on in the first, and nothing is left to read in the last."""
+    (session.folder / "turbines").mkdir()
+
+    def log(shard: str, hours: range) -> None:
+        for hour in hours:
+            rows = [{"at": f"2026-01-01T{hour:02d}:{at}:00Z", "kw": hour} for at in ("05", "35")]
+            write(session.folder / "turbines" / shard, f"{hour:02d}.json", rows)
+
+    script = SETTING + block("python", 'job="wind"')
+    log("east", range(6))
+    log("west", range(3))
+    (session.folder / "turbines" / "east" / "_SUCCESS").touch()
+    session.run(script)
+    assert len(written(session.folder / "wind")) == 4, (
+        "two hours of both, for the western one goes on"
+    )
+    log("west", range(3, 5))
+    (session.folder / "turbines" / "west" / "_SUCCESS").touch()
+    for _ in range(2):
+        session.run(script)
+        hours = written(session.folder / "wind")
+        assert sorted((str(hour["shard"]), hour["kw"]) for hour in hours) == [
+            *(("east", float(hour)) for hour in range(6)),
+            *(("west", float(hour)) for hour in range(5)),
+        ]
+
+
+@in_spark
 def test_early_results(session: Session) -> None:
     """Ten hours, the last one open; its last forty minutes have two thirds of the rows in flight."""
     rows = [

@@ -55,7 +55,7 @@ class Folders:
         self.path = path
         self.readings: list[Reading] = []
         self._files = 0
-        path.mkdir()
+        path.mkdir(exist_ok=True)
 
     def write(self, readings: Iterable[Reading], name: str | None = None) -> None:
         """Add a file to the folder of each sensor that has some, at once and as a whole."""
@@ -93,10 +93,10 @@ def pipeline_of(
     flow: Flow,
     throttle: Mapping[str, Any] | None = None,
     spec: Mapping[str, Any] = SPEC,
+    **options: Any,
 ) -> Pipeline:
-    return Pipeline(
-        flow.url, JOB, spec, spark=flow.spark, throttle=throttle, poll="50 ms", lease_ttl="2 s"
-    )
+    set_here = {"throttle": throttle, "poll": "50 ms", "lease_ttl": "2 s"}
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, **set_here, **options)
 
 
 def together(*stages: str, drift_s: int = DRIFT_S) -> dict[str, Any]:

@@ -25,6 +25,7 @@ EXECUTED: Final = {
     'job="water"': "tests/acceptance/test_readme.py",
     'job="sales"': "tests/acceptance/test_readme.py",
     'job="nightly"': "tests/acceptance/test_readme.py",
+    'job="wind"': "tests/acceptance/test_readme.py",
     'job="power"': "tests/acceptance/test_readme.py",
     'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",

@@ -156,6 +156,13 @@ GOOD: Mapping[str, Any] = {
         ({"form": "orc"}, "invalid format 'orc': write 'csv', 'json' or 'parquet'"),
         ({"most": 0}, "invalid max_files_per_shard 0: write 1 or more"),
         ({"most": True}, "invalid max_files_per_shard True: write 1 or more"),
+        ({"complete": ""}, "invalid complete '': write the name of a file, without a folder, like"),
+        ({"complete": ".."}, "invalid complete '..': write the name of a file"),
+        (
+            {"complete": "done/_SUCCESS"},
+            "invalid complete 'done/_SUCCESS': write the name of a file",
+        ),
+        ({"complete": True}, "invalid complete True: write the name of a file"),
         ({"schema": "at timestump"}, "schema 'at timestump' cannot be read"),
         ({"schema": ""}, "schema ''"),
         ({"schema": 5}, "schema 5 has no columns"),

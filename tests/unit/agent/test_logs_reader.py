@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 )
 
 from spark_agent.exceptions import LogsError
+from spark_agent.sources import logs as logs_module
 from spark_agent.sources.admission import Admission, ShardLimit, Wanted
 from spark_agent.sources.driver_link import LinkClient, LinkServer, Offset
 from spark_agent.sources.logs import Logs, LogsReader, ShardFiles
@@ -55,9 +56,11 @@ def driver() -> Any:
     driver.server.close()
 
 
-def reader(driver: Driver, path: Path, clock: FakeClock, most: int | None = None) -> LogsReader:
+def reader(
+    driver: Driver, path: Path, clock: FakeClock, most: int | None = None, complete: str = ""
+) -> LogsReader:
     link = LinkClient(driver.server.port, "secret", timeout_ms=5_000)
-    logs = Logs(str(path), "json", "shard", "UTC", "at", most)
+    logs = Logs(str(path), "json", "shard", "UTC", "at", most, complete)
     return LogsReader(logs, link, source="7", schema=SCHEMA, poll_ms=POLL_MS, clock=clock)
 
 
@@ -286,3 +289,207 @@ def test_what_would_never_be_read_is_refused(
         again.latestOffset(start, ALL)
     following.stop()
     again.stop()
+
+
+MARKER = "DONE"
+"""Not a hidden name: it must not be read as data."""
+
+
+def marked(driver: Driver, path: Path, clock: FakeClock | None = None) -> LogsReader:
+    return reader(driver, path, clock or FakeClock(), most=2, complete=MARKER)
+
+
+def drain(following: LogsReader, start: Mapping[str, Any]) -> dict[str, Any]:
+    """Plan batches until nothing is new; return the offset, as it comes back from the checkpoint."""
+    end = dict(start)
+    while True:
+        found = json.loads(json.dumps(following.latestOffset(end, ReadMaxFiles(2))))
+        if found == end:
+            return end
+        following.partitions(end, found)
+        end = found
+
+
+def test_a_folder_is_complete_once_its_files_are_in_earlier_batches(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1", "2", "3", MARKER)
+    put(tmp_path, "south", "1")
+    following = marked(driver, tmp_path)
+    first = following.latestOffset(following.initialOffset(), ReadMaxFiles(2))
+    second = following.latestOffset(first, ReadMaxFiles(2))
+    assert batch(following, first, second) == ["north/3"]
+    third = following.latestOffset(second, ReadMaxFiles(2))
+    assert batch(following, second, third) == []
+    assert LogsOffset.from_dict(third).complete == {"north"}
+    assert following.latestOffset(third, ReadMaxFiles(2)) == third
+    assert [(each.completing, each.complete) for each in driver.asked] == [
+        ((), ()),
+        ((), ()),
+        (("north",), ()),
+        ((), ("north",)),
+    ]
+    following.stop()
+    again = marked(driver, tmp_path)
+    assert again.latestOffset(third, ReadMaxFiles(2)) == third
+    assert driver.asked[-1].complete == ("north",), "each start sends what the checkpoint has"
+    again.stop()
+
+
+@pytest.mark.parametrize("first", ["find_marked", "list_folders"])
+def test_a_marker_that_is_written_while_the_folders_are_read_is_not_found_without_the_last_file(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """The last file and its marker come between the two readings, whichever of them is the first."""
+    put(tmp_path, "north", "1")
+    following = marked(driver, tmp_path, clock := FakeClock())
+    start = drain(following, following.initialOffset())
+    clock.now_ms += POLL_MS
+    read: Callable[..., Any] = getattr(logs_module, first)
+
+    def read_then_written(*arguments: Any) -> Any:
+        found = read(*arguments)
+        put(tmp_path, "north", "2", MARKER)
+        return found
+
+    monkeypatch.setattr(logs_module, first, read_then_written)
+    end = following.latestOffset(start, ReadMaxFiles(2))
+    assert not LogsOffset.from_dict(end).complete
+    assert (tmp_path / "north" / MARKER).exists()
+    monkeypatch.undo()
+    clock.now_ms += POLL_MS
+    last = drain(following, end)
+    assert LogsOffset.from_dict(last).shards["north"].last == "2"
+    following.stop()
+
+
+def test_an_empty_folder_is_complete_by_its_marker_and_a_missing_one_is_not(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", MARKER)
+    (tmp_path / "south").mkdir()
+    (tmp_path / "east").mkdir()
+    (tmp_path / "east" / f".{MARKER}").mkdir()
+    following = marked(driver, tmp_path)
+    assert LogsOffset.from_dict(drain(following, following.initialOffset())).complete == {"north"}
+    following.stop()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", ["0", "9"])
+def test_a_file_that_comes_into_a_complete_folder_is_refused(
+    tmp_path: Path, driver: Driver, name: str, *, restarts: bool
+) -> None:
+    put(tmp_path, "north", "1", MARKER)
+    clock = FakeClock()
+    following = marked(driver, tmp_path, clock)
+    end = drain(following, following.initialOffset())
+    if restarts:
+        following.stop()
+        following = marked(driver, tmp_path, clock)
+    put(tmp_path, "north", name)
+    clock.now_ms += POLL_MS
+    with pytest.raises(LogsError, match=f"'north' .* was complete, and after that came '{name}'"):
+        following.latestOffset(end, ALL)
+    (tmp_path / "north" / name).unlink()
+    assert following.latestOffset(end, ALL) == end
+    following.stop()
+
+
+def test_a_file_of_a_complete_folder_that_changes_is_refused_before_the_next_batch(
+    tmp_path: Path, driver: Driver
+) -> None:
+    """Also one that is not of the newest batch."""
+    put(tmp_path, "north", "1", "2", "3", MARKER)
+    clock = FakeClock()
+    following = marked(driver, tmp_path, clock)
+    end = drain(following, following.initialOffset())
+    before = (tmp_path / "north" / "1").read_text()
+    (tmp_path / "north" / "1").write_text("longer " * 100)
+    put(tmp_path, "south", "1")
+    clock.now_ms += POLL_MS
+    with pytest.raises(LogsError, match=r"'north' .* was complete, and '1' in it has changed"):
+        following.latestOffset(end, ALL)
+    (tmp_path / "north" / "1").write_text(before)
+    assert batch(following, end, following.latestOffset(end, ALL)) == ["south/1"]
+    following.stop()
+
+
+def test_a_file_that_was_repaired_has_not_changed_once_its_folder_is_complete(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1")
+    following = marked(driver, tmp_path)
+    start = following.initialOffset()
+    planned = following.latestOffset(start, ALL)
+    following.stop()
+    (tmp_path / "north" / "1").write_text("longer " * 100)
+    again = marked(driver, tmp_path)
+    assert batch(again, start, planned) == ["north/1"]
+    put(tmp_path, "north", MARKER)
+    end = drain(again, planned)
+    assert LogsOffset.from_dict(end).complete == {"north"}
+    again.stop()
+    third = marked(driver, tmp_path)
+    assert drain(third, end) == end
+    third.stop()
+
+
+@pytest.mark.parametrize("gone", [["DONE"], ["1"], ["1", "DONE"]])
+def test_a_complete_folder_may_be_archived_and_stays_complete(
+    tmp_path: Path, driver: Driver, gone: list[str]
+) -> None:
+    """In each order: the marker alone takes nothing back that was promised."""
+    put(tmp_path, "north", "1", MARKER)
+    clock = FakeClock()
+    following = marked(driver, tmp_path, clock)
+    end = drain(following, following.initialOffset())
+    for name in gone:
+        (tmp_path / "north" / name).unlink()
+    if len(gone) == 2:
+        (tmp_path / "north").rmdir()
+    clock.now_ms += POLL_MS
+    assert following.latestOffset(end, ALL) == end
+    put(tmp_path, "north", "2")
+    clock.now_ms += POLL_MS
+    with pytest.raises(LogsError, match="was complete, and after that came '2'"):
+        following.latestOffset(end, ALL)
+    following.stop()
+
+
+def test_a_marker_that_is_removed_before_it_counts_completes_nothing(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1", "2", "3", MARKER)
+    following = marked(driver, tmp_path)
+    end = following.latestOffset(following.initialOffset(), ReadMaxFiles(2))
+    (tmp_path / "north" / MARKER).unlink()
+    assert not LogsOffset.from_dict(drain(following, end)).complete
+    following.stop()
+
+
+def test_a_run_with_an_end_completes_no_folder_with_files_that_came_since(
+    tmp_path: Path, driver: Driver
+) -> None:
+    put(tmp_path, "north", "1")
+    put(tmp_path, "south", "1")
+    following = marked(driver, tmp_path)
+    following.prepareForTriggerAvailableNow()
+    put(tmp_path, "north", "2", MARKER)
+    put(tmp_path, "south", MARKER)
+    end = drain(following, following.initialOffset())
+    assert LogsOffset.from_dict(end).complete == {"south"}
+    following.stop()
+
+
+def test_a_driver_that_does_not_answer_notes_nothing_as_complete(tmp_path: Path) -> None:
+    driver = Driver()
+    put(tmp_path, "north", "1", MARKER)
+    following = marked(driver, tmp_path)
+    end = drain(following, following.initialOffset())
+    assert LogsOffset.from_dict(end).complete == {"north"}
+    put(tmp_path, "south", "1", MARKER)
+    following.stop()
+    driver.server.close()
+    again = marked(driver, tmp_path)
+    assert LogsOffset.from_dict(drain(again, end)).complete == {"north"}
