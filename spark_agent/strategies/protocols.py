@@ -40,8 +40,9 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one shard in one batch, for a strategy with state. Rows without an event time are left
-    out, and so are rows dated too far ahead of the clock.
+    """Rows of one shard in one batch, for a strategy with state.
+
+    Rows without an event time are left out, and so are rows dated too far ahead of the clock.
 
     >>> rows = Rows(count=3, oldest_ms=5_000, newest_ms=9_000, read_at_ms=60_000)
     >>> rows.newest_ms - rows.oldest_ms
