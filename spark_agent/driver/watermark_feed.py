@@ -224,11 +224,12 @@ class WatermarkFeed:
         control source then, and so would a call of `query.stop()`, which is why one that is being
         stopped never waits.
         """
-        reason = behind
-        if reason is None and self._throttle is not None:
-            reason = self._throttle.reason_to_wait(latest)
-        if reason is not None and not self._running.is_active:
-            reason = None
+        reason = None
+        # Each look at the query is a request to the JVM.
+        if (behind is not None or self._throttle is not None) and self._running.is_active:
+            reason = behind
+            if self._throttle is not None:
+                reason = reason or self._throttle.reason_to_wait(latest)
         self._waits.because = reason
         return reason is not None
 
