@@ -138,7 +138,9 @@ def with_ingress_time(frame: DataFrame, name: str) -> DataFrame:
 def mark_of(frame: DataFrame, mark: Column) -> Column:
     """Return a strategy's mark, which must be a timestamp. Raises `ValueError`."""
     try:
-        data_type = frame.select(mark.alias("mark")).schema["mark"].dataType
+        # A filter, since the mark will be in one: aggregates and window functions cannot be.
+        rows = frame.filter(mark.isNull()).select(mark.alias("mark"))
+        data_type = rows.schema["mark"].dataType
     except AnalysisException as error:
         raise ValueError(f"the strategy's SQL cannot be read: {error.getMessage()}") from error
     if not isinstance(data_type, TimestampType):

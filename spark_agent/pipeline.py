@@ -358,8 +358,9 @@ class Pipeline:
         )
         if tasks is not None and (type(tasks) is not int or tasks < 1):
             raise ValueError(f"invalid tasks {tasks!r}: write a number of tasks, 1 or more")
-        if parts.clock or stage in _throttled(self._job.throttle, self._job.stages):
-            # A query without watermarked() has no control source that could hold it back.
+        if parts.needs_polls or stage in _throttled(self._job.throttle, self._job.stages):
+            # A query without watermarked() has no control source that could hold it back, or fail a run
+            # that would end well.
             frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from spark_agent.arrow import Array, ShardRows, times_by_shard
-from spark_agent.strategies import Rows, Summary
+from spark_agent.exceptions import StrategyError
+from spark_agent.strategies import Rows, Summary, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,5 +63,9 @@ class TaskDigests:
 
         kept = self._times_ms.pop(shard, [])
         if kept and self._summary.digest is not None:
-            made = self._summary.digest(np.concatenate(kept))
+            made: object = self._summary.digest(np.concatenate(kept))
+            if not isinstance(made, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise StrategyError(
+                    f"{self._summary.digest.__qualname__} has returned {shown(made)}: return bytes"
+                )
             self._digests.setdefault(shard, []).append(made)

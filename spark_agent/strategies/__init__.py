@@ -19,7 +19,6 @@ from spark_agent.strategies.learned_lateness import LearnedLateness
 from spark_agent.strategies.protocols import (
     EARLIEST_MS,
     ClockStrategy,
-    LearnsBound,
     Rows,
     StatefulStrategy,
     Strategy,
@@ -30,8 +29,10 @@ from spark_agent.strategies.resolved import (
     Resolved,
     Summary,
     TaskPromise,
+    checked_ms,
     promised_ms,
     resolved,
+    shown,
 )
 
 __all__ = [
@@ -43,7 +44,6 @@ __all__ = [
     "Expression",
     "IngressTime",
     "LearnedLateness",
-    "LearnsBound",
     "NoWatermarks",
     "Punctuated",
     "Resolved",
@@ -53,7 +53,9 @@ __all__ = [
     "Summary",
     "TaskPromise",
     "WallClock",
+    "checked_ms",
     "merged",
     "promised_ms",
     "resolved",
+    "shown",
 ]

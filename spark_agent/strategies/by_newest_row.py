@@ -86,7 +86,8 @@ class Punctuated:
 
     def __init__(self, when: str | Column, bound: Duration = "0 s") -> None:
         """Set the condition and the bound. Raises `ValueError` if one of them cannot be read."""
-        if isinstance(when, str) and not when.strip():
+        is_given = isinstance(when, str | Column)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_given or (isinstance(when, str) and not when.strip()):
             raise ValueError(
                 f"invalid condition {when!r}: write SQL like \"action = 'buy'\", or a column"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 EARLIEST_MS: Final = -62_135_596_800_000
 """0001-01-01T00:00:00Z: no promise is earlier."""
+LATEST_MS: Final = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z: no promise is later, except that of a final shard."""
 
 
 class Strategy(Protocol):
@@ -133,15 +135,6 @@ class StatefulStrategy(Protocol):
 
     def promise(self, state: Any) -> int | None:  # noqa: ANN401
         """Return the promise (ms, UTC), as `Strategy.promise_ms` does; None: not yet."""
-        ...
-
-
-@runtime_checkable
-class LearnsBound(Protocol):
-    """Part of a strategy with state whose bound is shown: in the log, a metric and `Pipeline.bounds`."""
-
-    def bound_ms(self, state: Any) -> int | None:  # noqa: ANN401  (what JSON has)
-        """Return the bound of a shard (ms); None: there is none yet."""
         ...
 
 

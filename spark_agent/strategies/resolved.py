@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pyspark.sql import Column
 
+from spark_agent.exceptions import StrategyError
 from spark_agent.strategies.by_clock import IngressTime, WallClock
 from spark_agent.strategies.by_newest_row import Expression, Punctuated
-from spark_agent.strategies.protocols import ClockStrategy, StatefulStrategy, Strategy
+from spark_agent.strategies.protocols import (
+    EARLIEST_MS,
+    LATEST_MS,
+    ClockStrategy,
+    StatefulStrategy,
+    Strategy,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+_LONGEST_SHOWN: Final = 200
+"""In characters."""
 
 AnyStrategy: TypeAlias = Strategy | StatefulStrategy | ClockStrategy | str
 """An argument of `Pipeline.source`. Text is an `Expression`."""
@@ -26,10 +37,50 @@ TaskPromise: TypeAlias = Callable[[int], int | None]
 def promised_ms(promise: TaskPromise, mark_ms: int | None) -> int | None:
     """Return the promise that a shard's newest mark allows; None: none, or not one row is marked.
 
+    Raises `StrategyError` if the strategy returns anything else than a time or None.
+
     >>> promised_ms(lambda newest_ms: newest_ms - 5, 7), promised_ms(lambda newest_ms: newest_ms, None)
     (2, None)
     """
-    return None if mark_ms is None else promise(mark_ms)
+    if mark_ms is None:
+        return None
+    return checked_ms(promise(mark_ms), f"{getattr(promise, '__qualname__', promise)}({mark_ms})")
+
+
+def checked_ms(promise: object, call: str) -> int | None:
+    """Return a promise that a strategy has made. Raises `StrategyError`.
+
+    >>> checked_ms(5, "Daily.promise_ms(7)")
+    5
+    >>> checked_ms(5.0, "Daily.promise_ms(7)")
+    Traceback (most recent call last):
+    spark_agent.exceptions.StrategyError: Daily.promise_ms(7) has returned 5.0: return milliseconds \
+since the Unix epoch, an int, or None
+    """
+    if promise is None:
+        return None
+    # NumPy's integers are Integral. True is one, too, and a mistake.
+    if not isinstance(promise, bool) and isinstance(promise, Integral):
+        found_ms = int(promise)
+        if EARLIEST_MS <= found_ms <= LATEST_MS:
+            return found_ms
+    raise StrategyError(
+        f"{call} has returned {shown(promise)}: return milliseconds since the Unix epoch, an int, or "
+        f"None"
+    )
+
+
+def shown(value: object) -> str:
+    """Write a value of a user's class for an error, whatever the value is.
+
+    >>> shown({1, 2}), shown(10**5_000)
+    ('{1, 2}', 'an int')
+    """
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  (an integer of too many digits, or a repr that fails)
+        return f"an {type(value).__name__}"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +105,11 @@ class Resolved:
     """Makes the column whose newest value moves the promise, from the event time; None: that itself."""
     stateful: StatefulStrategy | None = None
     clock: ClockStrategy | None = None
+
+    @property
+    def needs_polls(self) -> bool:
+        """True if the driver takes part before each batch."""
+        return self.stateful is not None or self.clock is not None
 
     @property
     def summary(self) -> Summary | None:
@@ -89,7 +145,8 @@ def resolved(strategy: object) -> Resolved:
         if isinstance(given, Punctuated):
             return Resolved(given.behind.promise_ms, given.mark)
         if callable(getattr(given, "promise_ms", None)):
-            return Resolved(given.promise_ms, getattr(given, "mark", None))
+            has_mark = callable(getattr(given, "mark", None))
+            return Resolved(given.promise_ms, given.mark if has_mark else None)
     raise ValueError(
         f"invalid strategy {strategy!r}: write BoundedOutOfOrderness('10 minutes'), Ascending(), SQL "
         f"like 'at - INTERVAL 10 MINUTES', or a class of your own with promise_ms, or with update and "

@@ -9,7 +9,7 @@ from typing import Any, Final
 from prometheus_client import Gauge
 
 from spark_agent.started_query import StartedQuery
-from spark_agent.strategies import LearnsBound
+from spark_agent.strategies import LearnedLateness
 from spark_agent.times import duration_text
 
 _log: Final = logging.getLogger("spark_agent")
@@ -24,8 +24,9 @@ _LOGGED_FACTOR: Final = 2
 
 
 class LearnedBounds:
-    """The bounds of each source whose strategy has `bound_ms`. Values are replaced, never changed, so
-    other threads may read them.
+    """The bounds of each source whose strategy is `LearnedLateness`.
+
+    Values are replaced, never changed, so other threads may read them.
     """
 
     def __init__(self, query: StartedQuery) -> None:
@@ -36,7 +37,7 @@ class LearnedBounds:
 
     def note(self, stage: str, strategy: object, states: Iterable[tuple[str, Any]]) -> None:
         """Note the bounds of shards whose states have changed."""
-        if not isinstance(strategy, LearnsBound):
+        if not isinstance(strategy, LearnedLateness):
             return
         found = {shard: strategy.bound_ms(state) for shard, state in states}
         bounds = {shard: bound_ms for shard, bound_ms in found.items() if bound_ms is not None}

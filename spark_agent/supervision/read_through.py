@@ -91,12 +91,13 @@ class ReadThrough:
     def note_batch(self, batch: CommittedBatch) -> None:
         """Note that Spark has committed a batch.
 
-        A batch that this run only repeats proves nothing: its sources were listed before. A batch was
-        planned in this run if the run has polled when the batch before was the latest.
+        A batch that has read nothing has found nothing unread, also where batches are limited. A batch
+        that this run only repeats proves nothing: its sources were listed before. A batch was planned in
+        this run if the run has polled when the batch before was the latest.
         """
         polls = self._polls
         is_new = polls is not None and polls.epoch < batch.epoch
-        if is_new and self._stages.reads_all:
+        if is_new and (self._stages.reads_all or batch.read_nothing):
             self._raise(batch.triggered_ms)
 
     def note_end(self) -> None:

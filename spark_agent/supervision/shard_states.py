@@ -12,11 +12,16 @@ from spark_agent.exceptions import StrategyError
 from spark_agent.executor.tally import Tallies, pop_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.started_query import StartedQuery
-from spark_agent.strategies import EARLIEST_MS, Rows, StatefulStrategy
+from spark_agent.strategies import Rows, StatefulStrategy, checked_ms, shown
 from spark_agent.supervision.learned_bounds import LearnedBounds
-from spark_agent.times import MAX_MS
 
 _log: Final = logging.getLogger("spark_agent")
+
+
+_LOST: Final = (
+    "The batch is committed and its rows are written, but they are missing in the states. Mend the "
+    "strategy, and start the query again"
+)
 
 
 class StateNotes(Protocol):
@@ -103,7 +108,14 @@ class ShardStates:
         if noted is None:
             return _Source(strategy)
         epoch, text = noted
-        stored = json.loads(text)
+        try:
+            stored = json.loads(text)
+        except ValueError as error:
+            raise StrategyError(
+                f"stage {stage!r}: the states of its strategy after batch {epoch}, in the checkpoint's "
+                f"folder tidegauge/states/{stage}, cannot be read: {error}. Restore the file, or remove "
+                f"it: then the strategy starts without a state"
+            ) from error
         if stored["strategy"] != _name(strategy):
             _log.warning(
                 "stage %s: the checkpoint has states of %s, and the strategy is %s now: it starts "
@@ -123,56 +135,48 @@ def _name(strategy: StatefulStrategy) -> str:
 def _updated(stage: str, source: _Source, shard: str, rows: Rows) -> Any:  # noqa: ANN401
     try:
         return source.strategy.update(source.states.get(shard), rows)
-    except Exception as error:
+    except BaseException as error:  # `sys.exit()`, too, would end this thread without a word
         raise StrategyError(_failed(stage, source, shard, "update", error)) from error
 
 
 def _promise(stage: str, source: _Source, shard: str) -> int | None:
     try:
         promise: object = source.strategy.promise(source.states[shard])
-    except Exception as error:
+    except BaseException as error:  # likewise
         raise StrategyError(_failed(stage, source, shard, "promise", error)) from error
-    if promise is None:
-        return None
-    if type(promise) is not int or not EARLIEST_MS <= promise < MAX_MS:
-        raise StrategyError(
-            f"stage {stage!r}, shard {shard!r}: {_name(source.strategy)}.promise has returned "
-            f"{promise!r}: return milliseconds since the Unix epoch, an int, or None"
-        )
-    return promise
+    return checked_ms(promise, f"{_where(stage, shard)}: {_name(source.strategy)}.promise")
 
 
-def _failed(stage: str, source: _Source, shard: str, method: str, error: Exception) -> str:
+def _failed(stage: str, source: _Source, shard: str, method: str, error: BaseException) -> str:
     return (
-        f"stage {stage!r}, shard {shard!r}: {_name(source.strategy)}.{method} has failed with "
-        f"{type(error).__name__}: {error}. The batch is committed, and its rows are written. Mend the "
-        f"strategy, and start the query again"
+        f"{_where(stage, shard)}: {_name(source.strategy)}.{method} has failed with "
+        f"{type(error).__name__}: {error}. {_LOST}"
     )
+
+
+def _where(stage: str, shard: str) -> str:
+    return f"stage {stage!r}, shard {shard!r}"
 
 
 def _to_text(stage: str, source: _Source) -> str:
     stored: Mapping[str, Any] = {"strategy": _name(source.strategy), "states": source.states}
-    try:
-        text = json.dumps(stored, allow_nan=False)
-        if json.loads(text) == stored:
-            return text
-    except (TypeError, ValueError):
-        pass
+    if _is_json(stored):
+        return json.dumps(stored)
     shard = next(each for each in source.states if not _is_json(source.states[each]))
     raise StrategyError(
-        f"stage {stage!r}, shard {shard!r}: {_name(source.strategy)}.update has returned "
-        f"{source.states[shard]!r}, which JSON cannot keep: use numbers, text, booleans, None, lists, "
-        f"and dictionaries with text as keys"
+        f"{_where(stage, shard)}: {_name(source.strategy)}.update has returned "
+        f"{shown(source.states[shard])}, which JSON cannot keep: use numbers, text, booleans, None, "
+        f"lists, and dictionaries with text as keys. {_LOST}"
     )
 
 
 def _is_json(state: object) -> bool:
     """Return whether JSON keeps a state as it is.
 
-    >>> [_is_json(each) for each in (5, {"a": [1, None]}, (1, 2), {1: 2}, float("nan"), {1, 2})]
-    [True, True, False, False, False, False]
+    >>> [_is_json(each) for each in (5, {"a": [1, None]}, (1, 2), {1: 2}, float("nan"), {1}, 10**5_000)]
+    [True, True, False, False, False, False, False]
     """
     try:
         return bool(json.loads(json.dumps(state, allow_nan=False)) == state)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001  (too deep, too long, circular, or a type that JSON lacks)
         return False

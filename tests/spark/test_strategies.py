@@ -170,21 +170,36 @@ class Wrong(Counting):
         return 1.5
 
 
+class WrongInTask:
+    def promise_ms(self, newest_ms: int) -> Any:
+        return newest_ms / 1.0
+
+
+@pytest.mark.parametrize("has_windows", [True, False])
+@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, None])
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
         (Broken(), "Broken.update has failed with KeyError: 'litres'"),
         (Unkept(), r"Unkept.update has returned \{1, 2\}, which JSON cannot keep"),
         (Wrong(), "Wrong.promise has returned 1.5: return milliseconds"),
+        (WrongInTask(), r"WrongInTask.promise_ms\(\d+\) has returned .*: return milliseconds"),
     ],
-    ids=["broken", "unkept", "wrong"],
+    ids=["broken", "unkept", "wrong", "wrong in a task"],
 )
 def test_a_strategy_that_fails_ends_its_query_in_words(
-    flow: Flow, strategy: Any, message: str
+    flow: Flow,
+    strategy: Any,
+    message: str,
+    trigger: Mapping[str, object] | None,
+    *,
+    has_windows: bool,
 ) -> None:
+    """Also a run that would end well otherwise, and a query that has not a window."""
     flow.write(steady(range(10)))
     with flow.pipeline() as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline, strategy))
+        frame = (flow.counts if has_windows else flow.source)(pipeline, strategy)
+        query = flow.start(pipeline, frame, trigger=trigger)
         with pytest.raises(StreamingQueryException, match=message):
             query.awaitTermination(DEADLINE_S)
         assert flow.output_of(SOURCE) == -1
@@ -391,6 +406,9 @@ def test_a_nightly_wall_clock_covers_what_was_there_at_the_start(flow: Flow) -> 
         ("at", Expression("nothing - INTERVAL 1 SECOND"), "the strategy's SQL cannot be read"),
         ("at", "key", "gives string; it must give a timestamp"),
         ("at", Punctuated("key"), "the strategy's SQL cannot be read"),
+        ("at", "max(at)", "the strategy's SQL cannot be read"),
+        ("at", "lag(at) OVER (PARTITION BY key ORDER BY at)", "the strategy's SQL cannot be read"),
+        ("at", "explode(array(at))", "the strategy's SQL cannot be read"),
         ("at", Ascending, "invalid strategy"),
         ("at", 5, "invalid strategy 5: write"),
         ("at", " ", "invalid expression ' '"),

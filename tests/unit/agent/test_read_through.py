@@ -82,6 +82,13 @@ def test_a_batch_that_may_have_left_something_proves_nothing() -> None:
     assert of(read) == 210
 
 
+def test_a_batch_that_has_read_nothing_proves_it_also_where_batches_are_limited() -> None:
+    read = ReadThrough(query(reads_all=False), 100)
+    read.note_poll("gate", 110, None)
+    read.note_poll("gate", 210, batch(0, 109, read_nothing=True))
+    assert of(read) == 109
+
+
 def test_a_repeated_batch_proves_nothing() -> None:
     """Its sources were listed by the driver before this one; the files since are unread."""
     read = ReadThrough(query(), 100)
@@ -172,6 +179,9 @@ def test_no_instant_passes_an_unread_file(data: st.DataObject) -> None:
                 unread.remove(each)
             epoch += 1
             latest = batch(epoch, triggered_ms)
-            if data.draw(st.booleans(), label="the listener is in time"):
-                read.note_batch(latest)
+        elif data.draw(st.booleans(), label="a control source has news"):
+            epoch += 1
+            latest = batch(epoch, triggered_ms, read_nothing=not taken)
+        if latest is not None and data.draw(st.booleans(), label="the listener is in time"):
+            read.note_batch(latest)
         pass_time()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_agent.arrow import rows_by_shard
+from spark_agent.arrow import ShardRows, rows_by_shard
 from spark_agent.client.client import Client
 from spark_agent.client.reports import RangeReport
 from spark_agent.driver.ingress_clock import IngressClock
 from spark_agent.exceptions import StrategyError
+from spark_agent.executor.digests import TaskDigests
 from spark_agent.executor.tally import Tallies, Tally
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.strategies import (
@@ -29,6 +31,8 @@ from spark_agent.strategies import (
     NoWatermarks,
     Punctuated,
     Rows,
+    Summary,
+    TaskPromise,
     WallClock,
     merged,
     promised_ms,
@@ -126,6 +130,22 @@ def test_what_is_not_a_strategy_is_refused(given: object) -> None:
         resolved(given)
 
 
+def test_an_attribute_named_mark_is_not_a_mark() -> None:
+    class Daily:
+        mark = 5
+
+        def promise_ms(self, newest_ms: int) -> int:
+            return newest_ms
+
+    assert resolved(Daily()).mark is None
+
+
+@pytest.mark.parametrize("when", [None, True, 1, int])
+def test_a_condition_that_is_not_one_is_refused(when: Any) -> None:
+    with pytest.raises(ValueError, match="invalid condition"):
+        Punctuated(when)
+
+
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_empty_sql_is_refused(empty: str) -> None:
     with pytest.raises(ValueError, match="invalid expression"):
@@ -159,6 +179,13 @@ class Notes:
 
     def note_states(self, stage: str, epoch: int, states: str) -> None:
         self.texts[stage] = epoch, states
+
+
+def make_promise(found: object) -> Callable[[int], object]:
+    def promise(newest_ms: int) -> object:
+        return found
+
+    return promise
 
 
 class Summing:
@@ -236,14 +263,89 @@ def test_states_of_another_strategy_are_left_alone(caplog: pytest.LogCaptureFixt
     assert "has states of Summing" in caplog.text
 
 
-@pytest.mark.parametrize("promise", [1.5, True, "5", MAX_MS, EARLIEST_MS - 1])
+@pytest.mark.parametrize(
+    "promise",
+    [1.5, True, "5", 10**4_000, MAX_MS, EARLIEST_MS - 1],
+    ids=type,
+)
 def test_a_promise_that_is_not_a_time_is_an_error(promise: object) -> None:
+    with pytest.raises(StrategyError, match=r"promise\(7\) has returned .*: return milliseconds"):
+        promised_ms(cast("TaskPromise", make_promise(promise)), 7)
+
     class Wrong(Summing):
         def promise(self, state: list[int]) -> Any:
             return promise
 
     with pytest.raises(StrategyError, match=r"stage 's', shard 'a': .*return milliseconds"):
         states(Notes(), {("q", "s", 0): tally({"a": 1})}, Wrong()).update(batch(0))
+
+
+class Failing(Summing):
+    """Fails as a user's class may, or returns what cannot be kept."""
+
+    def __init__(self, error: BaseException | None = None, state: object = None) -> None:
+        self._error = error
+        self._state = state
+
+    def update(self, state: list[int] | None, rows: Rows) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._state
+
+
+class Unwritable:
+    """An object that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise OSError
+
+
+def deep() -> list[Any]:
+    found: list[Any] = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (Failing(KeyError("litres")), "Failing.update has failed with KeyError: 'litres'"),
+        (Failing(SystemExit(3)), "Failing.update has failed with SystemExit: 3"),
+        (Failing(KeyboardInterrupt()), "Failing.update has failed with KeyboardInterrupt"),
+        (Failing(state=10**5_000), "has returned an int, which JSON cannot keep"),
+        (Failing(state=Unwritable()), "has returned an Unwritable, which JSON cannot keep"),
+        (Failing(state=deep()), "which JSON cannot keep"),
+        (Failing(state=[Rows(1, 2, 3)]), "has returned .Rows.*, which JSON cannot keep"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_whatever_a_strategy_does_is_an_error_in_words(strategy: Failing, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        states(Notes(), {("q", "s", 0): tally({"a": 1})}, strategy).update(batch(0))
+
+
+def test_states_that_cannot_be_read_are_an_error_that_names_their_folder() -> None:
+    notes = Notes()
+    notes.texts["s"] = 4, "{"
+    with pytest.raises(StrategyError, match="folder tidegauge/states/s, cannot be read"):
+        states(notes, {}).update(batch(5))
+
+
+def test_integers_of_numpy_are_times() -> None:
+    found = promised_ms(cast("TaskPromise", make_promise(np.int64(5))), 7)
+    assert (found, type(found)) == (5, int)
+
+
+def test_a_digest_that_is_not_bytes_is_an_error() -> None:
+    def digest(times_ms: Any) -> Any:
+        return "5"
+
+    digests = TaskDigests(Summary(digest=digest))
+    found = {"a": ShardRows(5, 5, 1, mark_ms=5)}
+    digests.add(pa.array(["a"]), pa.array([5_000], pa.timestamp("us")), found)
+    with pytest.raises(StrategyError, match="digest has returned '5': return bytes"):
+        digests.rows(found)
 
 
 # The clock in the driver.
