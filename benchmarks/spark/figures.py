@@ -143,14 +143,16 @@ def _cost(case: Case, ours: Variant, theirs: Variant, target: float | None, name
 def _strategies(
     spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Yield the run time with each strategy, relative to a fixed bound."""
+    """Yield the duration of a batch with each strategy, relative to a fixed bound."""
     files = Files(folder / "files", size.rows, size.slices, by_shard=False)
     files.write()
     bench = StrategyBench(spark, url, folder, files)
     for name, ratios in bench.ratios(size.rounds, say).items():
         if name != BASELINE:
             ratio, spread = middle(ratios)
-            yield Figure(f"source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread)
+            yield Figure(
+                f"a batch of source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread
+            )
 
 
 def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -88,20 +88,21 @@ class StrategyBench:
         self._numbers = itertools.count()
 
     def ratios(self, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-        """Return each strategy's run times, relative to the bound in the same round."""
+        """Return the duration of a batch with each strategy, relative to the bound in the same round."""
         found: dict[str, list[float]] = {name: [] for name in STRATEGIES}
         for number in range(rounds + 1):
-            seconds = {
+            batch_ms = {
                 name: self._run(name)
                 for name in (list(STRATEGIES) if number % 2 else list(STRATEGIES)[::-1])
             }
-            say(f"strategies, round {number}: {seconds[BASELINE]:.2f} s with {BASELINE}")
+            say(f"strategies, round {number}: {batch_ms[BASELINE]:.0f} ms with {BASELINE}")
             if number:
-                for name, each in seconds.items():
-                    found[name].append(each / seconds[BASELINE])
+                for name, each in batch_ms.items():
+                    found[name].append(each / batch_ms[BASELINE])
         return found
 
     def _run(self, name: str) -> float:
+        """Return the median duration of a batch with rows (ms), once the query runs."""
         folder = self._folder / f"strategy-{next(self._numbers)}"
         clicks = (
             self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
@@ -119,11 +120,13 @@ class StrategyBench:
             )
             writer = source.writeStream.format("noop").trigger(availableNow=True)
             writer = writer.option("checkpointLocation", str(folder))
-            began = time.perf_counter()
-            pipeline.start(writer).awaitTermination()
-            seconds = time.perf_counter() - began
+            query = pipeline.start(writer)
+            query.awaitTermination()
+            batches = [json.loads(each.json) for each in query.recentProgress]
         shutil.rmtree(folder)
-        return seconds
+        # The first batch starts Python, and a last one may have a row of each shard alone.
+        full = [each["durationMs"] for each in batches[1:] if each["numInputRows"] > 2 * SHARDS]
+        return statistics.median(each["triggerExecution"] for each in full)
 
 
 def middle(ratios: list[float]) -> tuple[float, str]:
