@@ -33,7 +33,9 @@ async def test_two_replicas_agree_whatever_meets(
     ):
         fuzzer = Fuzzer([one.client, other.client], seed)
         await fuzzer.run(2_000)
-    assert [record.getMessage() for record in caplog.records if "damaged" in record.message] == []
+    assert [
+        record.getMessage() for record in caplog.records if "damaged" in record.getMessage()
+    ] == []
     assert fuzzer.watermarks_seen > 100
     # It was put to the proof: each of these has met the others.
     for act, status in (

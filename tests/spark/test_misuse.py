@@ -179,9 +179,17 @@ def test_a_bound_that_is_none(bound: Any) -> None:
         BoundedOutOfOrderness(bound)
 
 
-@pytest.mark.parametrize("strategy", [None, Ascending, "ascending"])
-def test_a_strategy_that_is_none(alone: Flow, pipeline: Pipeline, strategy: Any) -> None:
-    message = r"invalid strategy .*: write BoundedOutOfOrderness\('10 minutes'\)"
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (None, r"invalid strategy None: write BoundedOutOfOrderness\('10 minutes'\)"),
+        (Ascending, r"invalid strategy <class .*>: write BoundedOutOfOrderness\('10 minutes'\)"),
+        ("ascending", r"the strategy's SQL cannot be read: .*ascending"),
+    ],
+)
+def test_a_strategy_that_is_none(
+    alone: Flow, pipeline: Pipeline, strategy: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         alone.source(pipeline, strategy)
 

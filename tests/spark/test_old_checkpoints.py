@@ -328,7 +328,7 @@ def test_a_lost_checkpoint_is_told_as_such(
         frame = flow.counts(pipeline)
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, on_lost_checkpoint="continue"))
         assert pipeline.counts[Count.LATE_ROWS] > 0
-    told = "\n".join(record.message for record in caplog.records)
+    told = "\n".join(record.getMessage() for record in caplog.records)
     assert "the query's checkpoint is new, was lost, or is an older copy" in told
     assert "does its strategy fit?" not in told
 

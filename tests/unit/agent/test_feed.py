@@ -250,7 +250,9 @@ def test_a_checkpoint_ahead_of_the_job_is_logged(caplog: pytest.LogCaptureFixtur
         feed(server, query).next("r", STAGE, Offset(5, 8))
         feed(server, query).next("r", STAGE, Offset(None, 8))
     assert query.failures == []
-    [logged] = [record.message for record in caplog.records if "checkpoint" in record.message]
+    [logged] = [
+        record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()
+    ]
     assert "checkpoint is at 1970-01-01T00:00:00.070Z, but the job is only at" in logged
 
 
@@ -284,7 +286,9 @@ def test_a_watermark_that_is_stuck_in_spark_is_logged_once(
         for epoch in range(10):
             query.done(epoch, 0)
             here = following.next("r", STAGE, here)
-    logged = [record for record in caplog.records if "Spark's watermark is stuck" in record.message]
+    logged = [
+        record for record in caplog.records if "Spark's watermark is stuck" in record.getMessage()
+    ]
     assert len(logged) == 1
     assert here.turn == 4, "no batches without end"
 
