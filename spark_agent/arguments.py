@@ -14,7 +14,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.client.spec import StageSpec
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
-from spark_agent.strategies import Resolved, WallClock
+from spark_agent.strategies import WallClock
+from spark_agent.strategies.resolved import Resolved
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""

@@ -72,13 +72,8 @@ from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
 from spark_agent.started_query import StartedQuery, Timing
-from spark_agent.strategies import (
-    EARLIEST_MS,
-    AnyStrategy,
-    IngressTime,
-    Resolved,
-    resolved,
-)
+from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
+from spark_agent.strategies.resolved import Resolved, resolved
 from spark_agent.times import Duration, duration_ms
 
 _LINK_MARGIN_MS: Final = 5_000

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from spark_agent.arrow import Array, ShardRows, times_by_shard
 from spark_agent.exceptions import StrategyError
-from spark_agent.strategies import Rows, Summary, shown
+from spark_agent.strategies import Rows
+from spark_agent.strategies.resolved import Summary, shown
 
 if TYPE_CHECKING:
     import numpy as np

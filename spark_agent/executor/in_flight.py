@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from spark_agent.arrow import Array, ShardRows, times_by_shard
 from spark_agent.client.reports import NOTHING_IN_FLIGHT, InFlight
-from spark_agent.strategies import EARLIEST_MS, TaskPromise, promised_ms
+from spark_agent.strategies import EARLIEST_MS
+from spark_agent.strategies.resolved import TaskPromise, promised_ms
 
 _K: Final = 200
 """The sketch's accuracy: ranks are off by less than 2 %."""

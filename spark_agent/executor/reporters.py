@@ -21,7 +21,7 @@ from spark_agent.executor.digests import TaskDigests
 from spark_agent.executor.in_flight import TaskInFlight
 from spark_agent.executor.tally import Count, EarlyRow
 from spark_agent.executor.task import ReportTarget, TaskAttempt, current_task, freeze_imports
-from spark_agent.strategies import Summary, TaskPromise, promised_ms
+from spark_agent.strategies.resolved import Summary, TaskPromise, promised_ms
 from spark_agent.times import instant_text
 
 

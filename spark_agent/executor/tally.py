@@ -15,7 +15,8 @@ from enum import StrEnum
 from pyspark import AccumulatorParam
 
 from spark_agent.client.reports import RangeReport
-from spark_agent.strategies import Rows, merged
+from spark_agent.strategies import Rows
+from spark_agent.strategies.protocols import merged
 from spark_agent.times import MAX_MS
 
 TallyKey = tuple[str, str, int]

@@ -76,29 +76,38 @@ def sizes_of(path: str, shard: str, names: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def _named(files: Sequence[str]) -> str:
+    """Name the first of several files, and count the rest.
+
+    >>> _named(["a", "b"]), _named(["a", "b", "c", "d", "e"])
+    ("'a', 'b'", "'a', 'b', 'c' and 2 more")
+    """
+    named = ", ".join(map(repr, files[:_MOST_NAMED]))
+    rest = len(files) - _MOST_NAMED
+    return f"{named} and {rest} more" if rest > 0 else named
+
+
 def check_order(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
     """Check that files came in the order of their names. Raises `LogsError`."""
     if late := at.late(names):
-        more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
         raise LogsError(
             f"tidegauge: shard {shard!r} in {path!r} was read up to {at.last!r}, and after that came "
-            f"{', '.join(map(repr, late[:_MOST_NAMED]))}{more}, with a name that sorts before it, so "
-            f"it would never be read. Rename it to sort after {at.last!r} (its rows may be late), or "
-            f"move it out of the folder; then start the query again from its checkpoint. "
-            f"Files must come in the order of their names, and keep their names"
+            f"{_named(late)}, with a name that sorts before it, so it would never be read. Rename it to "
+            f"sort after {at.last!r} (its rows may be late), or move it out of the folder; then start "
+            f"the query again from its checkpoint. Files must come in the order of their names, and "
+            f"keep their names"
         )
 
 
 def check_complete(path: str, shard: str, names: Sequence[str], at: ShardOffset) -> None:
     """Check that no file came into a folder after it was noticed as complete. Raises `LogsError`."""
     if added := at.added(names):
-        more = f" and {len(added) - _MOST_NAMED} more" if len(added) > _MOST_NAMED else ""
         raise LogsError(
             f"tidegauge: the folder of shard {shard!r} in {path!r} was complete, and after that came "
-            f"{', '.join(map(repr, added[:_MOST_NAMED]))}{more}. Nothing may follow in a complete "
-            f"folder: its shard is final, and the watermark does not wait for it. Move the "
-            f"file into the folder of a shard that is not final, or out; then start the query again "
-            f"from its checkpoint. A marker must be written after the last file of its folder"
+            f"{_named(added)}. Nothing may follow in a complete folder: its shard is final, and the "
+            f"watermark does not wait for it. Move the file into the folder of a shard that is not "
+            f"final, or out; then start the query again from its checkpoint. A marker must be written "
+            f"after the last file of its folder"
         )
 
 

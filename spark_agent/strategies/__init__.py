@@ -22,18 +22,8 @@ from spark_agent.strategies.protocols import (
     Rows,
     StatefulStrategy,
     Strategy,
-    merged,
 )
-from spark_agent.strategies.resolved import (
-    AnyStrategy,
-    Resolved,
-    Summary,
-    TaskPromise,
-    checked_ms,
-    promised_ms,
-    resolved,
-    shown,
-)
+from spark_agent.strategies.resolved import AnyStrategy
 
 __all__ = [
     "EARLIEST_MS",
@@ -46,16 +36,8 @@ __all__ = [
     "LearnedLateness",
     "NoWatermarks",
     "Punctuated",
-    "Resolved",
     "Rows",
     "StatefulStrategy",
     "Strategy",
-    "Summary",
-    "TaskPromise",
     "WallClock",
-    "checked_ms",
-    "merged",
-    "promised_ms",
-    "resolved",
-    "shown",
 ]

@@ -12,7 +12,8 @@ from spark_agent.exceptions import StrategyError
 from spark_agent.executor.tally import Tallies, pop_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.started_query import StartedQuery
-from spark_agent.strategies import Rows, StatefulStrategy, checked_ms, shown
+from spark_agent.strategies import Rows, StatefulStrategy
+from spark_agent.strategies.resolved import checked_ms, shown
 from spark_agent.supervision.learned_bounds import LearnedBounds
 
 _log: Final = logging.getLogger("spark_agent")

@@ -43,6 +43,7 @@ from tests.spark.test_logs import (
     promises,
     statuses,
 )
+from tests.spark.test_logs import read as read_folders
 from tests.support.server import ROOT, Service
 
 pytestmark = pytest.mark.spark
@@ -63,16 +64,7 @@ def read(
     most: int | None = 1,
     strategy: Strategy = Ascending(),  # noqa: B008  (it is immutable)
 ) -> DataFrame:
-    return pipeline.read_logs(
-        folders.path,
-        stage=SOURCE,
-        format="json",
-        schema=SCHEMA,
-        event_time="at",
-        strategy=strategy,
-        max_files_per_shard=most,
-        complete=MARKER,
-    )
+    return read_folders(pipeline, folders, most, strategy=strategy, complete=MARKER)
 
 
 def complete(folders: Folders, *shards: str) -> None:

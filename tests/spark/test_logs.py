@@ -104,13 +104,13 @@ def together(*stages: str, drift_s: int = DRIFT_S) -> dict[str, Any]:
 
 
 def read(pipeline: Pipeline, folders: Folders, most: int | None = 1, **options: Any) -> DataFrame:
+    options.setdefault("strategy", BOUND)
     return pipeline.read_logs(
         folders.path,
         stage=SOURCE,
         format="json",
         schema=SCHEMA,
         event_time="at",
-        strategy=BOUND,
         max_files_per_shard=most,
         **options,
     )

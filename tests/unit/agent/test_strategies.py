@@ -31,13 +31,10 @@ from spark_agent.strategies import (
     NoWatermarks,
     Punctuated,
     Rows,
-    Summary,
-    TaskPromise,
     WallClock,
-    merged,
-    promised_ms,
-    resolved,
 )
+from spark_agent.strategies.protocols import merged
+from spark_agent.strategies.resolved import Summary, TaskPromise, promised_ms, resolved
 from spark_agent.supervision.clock_promises import ClockPromises
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.shard_states import ShardStates
