@@ -269,7 +269,7 @@ class Pipeline:
 
         Raises `ValueError`.
         """
-        self._job.stage(stage, "source")
+        spec = self._job.stage(stage, "source")
         columns = check_logs(
             path,
             form=format,
@@ -289,6 +289,7 @@ class Pipeline:
                 zone=str(self._spark.conf.get("spark.sql.session.timeZone")),
                 most="" if max_files_per_shard is None else str(max_files_per_shard),
                 complete=complete or "",
+                dynamic=str(spec.is_dynamic).lower(),
             )
             .load()
         )

@@ -47,7 +47,8 @@ class Count(StrEnum):
     FAR_FUTURE_ROWS = "far_future_rows"
     """Rows dated further ahead of the clock than the tolerance allows; they do not raise a promise."""
     UNKNOWN_SHARD_ROWS = "unknown_shard_rows"
-    """Rows of a shard that the stage does not have; they pass, but do not raise a promise."""
+    """Rows of a shard that the stage does not have, or that cannot join by its name; they pass, but
+    nothing waits for them."""
     SPLIT_SHARDS = "split_shards"
     """Shards whose rows were in several tasks of a batch, although `partitioned_by_shard` was set."""
 

@@ -159,7 +159,8 @@ class Checkpoint:
         files = path(self._location).getFileSystem(_configuration(self._spark))
         folder = f"{_STATES}/{stage}"
         older = names_in(*_listing(self._spark, self._location, folder))
-        hidden = path(self._location, f"{folder}/.{epoch}")
+        # One name for all: what a killed driver leaves is overwritten.
+        hidden = path(self._location, f"{folder}/.new")
         stream = files.create(hidden, True)
         stream.write(bytearray(states.encode()))
         stream.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from spark_agent.client.spec import is_name
 from spark_agent.exceptions import LogsError
 from spark_agent.sources.offsets import LogsOffset, ShardOffset, is_hidden
 
@@ -74,6 +75,17 @@ def sizes_of(path: str, shard: str, names: Sequence[str]) -> dict[str, int]:
         with suppress(FileNotFoundError):
             found[name] = os.stat(os.path.join(path, shard, name)).st_size  # noqa: PTH116, PTH118
     return found
+
+
+def check_names(path: str, shards: Iterable[str]) -> None:
+    """Check that folders can join a dynamic source as its shards. Raises `LogsError`."""
+    if wrong := [shard for shard in shards if not is_name(shard)]:
+        raise LogsError(
+            f"tidegauge: {path!r} has {_named(wrong)}, and a folder joins as a shard under its name, "
+            f"which has up to 128 letters A-Z and a-z, digits, and . _ -, and starts with a letter or a "
+            f"digit. So the watermark would not wait for its rows. Rename it, or move it out; then "
+            f"start the query again"
+        )
 
 
 def _named(files: Sequence[str]) -> str:

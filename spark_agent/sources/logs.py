@@ -29,6 +29,7 @@ from spark_agent.sources.driver_link import LinkClient, LinkError
 from spark_agent.sources.folders import (
     Listing,
     check_complete,
+    check_names,
     check_order,
     check_sizes,
     files_of_batch,
@@ -61,6 +62,8 @@ class Logs:
     """The largest number of files of a shard in one batch; None: without a limit."""
     complete: str = ""
     """The name of the file that marks a folder as complete; empty: none does."""
+    is_dynamic: bool = False
+    """True if each folder joins as a shard."""
 
 
 class ShardFiles(InputPartition):
@@ -205,7 +208,10 @@ class LogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         path, marker = self._logs.path, self._logs.complete
         marked = find_marked(path, marker) if marker else frozenset[str]()
-        return marked, list_folders(path, marker)
+        listing = list_folders(path, marker)
+        if self._logs.is_dynamic:
+            check_names(path, listing)
+        return marked, listing
 
     def _check(self, at: LogsOffset, listing: Listing) -> None:
         """Raise `LogsError` if a shard has files or rows that would never be read."""
@@ -327,6 +333,7 @@ class LogsSource(DataSource):
             event_time=options["eventTime"],
             most=int(options["most"]) if options["most"] else None,
             complete=options["complete"],
+            is_dynamic=options["dynamic"] == "true",
         )
         return LogsReader(
             logs,

@@ -55,7 +55,7 @@ class Ascending:
 
         More rows with the same event time may follow, so the promise does not exceed it.
         """
-        return newest_ms
+        return max(newest_ms, EARLIEST_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,4 +131,4 @@ class Expression:
 
     def promise_ms(self, newest_ms: int) -> int:
         """See `Strategy`. `newest_ms` is the greatest value of the expression."""
-        return newest_ms
+        return max(newest_ms, EARLIEST_MS)

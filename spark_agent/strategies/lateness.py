@@ -41,8 +41,10 @@ _BUCKETS_BITS: Final = 6
 """The binary logarithm of the number of buckets in an octave."""
 _PER_OCTAVE: Final = 1 << _BUCKETS_BITS
 _OCTAVES: Final = 50 - _BUCKETS_BITS
-"""Lateness is less than 2^49 ms: from the year 1 to the year 9999, there are fewer."""
 BUCKETS: Final = (_OCTAVES + 1) * _PER_OCTAVE
+_MOST_MS: Final = (1 << 50) - 1
+"""The greatest lateness of the last bucket. From the year 1 to the year 9999, there are fewer
+milliseconds. Spark's times go back to the year -290308: a row from before counts as this late."""
 
 _MOST_ROWS: Final = 1 << 48
 """More rows than a batch has."""
@@ -122,7 +124,8 @@ def count_rows(digests: Iterable[Digest], newest_ms: int) -> Integers:
 
     counts = np.zeros(BUCKETS, np.int64)
     for each in digests:
-        np.add.at(counts, _buckets(np.maximum(newest_ms - each.oldest_ms, 0)), each.counts)
+        lateness_ms = np.clip(newest_ms - each.oldest_ms, 0, _MOST_MS)
+        np.add.at(counts, _buckets(lateness_ms), each.counts)
     return counts
 
 

@@ -132,7 +132,8 @@ class LearnedLateness:
 
     def _expected(self, rows: int) -> float:
         """Return the number of rows that are expected to be late."""
-        return (1 - self.quantile) * rows
+        # 1 - 0.9 is less than 0.1, and 100 rows would expect less than 10.
+        return round((1 - self.quantile) * rows, 6)
 
     def _observed(self, before: _Learned, digests: Sequence[lateness.Digest]) -> _Learned:
         """Return the state with the lateness of one more batch."""

@@ -55,7 +55,7 @@ def checked_ms(promise: object, call: str) -> int | None:
     >>> checked_ms(5.0, "Daily.promise_ms(7)")
     Traceback (most recent call last):
     spark_agent.exceptions.StrategyError: Daily.promise_ms(7) has returned 5.0: return milliseconds \
-since the Unix epoch, an int, or None
+since the Unix epoch within the years 1 to 9999, an int, or None
     """
     if promise is None:
         return None
@@ -65,8 +65,8 @@ since the Unix epoch, an int, or None
         if EARLIEST_MS <= found_ms <= LATEST_MS:
             return found_ms
     raise StrategyError(
-        f"{call} has returned {shown(promise)}: return milliseconds since the Unix epoch, an int, or "
-        f"None"
+        f"{call} has returned {shown(promise)}: return milliseconds since the Unix epoch within the "
+        f"years 1 to 9999, an int, or None"
     )
 
 

@@ -42,7 +42,11 @@ _MESSAGES: Final[Mapping[str, str]] = {
         "an outer join, stamp rows with coalesce() of both sides' times"
     ),
     Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
-    Count.UNKNOWN_SHARD_ROWS: "rows belong to a shard that is not in the specification",
+    Count.UNKNOWN_SHARD_ROWS: (
+        "rows belong to a shard that is not in the specification, or that cannot join a dynamic source "
+        "by its name: the watermark does not wait for them. A name has up to 128 letters A-Z and a-z, "
+        "digits, and . _ -, and starts with a letter or a digit"
+    ),
     Count.SPLIT_SHARDS: (
         "times a shard's rows were in several tasks of a batch: this source is not partitioned by "
         "shard, so leave out partitioned_by_shard=True"

@@ -280,6 +280,26 @@ def test_a_file_that_comes_into_a_complete_folder_fails_the_query_and_is_not_los
     assert final(flow) == {"left"}
 
 
+def test_a_folder_that_cannot_join_by_its_name_fails_the_query_before_it_is_read(
+    flow: Flow, folders: Folders
+) -> None:
+    """Its rows had passed, nothing waited for them, and most of them were late."""
+    folders.write_each("left", range(60))
+    folders.write_each("zürich", range(60))
+    with pipeline_of(flow, spec=DYNAMIC) as pipeline:
+        query = flow.start(
+            pipeline, counts(pipeline, read(pipeline, folders)), trigger=AVAILABLE_NOW
+        )
+        with pytest.raises(StreamingQueryException, match="has 'zürich', and a folder joins"):
+            query.awaitTermination()
+        assert not flow.counted()
+        (folders.path / "zürich").rename(folders.path / "zurich")
+        frame = counts(pipeline, read(pipeline, folders))
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+        assert not pipeline.counts
+    assert flow.counted() == windows(folders.readings)
+
+
 def test_a_dynamic_source_is_open_however_many_of_its_folders_are_complete(
     flow: Flow, folders: Folders
 ) -> None:

@@ -360,6 +360,28 @@ def test_a_promise_is_not_before_the_first_year() -> None:
     assert strategy.promise(state) == EARLIEST_MS
 
 
+@pytest.mark.parametrize("at_most", [None, "1 hour"])
+def test_a_row_from_before_the_calendar_counts_as_very_late(at_most: str | None) -> None:
+    """Spark reads the year -290308, and one such row of a billion had failed the query."""
+    strategy = LearnedLateness(0.9, at_most=at_most)
+    state = strategy.update(None, rows_of(strategy, [NEWEST_MS]))
+    first_of_spark_ms = -(2**63) // 1_000
+    oldest = [first_of_spark_ms, NEWEST_MS - (1 << 50), NEWEST_MS - (1 << 50) + 1]
+    state = strategy.update(state, rows_of(strategy, [NEWEST_MS - 5] * 200 + oldest))
+    assert strategy.bound_ms(state) == 5
+    assert strategy.promise(state) == NEWEST_MS - 5
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999])
+def test_a_bound_is_learned_from_as_many_rows_as_are_documented(quantile: float) -> None:
+    strategy, rows = LearnedLateness(quantile), round(10 / (1 - quantile))
+    first = strategy.update(None, rows_of(strategy, [NEWEST_MS]))
+    enough = strategy.update(first, rows_of(strategy, [NEWEST_MS - 5] * rows))
+    assert strategy.bound_ms(enough) == 5
+    too_few = strategy.update(first, rows_of(strategy, [NEWEST_MS - 5] * (rows - 1)))
+    assert strategy.bound_ms(too_few) is None
+
+
 @pytest.mark.parametrize("expected", [1e-9, 0.01, 0.7, 3.0, 50.0, 1e4, 1e9])
 def test_a_surprise_is_more_than_expected_and_not_more_than_necessary(expected: float) -> None:
     def improbable(count: int) -> bool:

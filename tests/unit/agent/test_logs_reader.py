@@ -57,10 +57,16 @@ def driver() -> Any:
 
 
 def reader(
-    driver: Driver, path: Path, clock: FakeClock, most: int | None = None, complete: str = ""
+    driver: Driver,
+    path: Path,
+    clock: FakeClock,
+    most: int | None = None,
+    complete: str = "",
+    *,
+    is_dynamic: bool = False,
 ) -> LogsReader:
     link = LinkClient(driver.server.port, "secret", timeout_ms=5_000)
-    logs = Logs(str(path), "json", "shard", "UTC", "at", most, complete)
+    logs = Logs(str(path), "json", "shard", "UTC", "at", most, complete, is_dynamic)
     return LogsReader(logs, link, source="7", schema=SCHEMA, poll_ms=POLL_MS, clock=clock)
 
 
@@ -493,3 +499,27 @@ def test_a_driver_that_does_not_answer_notes_nothing_as_complete(tmp_path: Path)
     driver.server.close()
     again = marked(driver, tmp_path)
     assert LogsOffset.from_dict(drain(again, end)).complete == {"north"}
+
+
+@pytest.mark.parametrize("name", ["zürich", "a b", "x" * 129, "-a"])
+def test_a_folder_that_cannot_join_by_its_name_is_refused(
+    driver: Driver, tmp_path: Path, name: str
+) -> None:
+    put(tmp_path, "north", "1.json")
+    put(tmp_path, name, "1.json")
+    following = reader(driver, tmp_path, FakeClock(), is_dynamic=True)
+    with pytest.raises(LogsError, match="the watermark would not wait for its rows"):
+        following.latestOffset(following.initialOffset(), ALL)
+    (tmp_path / name).rename(tmp_path / "south")
+    found = following.latestOffset(following.initialOffset(), ALL)
+    assert batch(following, following.initialOffset(), found) == ["north/1.json", "south/1.json"]
+    following.stop()
+
+
+def test_a_folder_that_is_not_in_a_fixed_list_may_have_any_name(
+    driver: Driver, tmp_path: Path
+) -> None:
+    put(tmp_path, "zürich", "1.json")
+    following = reader(driver, tmp_path, FakeClock())
+    assert following.latestOffset(following.initialOffset(), ALL) != following.initialOffset()
+    following.stop()

@@ -24,6 +24,7 @@ from spark_agent.executor.tally import Tallies, Tally
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.strategies import (
     EARLIEST_MS,
+    AnyStrategy,
     Ascending,
     BoundedOutOfOrderness,
     Expression,
@@ -153,6 +154,13 @@ def test_empty_sql_is_refused(empty: str) -> None:
 
 def test_a_wall_clock_does_not_promise_before_all_time() -> None:
     assert WallClock("1000000 days").promise_at(0) == EARLIEST_MS
+
+
+@pytest.mark.parametrize("strategy", [Ascending(), Expression("at"), Punctuated("true")])
+def test_a_row_from_before_the_calendar_is_no_error_of_a_strategy(strategy: AnyStrategy) -> None:
+    """A shard whose only row of a batch is a date that was read wrongly had failed the query."""
+    promise = resolved(strategy).promise
+    assert promised_ms(promise, -(2**63) // 1_000) == EARLIEST_MS
 
 
 @given(st.lists(st.lists(st.integers(0, 10**6), min_size=1), min_size=1))
