@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.client.spec import StageSpec
+from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
 from spark_agent.strategies import WallClock
 from spark_agent.strategies.resolved import Resolved
@@ -66,6 +67,24 @@ def check_early_not_bounded(stage: str, *, bounded: bool) -> None:
         raise ValueError(
             f"stage {stage!r}: early results make nothing final: leave out bounded=True, and "
             f"use trigger(availableNow=True) for a query that ends"
+        )
+
+
+def check_early_passes(stage: str, late: str) -> None:
+    """Check that a query of early results leaves late rows to Spark. Raises `ValueError`."""
+    if late != "pass":
+        raise ValueError(
+            f"stage {stage!r}: rows that are late for early results are not late for the results: leave "
+            f"out late={late!r} here, and set it in the query that reports"
+        )
+
+
+def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
+    """Check that a query that puts late rows aside has a checkpoint of its own. Raises `ValueError`."""
+    if not checkpoint.is_kept:
+        raise ValueError(
+            "a query with late= needs a checkpoint, by which a repeated batch finds the same rows late: "
+            "writer.option('checkpointLocation', …)"
         )
 
 

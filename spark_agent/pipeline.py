@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from secrets import token_hex
 from types import TracebackType
@@ -22,7 +22,9 @@ from spark_agent.arguments import (
     check_clock_strategy,
     check_clocks,
     check_early_not_bounded,
+    check_early_passes,
     check_is_writer,
+    check_keeps_checkpoint,
     check_lease_ttl,
     check_session,
     check_url,
@@ -45,14 +47,24 @@ from spark_agent.columns import (
     with_ingress_time,
 )
 from spark_agent.driver.job import DeclaredJob, host
+from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.queries import Queries
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
-from spark_agent.jvm.nodes import RANGES_TAG, SOURCE_TAG
+from spark_agent.jvm.cell import Cell
+from spark_agent.jvm.checkpoint import Checkpoint
+from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, LateFate
 from spark_agent.jvm.plan import PlanReader
-from spark_agent.jvm.progress import links_of, program_of
+from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
+from spark_agent.jvm.several_sinks import Writers, check_late_writer
 from spark_agent.jvm.writer import frame_of
+from spark_agent.late_frames import FLAG, is_late, split
+from spark_agent.soundness.late_rows import (
+    check_late_rows,
+    check_shares_shuffles,
+    lateness_by_call,
+)
 from spark_agent.soundness.query_stages import (
     ReportCall,
     check,
@@ -63,6 +75,7 @@ from spark_agent.soundness.query_stages import (
 from spark_agent.soundness.settings import (
     check_days,
     check_percentile,
+    check_reuses_shuffles,
     check_settings,
     counts_state,
 )
@@ -187,6 +200,8 @@ class Pipeline:
         self._reports: dict[str, ReportCall] = {}
         self._strategies: dict[str, Resolved] = {}
         """By tag of a source."""
+        self._first_on_time_us: dict[str, Cell] = {}
+        """By call that sets late rows apart: the time from which a row is on time, in the next batch."""
         self._plans = PlanReader(self._spark)
         self._queries = Queries(
             self._job,
@@ -357,7 +372,8 @@ class Pipeline:
         if parts.needs_polls or stage in _throttled(self._job.throttle, self._job.stages):
             # A query without watermarked() has no control source that could hold it back, or fail a run
             # that would end well.
-            frame = frame.union(self._control_rows(frame, stage, event_time, is_gate=True))
+            gate = self._queries.feeds.new_source(stage)
+            frame = frame.union(self._control_rows(frame, stage, event_time, gate, is_gate=True))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
             known = None if spec.is_dynamic else spec.shards
@@ -376,6 +392,7 @@ class Pipeline:
         event_time: str,
         deduplicate_within: Duration | None = None,
         percentile: int | None = None,
+        late: Literal["pass", "drop"] = "pass",
     ) -> DataFrame:
         """Give the data frame the stage's input watermark, instead of `withWatermark`.
 
@@ -389,23 +406,86 @@ class Pipeline:
         With `percentile` the query writes *early results*: it closes windows when at least so many
         percent of what its input has in flight are not before their end. It promises nothing, so it has
         no `source` or `report`, and another query, which has, writes what is complete. The stages that
-        it reads must declare this percentile in the specification. Raises `ValueError`.
+        it reads must declare this percentile in the specification.
+
+        `late="drop"` drops late rows before Spark's operators, and counts each of them; with `"pass"`
+        the operators drop them. Which rows are late is the same (see `split_late`). Raises `ValueError`.
         """
-        self._job.stage(stage, "keyed stage")
+        if late not in {"pass", "drop"}:
+            raise ValueError(
+                f"invalid late {late!r}: write 'pass' or 'drop'. split_late() puts late rows aside"
+            )
+        self._check_watermarked(frame, stage, event_time)
         if percentile is not None:
             check_percentile(self._job.stages, stage, percentile)
+            check_early_passes(stage, late)
+        call = self._queries.feeds.new_source(stage)
+        fate = LateFate(late)
+        if fate is LateFate.DROP:
+            first = self._first_on_time_us[call] = Cell(self._spark)
+            flag = is_late(event_time, first.column)
+            metric = F.count_if(flag).alias(LATE_COUNT)
+            frame = frame.observe(late_metric(call, stage, fate), metric).filter(~flag)
+        delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
+        return self._watermarked(frame, stage, event_time, call, fate, delay_ms, percentile)
+
+    def split_late(
+        self,
+        frame: DataFrame,
+        *,
+        stage: str,
+        event_time: str,
+        deduplicate_within: Duration | None = None,
+    ) -> tuple[DataFrame, DataFrame]:
+        """Return the rows on time, with the stage's input watermark as from `watermarked`, and the late
+        rows, unchanged. One query writes both: `start(writer, late=late.writeStream…)`.
+
+        Each row is in one of the two data frames, once. A row is late for windows if the last of its
+        windows has ended, and for other operators if its time is before the watermark. The watermark is
+        the one with which the batch before was planned, so a row is late exactly if Spark's operators
+        would drop it, a batch that is repeated finds the same rows late, and Spark drops none. For
+        session windows, too, a row before the watermark is late, even if a session could still take it.
+        A row without an event time is not late.
+
+        The rows on time go through one operator with state, or several in sequence. Both data frames
+        read one shuffle of whole rows, which `late="drop"` of `watermarked` does without.
+        Raises `ValueError`.
+        """
+        self._check_watermarked(frame, stage, event_time)
+        call = self._queries.feeds.new_source(stage)
+        first = self._first_on_time_us[call] = Cell(self._spark)
+        tasks = self._spark.sparkContext.defaultParallelism
+        on_time, late = split(frame, event_time, first.column, tasks=tasks)
+        count = F.count(F.lit(1)).alias(LATE_COUNT)
+        late = late.observe(late_metric(call, stage, LateFate.ASIDE), count)
+        delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
+        on_time = self._watermarked(on_time, stage, event_time, call, LateFate.ASIDE, delay_ms)
+        return on_time, late.alias(f"{LATE_ALIAS}{call}")
+
+    def _check_watermarked(self, frame: DataFrame, stage: str, event_time: str) -> None:
+        self._job.stage(stage, "keyed stage")
         check_time(frame, event_time)
         if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
                 f"back Spark's watermark: leave it out"
             )
-        delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
+
+    def _watermarked(
+        self,
+        frame: DataFrame,
+        stage: str,
+        event_time: str,
+        call: str,
+        late: LateFate,
+        delay_ms: int,
+        percentile: int | None = None,
+    ) -> DataFrame:
         # Only the control rows pass through `withWatermark`, so Spark's watermark follows them and
         # not the dates in the data. A union takes its columns from its first branch, so its event
         # time carries the metadata that windows need.
         control = self._control_rows(
-            frame, stage, event_time, delay_ms=delay_ms, percentile=percentile
+            frame, stage, event_time, call, late=late, delay_ms=delay_ms, percentile=percentile
         )
         # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
         # what came through here and what was unioned with it later.
@@ -427,7 +507,9 @@ class Pipeline:
         frame: DataFrame,
         stage: str,
         event_time: str,
+        source: str,
         *,
+        late: LateFate = LateFate.PASS,
         delay_ms: int = 0,
         is_gate: bool = False,
         percentile: int | None = None,
@@ -443,10 +525,11 @@ class Pipeline:
             self._linked_source(control.FORMAT, control_schema(frame), event_time)
             .options(
                 stage=stage,
-                control=self._queries.feeds.new_source(stage),
+                control=source,
                 delayMs=str(delay_ms),
                 gate=str(is_gate).lower(),
                 percentile="" if percentile is None else str(percentile),
+                late=late,
             )
             .load()
         )
@@ -508,11 +591,17 @@ class Pipeline:
         self,
         writer: DataStreamWriter,
         *,
+        late: DataStreamWriter | Sequence[DataStreamWriter] = (),
         bounded: bool = False,
         on_fenced: Reaction = "stop",
         on_lost_checkpoint: Reaction = "stop",
     ) -> StreamingQuery:
         """Open a run for the stages that the query goes through, and start the query.
+
+        `late` writes the late rows of `split_late`, in the batches of the same query, which has the
+        trigger and the checkpoint of `writer`. A query with several calls of `split_late` has a list of
+        writers. Files, and what is written by a `foreachBatch` that recognises a repeated batch by its
+        number, then have each row once.
 
         Triggers work as in Spark. `availableNow` reads what is there at the start, closes the
         windows that this completes, and ends; the next run continues from there.
@@ -541,8 +630,14 @@ class Pipeline:
             raise ValueError(
                 f"invalid on_lost_checkpoint {on_lost_checkpoint!r}: write 'stop' or 'continue'"
             )
+        late_writers = _listed(late)
+        for each in late_writers:
+            check_is_writer(each)
+            check_late_writer(each)
         frame = frame_of(writer)
         tree = self._plans.read(frame)
+        late_plans = [self._plans.read(frame_of(each)) for each in late_writers]
+        check_late_rows(tree, late_plans)
         controls = [node.control for node in tree.walk() if node.control is not None]
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         links = [each.id for each in (*controls, *logs)]
@@ -575,7 +670,15 @@ class Pipeline:
             stateful={stage: each.stateful for stage, each in strategies.items() if each.stateful},
             clocks={stage: each.clock for stage, each in strategies.items() if each.clock},
         )
-        return self._queries.start(query, writer, links)
+        checkpoint = Checkpoint(self._spark, writer, *late_writers)
+        late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
+        if late_writers:
+            writers = Writers(self._spark, writer, late_writers)
+            check_keeps_checkpoint(checkpoint)
+            check_reuses_shuffles(self._spark)
+            check_shares_shuffles(late_plans, self._plans.shuffles_with(writers.frame, FLAG))
+            writer = writers.as_one(late_rows.check)
+        return self._queries.start(query, writer, links, checkpoint, late_rows)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.
@@ -614,6 +717,11 @@ class Pipeline:
             partitioned_by_shard=partitioned_by_shard,
             releases=self._job.stages[stage].has_idle_policy,
         )
+
+
+def _listed(late: DataStreamWriter | Sequence[DataStreamWriter]) -> list[DataStreamWriter]:
+    """Return the writers of late rows. What is not a writer is refused later."""
+    return list(late) if isinstance(late, (list, tuple)) else [late]  # pyright: ignore
 
 
 def _throttled(throttle: Mapping[str, Any], stages: Mapping[str, StageSpec]) -> set[str]:

@@ -20,6 +20,7 @@ from spark_agent.driver.early_feed import EarlyFeed
 from spark_agent.driver.event_router import EventRouter
 from spark_agent.driver.feeds import Feeds
 from spark_agent.driver.job import Commits, DeclaredJob
+from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.preconditions import (
     Resumption,
     Watermarks,
@@ -150,7 +151,12 @@ class Queries:
             }
 
     def start(
-        self, query: StartedQuery, writer: DataStreamWriter, links: Collection[str]
+        self,
+        query: StartedQuery,
+        writer: DataStreamWriter,
+        links: Collection[str],
+        checkpoint: Checkpoint,
+        late_rows: LateRows,
     ) -> StreamingQuery:
         """Open a run for the stages and start the query, unless it could not keep what it promises.
 
@@ -166,14 +172,15 @@ class Queries:
             if watermarks is not None:
                 check_not_final(query, watermarks)
                 check_inputs_final(query, self._job.stages, watermarks)
-            resumption = Resumption(query, Checkpoint(self._spark, writer))
+            resumption = Resumption(query, checkpoint)
             run = self._job.try_open_run(stages, resumption.check, resumption.opened)
             if run is None:
                 # The supervisor opens one later, and compares then. What there is now is read now: by
                 # then, checkpoint and output have what the query has done.
                 resumption.check_output()
             query = replace(query, on_lost_checkpoint=resumption.on_lost_checkpoint)
-            supervised = self._supervised(query, run, watermarks, resumption)
+            supervised = self._supervised(query, run, watermarks, resumption, late_rows)
+            late_rows.begin()
             return self._start_supervised(supervised, run, writer, links)
 
     def _supervised(
@@ -182,6 +189,7 @@ class Queries:
         run: int | None,
         watermarks: Watermarks | None,
         resumption: Resumption,
+        late_rows: LateRows,
     ) -> _Supervised:
         running = RunningQuery(self._spark)
         waits = BatchWaits(query)
@@ -215,6 +223,7 @@ class Queries:
             supervisor=supervisor,
             waits=waits,
             read=read,
+            late_rows=late_rows,
             caps_ms=caps_ms(query, self._job.stages, watermarks),
             other_generation=resumption.other_generation,
             throttle=SourceThrottle(query, client=self._client, clock=self._clock)

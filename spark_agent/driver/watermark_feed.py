@@ -19,6 +19,7 @@ from spark_agent.client.poller import Poller
 from spark_agent.clock import Clock
 from spark_agent.driver.adoption import STALLED_AFTER_BATCHES, Adoption
 from spark_agent.driver.ingress_clock import IngressClock
+from spark_agent.driver.late_rows import LateRows
 from spark_agent.exceptions import AggregatorError, QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
@@ -93,6 +94,7 @@ class WatermarkFeed:
         supervisor: QuerySupervisor,
         waits: BatchWaits,
         read: ReadThrough,
+        late_rows: LateRows,
         caps_ms: Mapping[str, int | None],
         other_generation: OtherGeneration,
         throttle: SourceThrottle | None,
@@ -109,6 +111,7 @@ class WatermarkFeed:
         self._waits = waits
         self._read = read
         self._ingress = IngressClock(query, client)
+        self._late_rows = late_rows
         self._caps_ms = caps_ms
         self._other_generation = other_generation
         self._throttle = throttle
@@ -207,6 +210,7 @@ class WatermarkFeed:
         """Commit the latest batch. Raises `QueryFailedError`."""
         if self._first_epoch is None:
             self._first_epoch = _epoch(latest)
+        self._late_rows.note_batch(latest)
         self._commit(latest)
         self._raise_failure()
 

@@ -34,8 +34,11 @@ class Count(StrEnum):
     """Rows older than the promise of their source: its strategy promises too much. Windows that are
     still open include them, closed ones do not."""
     DROPPED_ROWS = "dropped_rows"
-    """Rows that Spark's operators dropped as late. Where Spark aggregates before its state, as it does
-    for windows, the rows of one key and window count once."""
+    """Rows that were dropped as late. With `late="drop"` each row counts. Where Spark's operators drop
+    them, and Spark aggregates before its state, as it does for windows, the rows of one key and window
+    count once."""
+    ROWS_ASIDE = "rows_aside"
+    """Late rows that were put aside by `split_late`."""
     ROWS_BEFORE_1970 = "rows_before_1970"
     """Rows dated before 1970, the lowest watermark of Spark: its operators drop them as late."""
     UNDATED_ROWS = "undated_rows"

@@ -21,12 +21,14 @@ file is written under a hidden name, and renamed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.writer import format_of, option_of
 
@@ -75,18 +77,24 @@ class Beginning:
 class Checkpoint:
     """A query's checkpoint and output, on any file system of Spark's."""
 
-    def __init__(self, spark: SparkSession, writer: DataStreamWriter) -> None:
+    def __init__(
+        self, spark: SparkSession, writer: DataStreamWriter, *others: DataStreamWriter
+    ) -> None:
+        """`others` write late rows in the same query: they have outputs of their own."""
         self._spark = spark
         self._location = _location(spark, writer)
-        output = option_of(writer, "path") or ""
-        is_folder = bool(output) and format_of(writer) not in _NO_FOLDERS
-        self._output = output if is_folder else ""
+        self._outputs = [each for each in map(_output, (writer, *others)) if each]
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the user has given the checkpoint a place, so that another start finds it."""
+        return self._location is not None
 
     def read(self) -> Beginning:
         """Return the position at which the query begins. Writes nothing."""
-        spark, location, output = self._spark, self._location, self._output
+        spark, location = self._spark, self._location
         # In this order: a driver that still runs plans a batch, and then writes it.
-        written = _newest(spark, output, _WRITTEN) if output else None
+        written, output = self._newest_written()
         planned = None if location is None else _newest(spark, location, "offsets")
         if location is None or planned is None:
             return Beginning(0, None, written, output)
@@ -100,6 +108,32 @@ class Checkpoint:
             _newest(spark, location, _REREADS),
             _newest(spark, location, _RUN),
         )
+
+    def _newest_written(self) -> tuple[int | None, str]:
+        """Return the newest batch in the outputs, and the output that has it."""
+        found = [(_newest(self._spark, each, _WRITTEN), each) for each in self._outputs]
+        written = [(batch, each) for batch, each in found if batch is not None]
+        if not written:
+            return None, next(iter(self._outputs), "")
+        return max(written)
+
+    def watermark_before(self, batch: int) -> int:
+        """Return Spark's watermark (ms) in the batch before, by which rows of this batch are late.
+
+        Spark begins at 1970. Raises `QueryFailedError` if the batch before is not in the checkpoint.
+        """
+        if batch == 0 or self._location is None:
+            return 0
+        path = f"{self._location}/offsets/{batch - 1}"
+        if not _exists(self._spark, path):
+            raise QueryFailedError(
+                f"batch {batch - 1} is not in the checkpoint {self._location}, and the watermark in it "
+                f"decides which rows of batch {batch} are late: give the query a complete copy of its "
+                f"checkpoint"
+            )
+        # The first line has the version of the format, the second one the batch's metadata.
+        _, metadata, *_ = _text(self._spark, path).splitlines()
+        return int(json.loads(metadata)["batchWatermarkMs"])
 
     def note(self, generation: int, rereads_to: int | None, run: int) -> None:
         """Note its generation and run, and the epoch up to which it repeats batches."""
@@ -142,13 +176,7 @@ class Checkpoint:
         epoch = None if self._location is None else _newest(self._spark, self._location, folder)
         if self._location is None or epoch is None:
             return None
-        jvm: JavaObject = self._spark._jvm
-        path = jvm.org.apache.hadoop.fs.Path(self._location, f"{folder}/{epoch}")
-        stream = path.getFileSystem(_configuration(self._spark)).open(path)
-        try:
-            return epoch, bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
+        return epoch, _text(self._spark, f"{self._location}/{folder}/{epoch}")
 
     def note_states(self, stage: str, epoch: int, states: str) -> None:
         """Note the states of a source's strategy after an epoch, in place of older ones."""
@@ -194,6 +222,16 @@ def _exists(spark: SparkSession, location: str) -> bool:
     return bool(path.getFileSystem(_configuration(spark)).exists(path))
 
 
+def _text(spark: SparkSession, location: str) -> str:
+    jvm: JavaObject = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(location)
+    stream = path.getFileSystem(_configuration(spark)).open(path)
+    try:
+        return bytes(stream.readAllBytes()).decode()
+    finally:
+        stream.close()
+
+
 def _configuration(spark: SparkSession) -> JavaObject:
     session: JavaObject = spark._jsparkSession
     return session.sessionState().newHadoopConf()
@@ -226,6 +264,12 @@ def names_in(listing: str, folder: str) -> list[str]:
     # Names contain no slash, so each occurrence of the folder's path is the beginning of a name.
     names = [each.rstrip(", )") for each in listing.split(f"{folder}/")[1:]]
     return [name for name in names if not name.startswith(".")]
+
+
+def _output(writer: DataStreamWriter) -> str:
+    """Return the folder that a writer writes; empty: another kind of sink."""
+    output = option_of(writer, "path") or ""
+    return "" if format_of(writer) in _NO_FOLDERS else output
 
 
 def _location(spark: SparkSession, writer: DataStreamWriter) -> str | None:

@@ -12,6 +12,8 @@ TAG: Final = "tidegauge."
 SOURCE_TAG: Final = f"{TAG}source."
 RANGES_TAG: Final = f"{TAG}ranges."
 """Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
+LATE_ALIAS: Final = "tidegauge_late_"
+"""Prefix of the alias of late rows in a plan. The id of the call's control source follows."""
 
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
 
@@ -54,6 +56,26 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """Tumbling or sliding windows (µs): each begins at a multiple of the slide after the offset."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
+
+
+class LateFate(StrEnum):
+    """Treatment of late rows by `watermarked` and `split_late`."""
+
+    PASS = "pass"  # noqa: S105  (not a password)
+    """They pass, and Spark's operators drop them."""
+    DROP = "drop"
+    """They are counted and dropped."""
+    ASIDE = "aside"
+    """They are counted, and written by a writer of their own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """A control source: the stage of its input watermark, and its id at the driver."""
 
@@ -64,6 +86,17 @@ class Control:
     percentile: int | None = None
     """The percentile of the stage's input that it follows, for early results; None: the input
     watermark."""
+    late: LateFate = LateFate.PASS
+
+    @property
+    def sets_apart(self) -> bool:
+        """True if late rows are set apart from the others before Spark's operators."""
+        return self.late is not LateFate.PASS
+
+    @property
+    def puts_aside(self) -> bool:
+        """True if late rows are written by a writer of their own."""
+        return self.late is LateFate.ASIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +136,10 @@ class Node:
     """False if a source's batch may leave rows unread."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
+    windows: Mapping[int, WindowGrid] = field(default_factory=dict[int, WindowGrid])
+    """Columns with windows that the node computes, by column id."""
+    late_of: str = ""
+    """Id of the call of `split_late` whose late rows leave the node; empty: not such a node."""
 
     def walk(self) -> Iterator[Node]:
         """Yield the node and every node below."""

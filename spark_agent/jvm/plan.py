@@ -16,7 +16,19 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_agent.jvm import JavaObject
-from spark_agent.jvm.nodes import SOURCE_TAG, TAG, Bounds, Column, Control, LogsSource, Node, Stamp
+from spark_agent.jvm.nodes import (
+    LATE_ALIAS,
+    SOURCE_TAG,
+    TAG,
+    Bounds,
+    Column,
+    Control,
+    LateFate,
+    LogsSource,
+    Node,
+    Stamp,
+    WindowGrid,
+)
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -85,6 +97,24 @@ class PlanReader:
                     return found
         return []
 
+    def shuffles_with(self, frame: DataFrame, column: str) -> list[int]:
+        """Return the number of equal shuffles of rows with a column, for each shuffle that differs.
+
+        Spark runs equal ones once. Shuffles are compared as Spark will run them, after optimisation.
+        """
+        groups: list[list[JavaObject]] = []
+        for node in _java_walk(self._optimizer.execute(frame._jdf.queryExecution().analyzed())):
+            if node.nodeName() != "RepartitionByExpression":
+                continue
+            if column not in {each.name for each in _columns(node.output())}:
+                continue
+            equal = next((each for each in groups if each[0].sameResult(node)), None)
+            if equal is None:
+                groups.append([node])
+            else:
+                equal.append(node)
+        return [len(each) for each in groups]
+
     def _node(self, node: JavaObject, joins: Iterator[Bounds]) -> Node:
         name, streaming = node.nodeName(), node.isStreaming()
         # Before the children: the joins' bounds are listed top-down.
@@ -109,6 +139,8 @@ class PlanReader:
             limits=tuple(sorted(_LIMITS & set(_options(node)))),
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
+            windows=_windows(node),
+            late_of=_late_of(node) if name == "SubqueryAlias" else "",
         )
 
     def _bounds(self, join: JavaObject) -> Bounds:
@@ -295,6 +327,56 @@ def _copied(expression: JavaObject) -> tuple[int, str] | None:
     return None
 
 
+def _late_of(node: JavaObject) -> str:
+    alias = str(node.alias())
+    return alias.removeprefix(LATE_ALIAS) if alias.startswith(LATE_ALIAS) else ""
+
+
+def _windows(node: JavaObject) -> dict[int, WindowGrid]:
+    """Return the windows that a node computes, as Spark's rule for `window(…)` has written them.
+
+    The rule computes tumbling windows in a projection, and sliding ones in an expansion, with a
+    projection for each of the windows that a row is in.
+    """
+    match node.nodeName():
+        case "Project":
+            made = [
+                (each, each.child())
+                for each in _items(node.projectList())
+                if each.getClass().getSimpleName() == "Alias"
+            ]
+        case "Expand":
+            made = list(
+                zip(_items(node.output()), _items(node.projections().apply(0)), strict=True)
+            )
+        case _:
+            return {}
+    grids = {
+        column.exprId().id(): _grid(value)
+        for column, value in made
+        if _stamp(column) is Stamp.WINDOW
+        and value.getClass().getSimpleName() == "CreateNamedStruct"
+    }
+    return {id_: grid for id_, grid in grids.items() if grid is not None}
+
+
+def _grid(window: JavaObject) -> WindowGrid | None:
+    """Read `((t - (t - offset) % slide) - i * slide) + size`, a window's end; None: another value."""
+    end = _items(window.children())[-1]
+    remainder = next((each for each in _java_walk(end) if _is(each, "Remainder")), None)
+    ends = next((each for each in _java_walk(end) if _is(each, "Add")), None)
+    if remainder is None or ends is None or not _is(remainder.left(), "Subtract"):
+        return None
+    size, slide, offset = ends.right(), remainder.right(), remainder.left().right()
+    if not all(_is(each, "Literal") for each in (size, slide, offset)):
+        return None
+    return WindowGrid(int(size.value()), int(slide.value()), int(offset.value()))
+
+
+def _is(expression: JavaObject, class_name: str) -> bool:
+    return expression.getClass().getSimpleName() == class_name
+
+
 def _tag(node: JavaObject) -> str:
     condition = node.condition()
     if condition.getClass().getSimpleName() != "PythonUDF":
@@ -319,6 +401,7 @@ def _control(node: JavaObject) -> Control | None:
         options.get("control"),
         is_gate=options.get("gate") == "true",
         percentile=int(percentile) if percentile else None,
+        late=LateFate(options.get("late")),
     )
 
 

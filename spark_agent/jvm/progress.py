@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm import JavaObject
+from spark_agent.jvm.nodes import LateFate
 from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import Offset
 
@@ -34,6 +36,10 @@ _REFUSAL: Final = f"{QueryFailedError.__module__}.{QueryFailedError.__qualname__
 
 _JAVA_ERROR: Final = re.compile(r"An error occurred while calling \S+\n: (?:[\w.$]+: )?")
 """Precedes the message of a Java exception, in the text of py4j's error."""
+
+_LATE: Final = "tidegauge.late."
+LATE_COUNT: Final = "rows"
+"""The field of a metric of late rows."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -57,6 +63,34 @@ class CommittedBatch:
     """True if the query's operators keep no rows, so that everything it has read has come out."""
     triggered_ms: int = 0
     """The wall clock when its trigger began, before any source was polled for it."""
+    late_rows: Mapping[tuple[str, LateFate], int] = field(
+        default_factory=dict[tuple[str, LateFate], int]
+    )
+    """Number of late rows that were set apart, by keyed stage and by what became of them."""
+
+
+def late_metric(call: str, stage: str, fate: LateFate) -> str:
+    """Return the name of the metric of a query that counts the late rows of one call.
+
+    >>> late_metric("3", "per.hour", LateFate.DROP)
+    'tidegauge.late.drop.3.per.hour'
+    """
+    return f"{_LATE}{fate}.{call}.{stage}"
+
+
+def _late_rows(metrics: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, LateFate], int]:
+    """Return the counts of a batch's observed metrics.
+
+    >>> _late_rows({"mine": {"rows": 9}, "tidegauge.late.drop.3.per.hour": {"rows": 2},
+    ...     "tidegauge.late.drop.4.per.hour": {"rows": 1}})
+    {('per.hour', <LateFate.DROP: 'drop'>): 3}
+    """
+    found: Counter[tuple[str, LateFate]] = Counter()
+    for name, metric in metrics.items():
+        if name.startswith(_LATE):
+            fate, _, stage = name.removeprefix(_LATE).split(".", 2)
+            found[stage, LateFate(fate)] += metric[LATE_COUNT]
+    return dict(found)
 
 
 def cause_line(message: str) -> str:
@@ -167,7 +201,7 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
     CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, rows=0, dropped_rows=0, \
-duration_ms=0, keeps_nothing=True, triggered_ms=0)
+duration_ms=0, keeps_nothing=True, triggered_ms=0, late_rows={})
     """
     return CommittedBatch(
         epoch=body["batchId"],
@@ -192,6 +226,7 @@ duration_ms=0, keeps_nothing=True, triggered_ms=0)
             for operator in body.get("stateOperators", ())
         ),
         triggered_ms=parse_watermark_ms(body.get("timestamp")),
+        late_rows=_late_rows(body.get("observedMetrics", {})),
     )
 
 

@@ -46,34 +46,35 @@ class Trigger:
 
 def trigger_of(writer: DataStreamWriter) -> Trigger:
     """Return the writer's trigger."""
-    text = str(_setting(writer, "trigger").toString())
+    text = str(setting(writer, "trigger").toString())
     interval = _INTERVAL.fullmatch(text)
     return Trigger(text.partition("(")[0], int(interval[1]) if interval else 0)
 
 
 def output_mode_of(writer: DataStreamWriter) -> str:
     """Return the writer's output mode: `append`, `update` or `complete`."""
-    return str(_setting(writer, "outputMode").toString()).lower()
+    return str(setting(writer, "outputMode").toString()).lower()
 
 
 def is_async(writer: DataStreamWriter) -> bool:
     """Return whether Spark commits batches asynchronously, some time after they ran."""
-    options = str(_setting(writer, "extraOptions").toString()).lower()
+    options = str(setting(writer, "extraOptions").toString()).lower()
     return "asyncprogresstrackingenabled -> true" in options
 
 
 def format_of(writer: DataStreamWriter) -> str:
     """Return the name of the writer's format, in lower case."""
-    return str(_setting(writer, "source")).lower()
+    return str(setting(writer, "source")).lower()
 
 
 def option_of(writer: DataStreamWriter, name: str) -> str | None:
     """Return one of the writer's options; None: not set."""
-    found = _setting(writer, "extraOptions").get(name)
+    found = setting(writer, "extraOptions").get(name)
     return str(found.get()) if found.isDefined() else None
 
 
-def _setting(writer: DataStreamWriter, name: str) -> JavaObject:
+def setting(writer: DataStreamWriter, name: str) -> JavaObject:
+    """Return a setting of the writer, by the name of its field."""
     writer_: JavaObject = writer._jwrite
     found = writer_.getClass().getDeclaredField(name)
     found.setAccessible(True)

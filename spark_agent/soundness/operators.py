@@ -225,7 +225,7 @@ def output_rows(node: Node) -> OutputRows:
         return OutputRows()
     if node.is_control_union:
         return OutputRows(watermarked=True, stamps=_spark_stamps(node))
-    row = TABLE.get(_row_name(node))
+    row = TABLE.get(row_name(node))
     if row is None:
         advice = _ALTERNATIVES.get(node.operator, _DEFAULT_ALTERNATIVE)
         raise UnsoundPlanError(
@@ -237,7 +237,8 @@ def output_rows(node: Node) -> OutputRows:
     return _apply(node, row, below, children)
 
 
-def _row_name(node: Node) -> str:
+def row_name(node: Node) -> str:
+    """Return the name of a node's row in the table. Raises `UnsoundPlanError`."""
     if node.operator != "Aggregate":
         return node.operator
     if any(column.name == _GROUPING_ID for column in node.groups):

@@ -35,6 +35,16 @@ def check_settings(spark: SparkSession, controls: Sequence[Control]) -> None:
         )
 
 
+def check_reuses_shuffles(spark: SparkSession) -> None:
+    """Check that results and late rows can read one shuffle. Raises `ValueError`."""
+    reuse = "spark.sql.exchange.reuse"
+    if str(spark.conf.get(reuse, "true")).lower() != "true":
+        raise ValueError(
+            f"{reuse} is off, so Spark would read the source twice to put late rows aside, and a row "
+            f"could be in both outputs, or in neither: leave it at true"
+        )
+
+
 def counts_state(spark: SparkSession) -> bool:
     """Return whether Spark counts the rows that its operators keep. If not, Spark reports zero."""
     counts = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"

@@ -12,6 +12,7 @@ from spark_agent.client.reports import RangeReport, StageProgress
 from spark_agent.clock import Clock
 from spark_agent.exceptions import CONTINUES, StrategyError, old_checkpoint_message
 from spark_agent.executor.tally import Count, Tallies, Tally, pop_tallies
+from spark_agent.jvm.nodes import LateFate
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.sources.control import END_MS
@@ -29,6 +30,10 @@ from spark_agent.times import MAX_MS
 
 _log: Final = logging.getLogger("spark_agent")
 
+_COUNTS: Final[Mapping[LateFate, Count]] = {
+    LateFate.DROP: Count.DROPPED_ROWS,
+    LateFate.ASIDE: Count.ROWS_ASIDE,
+}
 _LAST_EPOCH: Final = 2**63 - 1
 
 
@@ -91,6 +96,8 @@ class EpochCommits:
         self._promise_by_state(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
+        for (stage, fate), rows in batch.late_rows.items():
+            self.counts.add(stage, {_COUNTS[fate]: rows})
 
     def _promise_by_state(self, batch: CommittedBatch) -> None:
         """Add the promises of strategies with state to the reports that are pending.

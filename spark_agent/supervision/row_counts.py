@@ -29,7 +29,7 @@ _log: Final = logging.getLogger("spark_agent")
 _MESSAGES: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
     Count.LATE_ROWS: "rows are older than their source had promised: does its strategy fit?",
-    Count.DROPPED_ROWS: "rows were dropped by Spark as late",
+    Count.DROPPED_ROWS: "rows were dropped as late",
     Count.ROWS_BEFORE_1970: (
         "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from spark_agent.client.client import Client
+from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.preconditions import Resumption
 from spark_agent.driver.watermark_feed import WatermarkFeed
 from spark_agent.exceptions import QueryFailedError
@@ -112,6 +113,9 @@ class NewCheckpoint:
     def note_states(self, stage: str, epoch: int, states: str) -> None:
         pass
 
+    def watermark_before(self, batch: int) -> int:
+        return 0
+
 
 class Unthrottled(WatermarkFeed):
     """One that never says to hold."""
@@ -148,6 +152,7 @@ def feed(
         supervisor=supervisor or Supervisor(),
         waits=waits or BatchWaits(started_query),
         read=ReadThrough(started_query, query.clock.wall_ms()),
+        late_rows=LateRows({}, {}, NewCheckpoint()),
         caps_ms=caps_ms or {},
         other_generation=Resumption(started_query, NewCheckpoint()).other_generation,
         throttle=None,

@@ -1,0 +1,112 @@
+# pyright: basic, reportCallIssue=false, reportOptionalCall=false
+# ruff: noqa: SLF001
+"""Writes of one query into several of Spark's sinks, from Spark's internal objects.
+
+Spark's sinks recognise a batch that they have by its number, so a batch that failed between two sinks,
+and is repeated, is in each of them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent.jvm import JavaObject
+from spark_agent.jvm.progress import cause_line
+from spark_agent.jvm.writer import (
+    format_of,
+    frame_of,
+    option_of,
+    output_mode_of,
+    setting,
+    trigger_of,
+)
+from spark_agent.late_frames import rows_of, together
+
+_OF_THE_QUERY: Final = ("checkpointLocation", "queryName")
+"""Options of the query, not of its output."""
+
+
+class Writers:
+    """The writer of a query's results, and those of its late rows."""
+
+    def __init__(
+        self, spark: SparkSession, results: DataStreamWriter, late: Sequence[DataStreamWriter]
+    ) -> None:
+        self._spark = spark
+        self._results = results
+        self._all = (results, *late)
+        self.frame = together([frame_of(writer) for writer in self._all])
+        """The rows of all of them, each in a column of its own."""
+
+    def as_one(self, check: Callable[[int], None]) -> DataStreamWriter:
+        """Return one writer for all of them, with the trigger and the checkpoint of the results.
+
+        `check` is called with the number of each batch before the batch is written. Raises
+        `ValueError` for a sink that Spark can only write alone.
+        """
+        sinks = [self._sink(writer) for writer in self._all]
+
+        def write(batch: DataFrame, epoch: int) -> None:
+            check(epoch)
+            batch.persist()
+            try:
+                for part, sink in enumerate(sinks):
+                    sink.addBatch(epoch, rows_of(batch, part)._jdf)
+            finally:
+                batch.unpersist()
+
+        one = self.frame.writeStream.foreachBatch(write)
+        for name in _OF_THE_QUERY:
+            value = option_of(self._results, name)
+            if value is not None:
+                one = one.option(name, value)
+        one._jwrite.trigger(setting(self._results, "trigger"))
+        one._jwrite.outputMode(setting(self._results, "outputMode"))
+        return one
+
+    def _sink(self, writer: DataStreamWriter) -> JavaObject:
+        jvm: JavaObject = self._spark._jvm
+        function = setting(writer, "foreachBatchWriter")
+        if function is not None:
+            encoder = frame_of(writer)._jdf.exprEnc()
+            sinks = jvm.org.apache.spark.sql.execution.streaming.sources
+            return sinks.ForeachBatchSink(function, encoder)
+        jwriter: JavaObject = writer._jwrite
+        options = setting(writer, "extraOptions")
+        try:
+            gateway: JavaObject = self._spark.sparkContext._gateway
+            found = jwriter.getClass().getDeclaredMethod(
+                "createV1Sink", _array(gateway, jvm.Class, options.getClass())
+            )
+            found.setAccessible(True)
+            return found.invoke(jwriter, _array(gateway, jvm.Object, options))
+        except Py4JJavaError as error:
+            cause: JavaObject = error.java_exception
+            cause = cause.getCause() or cause
+            raise ValueError(
+                f"the format {format_of(writer)!r} cannot be written beside another output: write "
+                f"files, or use foreachBatch ({cause_line(str(cause.getMessage()))})"
+            ) from error
+
+
+def _array(gateway: JavaObject, of: JavaObject, item: JavaObject) -> JavaObject:
+    found = gateway.new_array(of, 1)
+    found[0] = item
+    return found
+
+
+def check_late_writer(writer: DataStreamWriter) -> None:
+    """Check that a writer of late rows has no setting of a query's. Raises `ValueError`."""
+    found = [name for name in _OF_THE_QUERY if option_of(writer, name) is not None]
+    found += ["trigger"] if trigger_of(writer).interval_ms or trigger_of(writer).ends else []
+    found += ["outputMode"] if output_mode_of(writer) != "append" else []
+    if found:
+        raise ValueError(
+            f"the writer of late rows has {', '.join(found)}, and it is written by the query of the "
+            f"results, with that query's settings: leave it out"
+        )
