@@ -102,7 +102,7 @@ def _weather(end: datetime) -> pd.DataFrame:
     return raw[here & (raw["observed_at"] < end)].reset_index(drop=True)
 
 
-def write_logs(flights: Flights, source: str, folder: Path, slice_days: int) -> int:
+def write_logs(flights: Flights, source: str, folder: Path, slice_days: float) -> int:
     """Write a source's logs, one file per carrier and slice of days; return the number of files.
 
     Spark reads files in order of modification time, so each slice gets a later one.
@@ -132,7 +132,7 @@ _WRITTEN_S: Final = int(START.timestamp())
 
 
 def _slices(
-    flights: Flights, source: str, slice_days: int
+    flights: Flights, source: str, slice_days: float
 ) -> Iterator[tuple[int, tuple[str, pd.DataFrame]]]:
     """Cut a source's logs, each in the order of its lines, into slices of days."""
     table = flights.table[flights.table["source"] == source]

@@ -26,23 +26,13 @@ _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 RUN_S: Final = 1_500
 
 
-class Cluster:
-    """A query over files on a cluster, in a folder; its driver may be started more than once."""
+class Drivers:
+    """Drivers of one query in a folder, one after the other, each with executors of its own."""
 
-    def __init__(
-        self, service: Service, folder: Path, shape: Shape, count: int, *, speculation: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """`arguments` are those of Python: a module and its own."""
         self.folder = folder
-        self.shape = shape
-        self.inputs: Mapping[str, list[list[Row]]] = {
-            name: files(name, count) for name in shape.inputs
-        }
-        for name, rows in self.inputs.items():
-            land(folder / name, rows)
-        self.output = Output(folder / "output", COLUMNS[shape][1])
-        self.output.folder.mkdir()
-        self.observer = Observer(service.url, JOB, {STAGE: self.output})
-        self._order = Order(shape, service.url, str(folder), speculation)
+        self._arguments = arguments
         self._home = _spark_home(folder)
         self._drivers: list[subprocess.Popen[bytes]] = []
 
@@ -62,7 +52,7 @@ class Cluster:
         with (self.folder / f"driver-{len(self._drivers)}.log").open("wb") as log:
             self._drivers.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.spark.cluster.driver", self._order.dump()],
+                    [sys.executable, "-m", *self._arguments],
                     cwd=self.folder,
                     env=environment,
                     stdin=subprocess.PIPE,
@@ -101,15 +91,54 @@ class Cluster:
         """Return the number of batches done so far."""
         return _newest(self.folder / "checkpoint" / "commits")
 
-    def written(self) -> int:
-        """Return the number of files that tasks have written so far, committed or not."""
-        return sum(1 for _ in self.output.folder.glob("part-*"))
-
     def runs(self) -> bool:
         """Return whether the newest driver still runs. Raises AssertionError if it has failed."""
         status = self.driver.poll()
         assert status in {None, 0}, f"the driver ended with {status}\n{self.log()}"
         return status is None
+
+    def log(self) -> str:
+        """The end of what the newest driver has said."""
+        path = self.folder / f"driver-{len(self._drivers) - 1}.log"
+        return path.read_text(errors="replace")[-6_000:]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for driver in self._drivers:
+            for each in _processes(driver.pid):
+                end(each.pid)
+            driver.communicate(timeout=60)
+
+
+class Cluster(Drivers):
+    """A query over files on a cluster; an observer compares what comes out with the watermark."""
+
+    def __init__(
+        self, service: Service, folder: Path, shape: Shape, count: int, *, speculation: bool = False
+    ) -> None:
+        order = Order(shape, service.url, str(folder), speculation)
+        super().__init__(folder, "tests.spark.cluster.driver", order.dump())
+        self.shape = shape
+        self.inputs: Mapping[str, list[list[Row]]] = {
+            name: files(name, count) for name in shape.inputs
+        }
+        for name, rows in self.inputs.items():
+            land(folder / name, rows)
+        self.output = Output(folder / "output", COLUMNS[shape][1])
+        self.output.folder.mkdir()
+        self.observer = Observer(service.url, JOB, {STAGE: self.output})
+
+    def written(self) -> int:
+        """Return the number of files that tasks have written so far, committed or not."""
+        return sum(1 for _ in self.output.folder.glob("part-*"))
 
     def finish(self) -> None:
         """Wait until the query has ended by itself, and compare with the batch answer."""
@@ -129,13 +158,8 @@ class Cluster:
         """Return the counts of the newest driver."""
         return Counter(json.loads((self.folder / "counts.json").read_text()))
 
-    def log(self) -> str:
-        """The end of what the newest driver has said."""
-        path = self.folder / f"driver-{len(self._drivers) - 1}.log"
-        return path.read_text(errors="replace")[-6_000:]
-
     def __enter__(self) -> Self:
-        self.start()
+        super().__enter__()
         self.observer.__enter__()
         return self
 
@@ -146,10 +170,7 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.observer.__exit__(kind, error, traceback)
-        for driver in self._drivers:
-            for each in _processes(driver.pid):
-                end(each.pid)
-            driver.communicate(timeout=60)
+        super().__exit__(kind, error, traceback)
 
 
 @dataclass(frozen=True, order=True)

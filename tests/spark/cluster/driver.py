@@ -197,14 +197,14 @@ def run(order: Order) -> None:
     spark.stop()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Never outlive the tests, whatever becomes of them: their end closes this pipe."""
     sys.stdin.read()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     run(Order.load(sys.argv[1]))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
+from spark_agent.demo.flights import LOG_SCHEMA, NEW_YORK, load_flights, write_logs
 from spark_agent.executor.tally import Count
-from tests.spark.cluster.cluster import Cluster, alive, end
+from tests.spark.cluster.cluster import RUN_S, Cluster, Drivers, alive, end
 from tests.spark.cluster.data import Shape
 from tests.spark.cluster.straggler import ALL_RACES, Straggler
 from tests.spark.flow import until
@@ -51,6 +55,56 @@ def _kill_executors(cluster: Cluster, kills: int) -> None:
         _await(cluster, MOMENTS[number % len(MOMENTS)])
         victims = until(cluster.executors, "an executor runs")
         assert end(victims[number % len(victims)])
+
+
+def _await_batch(drivers: Drivers, moment: Callable[[Drivers], int]) -> None:
+    before = moment(drivers)
+
+    def come() -> bool:
+        assert drivers.runs(), "the query has ended too soon"
+        return moment(drivers) > before
+
+    until(come, "another batch")
+
+
+@pytest.mark.parametrize(
+    ("days", "kills", "restarts"),
+    [
+        pytest.param(4, 20, 3, marks=pytest.mark.matrix),
+        pytest.param(2, 3, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_flights_are_in_an_hour_or_aside(
+    spark: SparkSession, service: Service, tmp_path: Path, days: int, kills: int, restarts: int
+) -> None:
+    """Executors are killed, and drivers with all they have started, in the middle of batches."""
+    flights, logs = load_flights(days), tmp_path / "logs"
+    write_logs(flights, NEW_YORK, logs, 1 / 48)
+    arguments = ("tests.spark.cluster.late_flights", service.url, str(tmp_path), str(days))
+    with Drivers(tmp_path, *arguments) as drivers:
+        for number in range(kills):
+            _await_batch(drivers, Drivers.committed)
+            _await_batch(drivers, Drivers.planned)
+            if (number + 1) % (kills // restarts) == 0:
+                for pid in drivers.kill_driver():
+                    end(pid)
+                drivers.start()
+            else:
+                victims = until(drivers.executors, "an executor runs")
+                assert end(victims[number % len(victims)])
+        until(lambda: not drivers.runs(), f"the query ends\n{drivers.log()}", RUN_S)
+    lines = spark.read.schema(LOG_SCHEMA).json(str(logs))
+    late = spark.read.parquet(str(tmp_path / "late"))
+    assert late.count(), "some flights are late"
+    assert not late.exceptAll(lines).count(), "each of them once"
+    hours = (
+        lines.exceptAll(late)
+        .groupBy(F.window("departed_at", "1 hour"), "origin")
+        .agg(F.count("*").alias("flights"))
+    )
+    found = spark.read.parquet(str(tmp_path / "hourly")).select(hours.columns)
+    assert not hours.exceptAll(found).count(), "missing"
+    assert not found.exceptAll(hours).count(), "too much"
 
 
 @pytest.mark.parametrize(
