@@ -389,6 +389,29 @@ def test_logs_in_folders(session: Session) -> None:
 
 
 @in_spark
+def test_late_rows(session: Session) -> None:
+    """On the second night a row comes for the first day, which is closed."""
+
+    def readings(night: int, *times: str) -> None:
+        rows = [
+            {"meter": meter, "at": at, "m3": 1.0} for meter in ("north", "south") for at in times
+        ]
+        write(session.folder / "meters", f"{night}.json", rows)
+
+    example = block("python", 'job="gas"')
+    readings(1, "2026-01-01T12:00:00Z", "2026-01-02T02:00:00Z")
+    session.run(example)
+    assert [row["m3"] for row in written(session.folder / "daily")] == [1.0, 1.0]
+    assert not written(session.folder / "late")
+    readings(2, "2026-01-01T13:00:00Z", "2026-01-02T12:00:00Z", "2026-01-03T02:00:00Z")
+    session.run(example)
+    assert sorted(row["m3"] for row in written(session.folder / "daily")) == [1.0, 1.0, 2.0, 2.0]
+    late = written(session.folder / "late")
+    assert sorted(str(row["meter"]) for row in late) == ["north", "south"]
+    assert {str(row["at"])[:13] for row in late} == {"2026-01-01T13"}
+
+
+@in_spark
 def test_strategies(session: Session) -> None:
     """Each strategy promises what its row of the table has."""
     rows = [
