@@ -98,7 +98,8 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
     for name, committed in body.stages.items():
         stage = await aggregator.find_stage(job, name)
         observed = _observed(name, stage, committed)
-        stages[name] = StageCommit(observed, _holds(name, stage, observed, committed))
+        holds = _holds(name, stage, observed, committed)
+        stages[name] = StageCommit(observed, holds, _late(name, stage, committed))
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(
         dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
@@ -125,6 +126,14 @@ def _holds(
                 f" epoch within the years 0001 to 9999, or {MAX}"
             )
     return committed.holds
+
+
+def _late(name: str, stage: Stage, committed: StageCommitBody) -> int:
+    if committed.late and stage.is_passthrough:
+        raise InvalidRequestError(
+            f"stages.{name}.late is {committed.late}: a passthrough stage counts no records"
+        )
+    return committed.late
 
 
 def _observed(name: str, stage: Stage, committed: StageCommitBody) -> int | None:

@@ -136,6 +136,13 @@ Records = Annotated[
 Late = Annotated[
     Number, Meta(description="Records since the last report that were behind the watermark")
 ]
+LateAtCommit = Annotated[
+    Number,
+    Meta(
+        description="Records behind the watermark that no report counts. They are added to the stage's"
+        " `late` once, when the epoch is committed"
+    ),
+]
 Backlog = Annotated[
     Number,
     Meta(description="Records that are not read yet. A shard with a backlog is not quiet"),
@@ -294,10 +301,11 @@ class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The input watermark that a keyed stage's epoch ran with, and the holds of all its ranges."""
+    """The input watermark of a keyed stage's epoch, the holds of all its ranges, and its late rows."""
 
     input_watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
+    late: LateAtCommit = 0
 
 
 class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):

@@ -133,6 +133,8 @@ class StageCommit:
     """The input watermark that it ran with; None: in the reports, or not for this stage."""
     holds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Holds of all its ranges; only with an input watermark."""
+    late: int = 0
+    """Late rows that no report counts; only of a stage that has ranges."""
 
     @property
     def cap(self) -> int | None:

@@ -63,6 +63,7 @@ from spark_agent.times import (
 )
 
 _POLL_S: Final = 10
+_NONE_LATE: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,17 +308,25 @@ class Client:
         return accepted
 
     def commit(
-        self, job: str, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
+        self,
+        job: str,
+        run: int,
+        epoch: int,
+        stages: Mapping[str, StageProgress | None],
+        *,
+        late: Mapping[str, int] = _NONE_LATE,
     ) -> dict[str, int]:
         """Commit an epoch; return the number of ranges of each stage that were applied.
 
         `stages` maps each stage to the progress that the epoch ran with; None for a source.
+        `late` has the late rows of some of these stages that no report counts. They are counted once,
+        however often the epoch is committed.
         """
         body: Json = {
             "run": run,
             "epoch": epoch,
             "stages": {
-                name: {} if progress is None else progress.body()
+                name: _stage_commit(progress, late.get(name, 0))
                 for name, progress in stages.items()
             },
         }
@@ -518,6 +527,17 @@ def _job(job: str) -> str:
 def _stage(job: str, stage: str) -> str:
     """Return the address of a stage. Raises `WrongName` for an invalid name."""
     return f"{_job(job)}/stages/{_name('stage', stage)}"
+
+
+def _stage_commit(progress: StageProgress | None, late: int) -> Json:
+    """Return the JSON form of a stage's part of a commit.
+
+    >>> _stage_commit(None, 0), _stage_commit(StageProgress(5), 3)
+    ({}, {'input_watermark': 5, 'late': 3})
+    """
+    body = {} if progress is None else progress.body()
+    # An older service rejects a member that it does not know.
+    return body | {"late": late} if late else body
 
 
 def _query(wanted: Mapping[str, object]) -> str:

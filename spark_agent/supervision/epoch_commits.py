@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from spark_agent.client.client import Client
@@ -35,6 +38,15 @@ _COUNTS: Final[Mapping[LateFate, Count]] = {
     LateFate.ASIDE: Count.ROWS_ASIDE,
 }
 _LAST_EPOCH: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A commit that the service may have taken, with the late rows that it brings."""
+
+    epoch: int
+    stages: Mapping[str, StageProgress | None]
+    late: Mapping[str, int]
 
 
 class EpochCommits:
@@ -69,6 +81,10 @@ class EpochCommits:
         self._states = states
         self._read = read
         self._uncommitted: CommittedBatch | None = None
+        self._late: Counter[str] = Counter()
+        """By stage: late rows that no attempt of a commit has brought yet."""
+        self._attempt: _Attempt | None = None
+        """The last attempt, until the service answers it."""
         self._latest_epoch = -1
         self._is_silence_logged = False
         self.committed = Committed()
@@ -98,6 +114,7 @@ class EpochCommits:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
         for (stage, fate), rows in batch.late_rows.items():
             self.counts.add(stage, {_COUNTS[fate]: rows})
+            self._late[stage] += rows
 
     def _promise_by_state(self, batch: CommittedBatch) -> None:
         """Add the promises of strategies with state to the reports that are pending.
@@ -141,7 +158,7 @@ class EpochCommits:
         stages |= promised
         applied: Mapping[str, int] = {}
         try:
-            applied = self._client.commit(self._query.job, run, batch.epoch, stages)
+            applied = self._commit_once(run, batch.epoch, stages)
             self._joined.acknowledge(batch.epoch)
         except StaleEpoch as error:
             self._warn_of_old_checkpoint(batch, error)
@@ -151,6 +168,39 @@ class EpochCommits:
         self.committed = Committed(batch.epoch, promised, self._emitted_ms(batch, promised))
         self._reconcile(batch, promised, applied)
         self._uncommitted = None
+
+    def _commit_once(
+        self, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
+    ) -> Mapping[str, int]:
+        """Commit an epoch with all late rows that are not counted yet, and count none twice.
+
+        The service may have taken an attempt that it could not answer. The late rows of an attempt
+        stay with its epoch, which is repeated before a later one is committed: committed again, an
+        epoch adds nothing.
+        """
+        earlier = self._attempt
+        if earlier is not None and earlier.epoch != epoch and earlier.late:
+            with suppress(StaleEpoch, InputAhead):
+                self._send(run, earlier)
+        elif earlier is not None:
+            self._late.update(earlier.late)
+        attempt = _Attempt(epoch, stages, +self._late)
+        self._late.clear()
+        return self._send(run, attempt)
+
+    def _send(self, run: int, attempt: _Attempt) -> Mapping[str, int]:
+        """Commit an epoch; keep the attempt unless the service has taken or refused the epoch."""
+        self._attempt = attempt
+        applied: Mapping[str, int] = {}
+        try:
+            applied = self._client.commit(
+                self._query.job, run, attempt.epoch, attempt.stages, late=attempt.late
+            )
+        except (StaleEpoch, InputAhead):
+            self._attempt = None
+            raise
+        self._attempt = None
+        return applied
 
     def _emitted_ms(
         self, batch: CommittedBatch, promised: Mapping[str, StageProgress]

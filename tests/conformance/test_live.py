@@ -22,7 +22,7 @@ from service.errors import (
 )
 from service.frontier.agreement import FINAL, STAND_STILL, Agreement
 from service.frontier.epochs import MAX_WAITING_EPOCHS
-from service.frontier.facts import UNFINISHED, ReportedFacts
+from service.frontier.facts import UNFINISHED, Counts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.health import Outcome
 from service.frontier.leases import Rank
@@ -468,6 +468,36 @@ def test_final_and_idle_do_not_jump_to_the_end(worker: Worker) -> None:
     assert worker.agreement() == Agreement(5, idle=True)
     worker.report(token, {"b": MAX})
     assert worker.agreement() == FINAL
+
+
+def test_late_rows_of_a_commit_count_once(worker: Worker) -> None:
+    def commit(epoch: int, **late: int) -> None:
+        stages = {stage: StageCommit(late=rows) for stage, rows in late.items()}
+        worker.run(worker.live.commit("j", Commit(0, epoch, stages)))
+
+    token = worker.claim(None).token
+    waiting = {"a": ReportedFacts(records=4, late=1)}
+    worker.report(token, {"a": 5}, epoch=2, facts=waiting)
+    commit(2, s=3, k=0)
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(4, 4), Counts())
+    commit(2, s=3, k=7)
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(4, 4), Counts())
+    commit(3, s=2, k=2**53)
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(4, 6), Counts(0, 2**53))
+    worker.report(token, {"a": 6}, facts={"a": ReportedFacts(late=1)})
+    assert worker.observe().counts == Counts(4, 7)
+
+
+def test_a_refused_commit_counts_no_late_rows(worker: Worker) -> None:
+    worker.commit(4, s=None)
+    ahead = {"s": StageCommit(late=3), "k": StageCommit(99, late=3)}
+    with pytest.raises(InputAheadError):
+        worker.run(worker.live.commit("j", Commit(0, 5, ahead)))
+    with pytest.raises(StaleEpochError):
+        worker.run(worker.live.commit("j", Commit(0, 3, {"s": StageCommit(late=3)})))
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(), Counts())
+    worker.run(worker.live.commit("j", Commit(0, 5, {"s": StageCommit(late=3)})))
+    assert worker.observe().counts == Counts(0, 3)
 
 
 def test_nobody_observes_what_was_not_published(worker: Worker) -> None:

@@ -128,6 +128,37 @@ async def test_the_same_epoch_again_changes_nothing(job: Api, token: str):
     assert (await job.commit(5, {"s": {}}))["applied"] == {"s": 2}
 
 
+async def test_late_rows_of_a_commit_count_once(job: Api, token: str, gauge: InProcess):
+    async def late() -> list[int]:
+        states = await job.snapshot()
+        return [states[stage]["late"] for stage in ("s", "k")]
+
+    await job.report("s", token, {"0": {"watermark": 10, "late": 2}, "1": 10}, epoch=4)
+    stages = {"s": {"late": 0}, "k": {"input_watermark": None, "late": 3}}
+    for _ in range(2):
+        await job.commit(4, stages)
+        assert await late() == [2, 3]
+    problem(await job.post_commit(3, stages), 409, "stale-epoch")
+    ahead = {"s": {"late": 5}, "k": {"input_watermark": 11, "late": 5}}
+    problem(await job.post_commit(5, ahead), 409, "input-ahead")
+    assert await late() == [2, 3]
+    await job.commit(5, {"s": {"late": 1}, "k": {"late": 4}})
+    assert await late() == [3, 7]
+    await gauge.crash()
+    job = gauge.api()
+    await job.commit(5, {"s": {"late": 1}, "k": {"late": 4}})
+    await job.commit(6, {"s": {"late": 8}, "k": {}})
+    assert await late() == [8, 0], "counts begin anew with the live store"
+
+
+async def test_a_passthrough_counts_no_late_rows(api: Api):
+    await api.define({"s": SPEC["s"], "u": {"inputs": ["s"], "passthrough": True}})
+    response = await api.post_commit(1, {"s": {"late": 1}, "u": {"late": 1}})
+    assert "passthrough" in problem(response, 422, "invalid-request")["detail"]
+    await api.commit(1, {"s": {"late": 1}, "u": {"late": 0}})
+    assert (await api.snapshot())["s"]["late"] == 1
+
+
 async def test_an_older_epoch_is_stale(job: Api, token: str):
     await job.report("s", token, {"0": 10, "1": 10}, epoch=4)
     await job.commit(4, {"s": {}})
@@ -330,6 +361,10 @@ async def test_at_most_sixty_four_epochs_wait(job: Api, token: str):
         {"epoch": 1, "run": "1", "stages": {"s": {}}},
         {"epoch": 1, "stages": {"s": None}},
         {"epoch": 1, "stages": {"s": {"colour": 1}}},
+        {"epoch": 1, "stages": {"s": {"late": -1}}},
+        {"epoch": 1, "stages": {"s": {"late": None}}},
+        {"epoch": 1, "stages": {"s": {"late": 1.5}}},
+        {"epoch": 1, "stages": {"s": {"late": 1 << 54}}},
         {"epoch": 1, "stages": {"k": {"input_watermark": "1"}}},
         {"epoch": 1, "stages": {"k": {"input_watermark": 1 << 62}}},
         {"epoch": 1, "stages": {"s": {}}, "colour": 1},

@@ -94,7 +94,7 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
     late: (
         Annotated[
             Annotated[int, Meta(ge=0)] | None,
-            Meta(description="Number of these records that were behind the watermark"),
+            Meta(description="Number of records behind the watermark, by reports and commits"),
         ]
         | UnsetType
     ) = UNSET

@@ -15,7 +15,7 @@ from service.frontier.epochs import (
     lacks_cap,
     promise_at_commit,
 )
-from service.frontier.facts import note_activity
+from service.frontier.facts import ReportedFacts, note_activity
 from service.frontier.idleness import next_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
@@ -135,7 +135,10 @@ def _apply_epoch(
     state.waiting = {number: reports for number, reports in state.waiting.items() if number > epoch}
     state.kept = stage_commit.kept
     table = state.table
-    if table is None or not waiting:
+    if table is None:
+        return 0
+    table.counts = table.counts.plus(ReportedFacts(late=stage_commit.late))
+    if not waiting:
         return 0
     cap = stage_commit.cap
     promises = [promise_at_commit(report.promise, cap) for report in waiting.values()]

@@ -112,6 +112,7 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
                 False if each.kept is None else msgspec.json.encode(each.kept).decode()
                 for each in committed
             ],
+            [float(each.late) for each in committed],
         ],
     )
     if code == "ok":

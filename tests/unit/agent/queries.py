@@ -17,6 +17,22 @@ CONTINUOUS = Trigger("ProcessingTimeTrigger")
 NIGHTLY = Trigger(AVAILABLE_NOW)
 
 
+class NoNotes:
+    """A checkpoint without joined shards."""
+
+    def joined(self, stage: str) -> Collection[str]:
+        return ()
+
+    def note_joined(self, stage: str, shards: Collection[str]) -> None:
+        raise AssertionError(stage)
+
+    def states(self, stage: str) -> tuple[int, str] | None:
+        raise AssertionError(stage)
+
+    def note_states(self, stage: str, epoch: int, states: str) -> None:
+        raise AssertionError(stage)
+
+
 def source(name: str, *, has_idle_policy: bool = False, is_dynamic: bool = False) -> StageSpec:
     return StageSpec(
         name, shards=("a", "b"), has_idle_policy=has_idle_policy, is_dynamic=is_dynamic

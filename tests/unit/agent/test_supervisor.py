@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from pyspark.sql import SparkSession
@@ -13,23 +13,7 @@ from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.supervisor import Supervisor
-from tests.unit.agent.queries import source, started
-
-
-class NoNotes:
-    """A checkpoint without joined shards."""
-
-    def joined(self, stage: str) -> Collection[str]:
-        return ()
-
-    def note_joined(self, stage: str, shards: Collection[str]) -> None:
-        raise AssertionError(stage)
-
-    def states(self, stage: str) -> tuple[int, str] | None:
-        raise AssertionError(stage)
-
-    def note_states(self, stage: str, epoch: int, states: str) -> None:
-        raise AssertionError(stage)
+from tests.unit.agent.queries import NoNotes, source, started
 
 
 def test_a_start_that_fails_opens_no_run_however_late_the_service_returns() -> None:

@@ -195,6 +195,11 @@ local function read_facts(raw)
   return facts
 end
 
+-- Adds to the late rows of a stage.
+local function count_late(st, rows)
+  if rows > 0 then call('HINCRBY', st.keys.facts, '#late', text(rows)) end
+end
+
 -- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
 -- `unfinished`: so has said an attempt at the epoch that is committed.
 local function keep_facts(st, index, reported, unfinished)
@@ -210,7 +215,7 @@ local function keep_facts(st, index, reported, unfinished)
   merged[6], merged[7] = pending and 1 or 0, merged[7] and 1 or 0
   call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(merged)) .. (pending or ''))
   if newer[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(newer[2])) end
-  if newer[3] > 0 then call('HINCRBY', st.keys.facts, '#late', text(newer[3])) end
+  count_late(st, newer[3])
 end
 
 -- Since when a range has been quiet; -1: it has no facts.
