@@ -48,6 +48,7 @@ from spark_agent.columns import (
 )
 from spark_agent.driver.job import DeclaredJob, host
 from spark_agent.driver.late_rows import LateRows
+from spark_agent.driver.launch import Launch
 from spark_agent.driver.queries import Queries
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
@@ -678,7 +679,7 @@ class Pipeline:
             check_reuses_shuffles(self._spark)
             check_shares_shuffles(late_plans, self._plans.shuffles_with(writers.frame, FLAG))
             writer = writers.as_one(late_rows.check)
-        return self._queries.start(query, writer, links, checkpoint, late_rows)
+        return self._queries.start(query, Launch(writer, links, checkpoint, late_rows))
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -21,6 +20,7 @@ from spark_agent.driver.event_router import EventRouter
 from spark_agent.driver.feeds import Feeds
 from spark_agent.driver.job import Commits, DeclaredJob
 from spark_agent.driver.late_rows import LateRows
+from spark_agent.driver.launch import Launch
 from spark_agent.driver.preconditions import (
     Resumption,
     Watermarks,
@@ -39,7 +39,6 @@ from spark_agent.executor.task import (
     RUN_PROPERTY,
 )
 from spark_agent.jvm import progress
-from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.running_query import RunningQuery
 from spark_agent.jvm.writer import Trigger
 from spark_agent.soundness.query_stages import EarlyStage
@@ -153,15 +152,11 @@ class Queries:
     def start(
         self,
         query: StartedQuery,
-        writer: DataStreamWriter,
-        links: Collection[str],
-        checkpoint: Checkpoint,
-        late_rows: LateRows,
+        launch: Launch,
     ) -> StreamingQuery:
         """Open a run for the stages and start the query, unless it could not keep what it promises.
 
-        `links` are the ids of its linked sources. Every check comes before the run is opened: opening it
-        fences the query that has the stages.
+        Every check comes before the run is opened: opening it fences the query that has the stages.
         """
         stages = query.stages.names
         with self._lock:
@@ -172,16 +167,15 @@ class Queries:
             if watermarks is not None:
                 check_not_final(query, watermarks)
                 check_inputs_final(query, self._job.stages, watermarks)
-            resumption = Resumption(query, checkpoint)
+            resumption = Resumption(query, launch.checkpoint)
             run = self._job.try_open_run(stages, resumption.check, resumption.opened)
             if run is None:
                 # The supervisor opens one later, and compares then. What there is now is read now: by
                 # then, checkpoint and output have what the query has done.
                 resumption.check_output()
             query = replace(query, on_lost_checkpoint=resumption.on_lost_checkpoint)
-            supervised = self._supervised(query, run, watermarks, resumption, late_rows)
-            late_rows.begin()
-            return self._start_supervised(supervised, run, writer, links)
+            supervised = self._supervised(query, run, watermarks, resumption, launch.late_rows)
+            return self._start_supervised(supervised, run, launch)
 
     def _supervised(
         self,
@@ -257,8 +251,7 @@ class Queries:
         self,
         supervised: _Supervised,
         run: int | None,
-        writer: DataStreamWriter,
-        links: Collection[str],
+        launch: Launch,
     ) -> StreamingQuery:
         supervisor = supervised.supervisor
         properties = {
@@ -267,13 +260,12 @@ class Queries:
             ON_LOST_CHECKPOINT_PROPERTY: supervisor.query.on_lost_checkpoint,
         }
         with (
-            self.feeds.connecting(links, supervised.feed),
+            self.feeds.connecting(launch.links, supervised.feed),
             self._events.starting(),
-            self._local_properties(properties),
         ):
             supervisor.start()
             try:
-                query = writer.start()
+                query = launch.start(self._spark, properties)
             except BaseException as error:
                 supervisor.abandon(progress.cause_line(str(error)))
                 raise
@@ -387,19 +379,3 @@ class Queries:
                         f"queries read the same data, call source() in one of them and begin the others "
                         f"with watermarked(), or declare a source stage for each"
                     )
-
-    @contextmanager
-    def _local_properties(self, properties: Mapping[str, str]) -> Generator[None]:
-        """Set local properties for a query's tasks: a query inherits those of the thread that starts
-        it. Other threads may start other queries at the same time.
-        """
-        context = self._spark.sparkContext
-        before = {name: context.getLocalProperty(name) for name in properties}
-        for name, value in properties.items():
-            context.setLocalProperty(name, value)
-        try:
-            yield
-        finally:
-            for name, old in before.items():
-                # None removes a property, despite the annotation.
-                context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]

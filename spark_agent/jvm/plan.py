@@ -8,14 +8,14 @@ need a second implementation of this module, and of `spark_agent.jvm.progress`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_agent.jvm import JavaObject
+from spark_agent.jvm.catalyst import DELAY, is_a, items, java_walk, metadata, stamp
 from spark_agent.jvm.nodes import (
     LATE_ALIAS,
     SOURCE_TAG,
@@ -27,15 +27,15 @@ from spark_agent.jvm.nodes import (
     LogsSource,
     Node,
     Stamp,
-    WindowGrid,
 )
+from spark_agent.jvm.windows import windows_of
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
 _PROBE_MS: Final = 4_000_000_000_000
 """A sample watermark to probe a join's bound: large enough for py4j to pass a Java long."""
 
-_DELAY: Final = "spark.watermarkDelayMs"
+__DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 _LIMITS: Final = frozenset(
     {
@@ -75,11 +75,11 @@ class PlanReader:
         """Read the analysed plan: before optimisation all tags are still in it."""
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
         joins = iter(())
-        if any(_is_stream_join(node) for node in _java_walk(analyzed)):
+        if any(_is_stream_join(node) for node in java_walk(analyzed)):
             # Join conditions are read in the form that Spark will run: with the conditions of a later
             # `where`, and with `BETWEEN` already split into two comparisons.
             optimized = self._optimizer.execute(analyzed)
-            joins = iter([self._bounds(n) for n in _java_walk(optimized) if _is_stream_join(n)])
+            joins = iter([self._bounds(n) for n in java_walk(optimized) if _is_stream_join(n)])
         return self._node(analyzed, joins)
 
     def several_event_times(self, frame: DataFrame) -> list[str]:
@@ -88,10 +88,10 @@ class PlanReader:
         Columns without a later use do not count: Spark's optimiser removes them first.
         """
         analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
-        if not any(_takes_one_event_time(node) for node in _java_walk(analyzed)):
+        if not any(_takes_one_event_time(node) for node in java_walk(analyzed)):
             return []
-        for node in _java_walk(self._optimizer.execute(analyzed)):
-            for child in _items(node.children()) if _takes_one_event_time(node) else ():
+        for node in java_walk(self._optimizer.execute(analyzed)):
+            for child in items(node.children()) if _takes_one_event_time(node) else ():
                 found = [each.name for each in _columns(child.output()) if each.stamp is not None]
                 if len(found) > 1:
                     return found
@@ -103,7 +103,7 @@ class PlanReader:
         Spark runs equal ones once. Shuffles are compared as Spark will run them, after optimisation.
         """
         groups: list[list[JavaObject]] = []
-        for node in _java_walk(self._optimizer.execute(frame._jdf.queryExecution().analyzed())):
+        for node in java_walk(self._optimizer.execute(frame._jdf.queryExecution().analyzed())):
             if node.nodeName() != "RepartitionByExpression":
                 continue
             if column not in {each.name for each in _columns(node.output())}:
@@ -121,7 +121,7 @@ class PlanReader:
         bounds = next(joins, Bounds(None, None)) if _is_stream_join(node) else None
         if bounds is not None and bounds.full_outer:
             bounds = replace(bounds, null_keys=_null_keys(node))
-        children = tuple(self._node(child, joins) for child in _items(node.children()))
+        children = tuple(self._node(child, joins) for child in items(node.children()))
         tag = _tag(node) if name == "Filter" else ""
         if not streaming:
             return Node(name, streaming=False)
@@ -139,7 +139,7 @@ class PlanReader:
             limits=tuple(sorted(_LIMITS & set(_options(node)))),
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
-            windows=_windows(node),
+            windows=windows_of(node),
             late_of=_late_of(node) if name == "SubqueryAlias" else "",
         )
 
@@ -195,7 +195,7 @@ def _null_keys(join: JavaObject) -> tuple[str, ...]:
     return tuple(
         str(each.sql())
         for each in _equalities(join)
-        if each.getClass().getSimpleName() == "EqualTo"
+        if is_a(each, "EqualTo")
         and _may_be_null(each.left(), filtered)
         and _may_be_null(each.right(), filtered)
     )
@@ -205,16 +205,15 @@ def _filtered_nulls(side: JavaObject) -> set[int]:
     """Return the ids of the columns whose nulls were filtered out."""
     return {
         each.child().exprId().id()
-        for each in _items(side.constraints().toSeq())
-        if each.getClass().getSimpleName() == "IsNotNull"
-        and each.child().getClass().getSimpleName() == "AttributeReference"
+        for each in items(side.constraints().toSeq())
+        if is_a(each, "IsNotNull") and is_a(each.child(), "AttributeReference")
     }
 
 
 def _may_be_null(expression: JavaObject, filtered: set[int]) -> bool:
     if not expression.nullable():
         return False
-    is_column = expression.getClass().getSimpleName() == "AttributeReference"
+    is_column = is_a(expression, "AttributeReference")
     return not (is_column and expression.exprId().id() in filtered)
 
 
@@ -225,11 +224,11 @@ def _has_one_sided_equality(join: JavaObject) -> bool:
 
 def _event_times(side: JavaObject) -> list[JavaObject]:
     """Return a side's event time columns. Spark fails on a join if a side has more than one."""
-    return [each for each in _items(side.output()) if _stamp(each) is Stamp.TIME]
+    return [each for each in items(side.output()) if stamp(each) is Stamp.TIME]
 
 
 def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:
-    if expression.getClass().getSimpleName() != "And":
+    if not is_a(expression, "And"):
         yield expression
         return
     yield from _conjuncts(expression.left())
@@ -237,18 +236,8 @@ def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:
 
 
 def _is_event_time(expression: JavaObject) -> bool:
-    is_column = expression.getClass().getSimpleName() == "AttributeReference"
-    return is_column and _stamp(expression) is not None
-
-
-def _java_walk(node: JavaObject) -> Iterator[JavaObject]:
-    yield node
-    for child in _items(node.children()):
-        yield from _java_walk(child)
-
-
-def _items(sequence: JavaObject) -> list[JavaObject]:
-    return [sequence.apply(i) for i in range(sequence.size())]
+    is_column = is_a(expression, "AttributeReference")
+    return is_column and stamp(expression) is not None
 
 
 def _takes_one_event_time(node: JavaObject) -> bool:
@@ -262,29 +251,15 @@ def _is_stream_join(node: JavaObject) -> bool:
 
 
 def _columns(attributes: JavaObject) -> tuple[Column, ...]:
-    return tuple(_column(attribute) for attribute in _items(attributes))
+    return tuple(_column(attribute) for attribute in items(attributes))
 
 
 def _column(attribute: JavaObject) -> Column:
-    return Column(attribute.exprId().id(), attribute.name(), _stamp(attribute))
-
-
-def _stamp(attribute: JavaObject) -> Stamp | None:
-    """Derive a column's relation to event time from Spark's metadata."""
-    metadata = _metadata(attribute)
-    if _DELAY not in metadata:
-        return None
-    if "spark.sessionWindow" in metadata:
-        return Stamp.SESSION
-    return Stamp.WINDOW if "spark.timeWindow" in metadata else Stamp.TIME
-
-
-def _metadata(attribute: JavaObject) -> dict[str, Any]:
-    return json.loads(attribute.metadata().json())
+    return Column(attribute.exprId().id(), attribute.name(), stamp(attribute))
 
 
 def _named(expressions: JavaObject) -> tuple[Column, ...]:
-    return tuple(_column(each) for each in _items(expressions) if _has(each, "exprId"))
+    return tuple(_column(each) for each in items(expressions) if _has(each, "exprId"))
 
 
 def _has(thing: JavaObject, method: str) -> bool:
@@ -304,7 +279,7 @@ def _expressions(node: JavaObject) -> JavaObject:
 
 def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
-    for each in [] if projections is None else _items(projections):
+    for each in [] if projections is None else items(projections):
         class_name = each.getClass().getSimpleName()
         if class_name == "AttributeReference":
             found[each.exprId().id()] = each.exprId().id(), ""
@@ -321,7 +296,7 @@ def _copied(expression: JavaObject) -> tuple[int, str] | None:
         return expression.exprId().id(), ""
     if class_name == "GetStructField":
         of = expression.child()
-        if of.getClass().getSimpleName() == "AttributeReference":
+        if is_a(of, "AttributeReference"):
             fields = of.dataType().fieldNames()
             return of.exprId().id(), str(fields[expression.ordinal()])
     return None
@@ -332,54 +307,9 @@ def _late_of(node: JavaObject) -> str:
     return alias.removeprefix(LATE_ALIAS) if alias.startswith(LATE_ALIAS) else ""
 
 
-def _windows(node: JavaObject) -> dict[int, WindowGrid]:
-    """Return the windows that a node computes, as Spark's rule for `window(…)` has written them.
-
-    The rule computes tumbling windows in a projection, and sliding ones in an expansion, with a
-    projection for each of the windows that a row is in.
-    """
-    match node.nodeName():
-        case "Project":
-            made = [
-                (each, each.child())
-                for each in _items(node.projectList())
-                if each.getClass().getSimpleName() == "Alias"
-            ]
-        case "Expand":
-            made = list(
-                zip(_items(node.output()), _items(node.projections().apply(0)), strict=True)
-            )
-        case _:
-            return {}
-    grids = {
-        column.exprId().id(): _grid(value)
-        for column, value in made
-        if _stamp(column) is Stamp.WINDOW
-        and value.getClass().getSimpleName() == "CreateNamedStruct"
-    }
-    return {id_: grid for id_, grid in grids.items() if grid is not None}
-
-
-def _grid(window: JavaObject) -> WindowGrid | None:
-    """Read `((t - (t - offset) % slide) - i * slide) + size`, a window's end; None: another value."""
-    end = _items(window.children())[-1]
-    remainder = next((each for each in _java_walk(end) if _is(each, "Remainder")), None)
-    ends = next((each for each in _java_walk(end) if _is(each, "Add")), None)
-    if remainder is None or ends is None or not _is(remainder.left(), "Subtract"):
-        return None
-    size, slide, offset = ends.right(), remainder.right(), remainder.left().right()
-    if not all(_is(each, "Literal") for each in (size, slide, offset)):
-        return None
-    return WindowGrid(int(size.value()), int(slide.value()), int(offset.value()))
-
-
-def _is(expression: JavaObject, class_name: str) -> bool:
-    return expression.getClass().getSimpleName() == class_name
-
-
 def _tag(node: JavaObject) -> str:
     condition = node.condition()
-    if condition.getClass().getSimpleName() != "PythonUDF":
+    if not is_a(condition, "PythonUDF"):
         return ""
     name = str(condition.name())
     return name if name.startswith(TAG) else ""
@@ -430,7 +360,7 @@ def _options(node: JavaObject) -> list[str]:
     """Return the names of a streaming relation's options, in lower case."""
     match node.nodeName():
         case "StreamingRelation":
-            names = _items(node.dataSource().options().keys().toSeq())
+            names = items(node.dataSource().options().keys().toSeq())
         case "StreamingRelationV2":
             names = list(node.extraOptions().keySet().toArray())
         case _:
@@ -439,5 +369,5 @@ def _options(node: JavaObject) -> list[str]:
 
 
 def _delay_ms(node: JavaObject) -> int:
-    delays = [_metadata(each).get(_DELAY, 0) for each in _items(node.output())]
+    delays = [metadata(each).get(DELAY, 0) for each in items(node.output())]
     return max(delays, default=0)

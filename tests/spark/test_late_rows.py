@@ -253,7 +253,7 @@ PAIRS = {
 
 
 def test_both_sides_of_a_join_put_their_late_rows_aside(flow: Flow) -> None:
-    """Which pairs come out is Spark's; that Spark drops none of the rows on time is ours."""
+    """Pairs of rows on time come out, all of them."""
     readings = fill(flow)
     with Pipeline(flow.url, "pairs", PAIRS, spark=flow.spark, poll="50 ms") as pipeline:
         sides: list[DataFrame] = []

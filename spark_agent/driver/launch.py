@@ -1,0 +1,49 @@
+"""The start of a query by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_agent.driver.late_rows import LateRows
+from spark_agent.jvm.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A query that Spark is to start."""
+
+    writer: DataStreamWriter
+    links: Collection[str]
+    """Ids of its linked sources."""
+    checkpoint: Checkpoint
+    late_rows: LateRows
+
+    def start(self, spark: SparkSession, properties: Mapping[str, str]) -> StreamingQuery:
+        """Start the query. Its tasks have these local properties."""
+        self.late_rows.begin()
+        with _local_properties(spark, properties):
+            return self.writer.start()
+
+
+@contextmanager
+def _local_properties(spark: SparkSession, properties: Mapping[str, str]) -> Generator[None]:
+    """Set local properties for a query's tasks: a query inherits those of the thread that starts it.
+
+    Other threads may start other queries at the same time.
+    """
+    context = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in properties}
+    for name, value in properties.items():
+        context.setLocalProperty(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            # None removes a property, despite the annotation.
+            context.setLocalProperty(name, old)  # pyright: ignore[reportArgumentType]
