@@ -66,6 +66,7 @@ class Cell:
         self._job = job
         self._folder = folder
         self._files_a_batch = 1
+        self._late: dict[str, DataStreamWriter] = {}
         self._logs = [logs(ascending=operator.ascending)[name] for name in operator.sources]
         self.observer = Observer(url, job, self.outputs)
         self.counts: Counter[str] = Counter()
@@ -115,7 +116,11 @@ class Cell:
         """Run a stage over all that is there, to its end."""
         with self._pipeline() as pipeline:
             writer = self._writer(stage, self._frame(stage, pipeline)).trigger(availableNow=True)
-            _ended(stage, pipeline.start(writer, bounded=bounded))
+            _ended(stage, pipeline.start(writer, late=self._late_of(stage), bounded=bounded))
+
+    def _late_of(self, stage: str) -> list[DataStreamWriter]:
+        """Return the writers of late rows, of the frames that were built last."""
+        return list(self._late.values()) if stage == FIRST else []
 
     def _both(self, *, bounded: bool) -> None:
         self.once(FIRST, bounded=bounded)
@@ -128,7 +133,8 @@ class Cell:
                 pipeline.start(
                     self._writer(stage, self._frame(stage, pipeline)).trigger(
                         processingTime="0 seconds"
-                    )
+                    ),
+                    late=self._late_of(stage),
                 )
                 for stage in (FIRST, SECOND)
             ]
@@ -170,11 +176,8 @@ class Cell:
                 event_time="at",
                 strategy=self._strategy(),
             )
-            frames[name] = pipeline.watermarked(
-                operator.before(read) if operator.before else read,
-                stage=FIRST,
-                event_time="at",
-                deduplicate_within=operator.deduplicate_within,
+            frames[name] = self._watermarked(
+                pipeline, name, operator.before(read) if operator.before else read
             )
         return pipeline.report(
             operator.apply(frames),
@@ -182,6 +185,23 @@ class Cell:
             event_time=operator.event_time,
             delay=operator.delay,
         )
+
+    def _watermarked(self, pipeline: Pipeline, source: str, rows: DataFrame) -> DataFrame:
+        within = self.operator.deduplicate_within
+        if self.operator.late != "aside":
+            return pipeline.watermarked(
+                rows,
+                stage=FIRST,
+                event_time="at",
+                deduplicate_within=within,
+                late=self.operator.late,
+            )
+        on_time, late = pipeline.split_late(
+            rows, stage=FIRST, event_time="at", deduplicate_within=within
+        )
+        path = str(self._folder / f"{source}-late")
+        self._late[source] = late.writeStream.format("json").option("path", path)
+        return on_time
 
     def _read(self, source: str) -> DataFrame:
         return (

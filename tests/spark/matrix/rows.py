@@ -62,6 +62,8 @@ class Operator:
     """The sources' strategy; None: the bound of their rows."""
     promises_less: bool = False
     """The strategy promises less than the bound, or later: it is not waited for."""
+    late: Literal["pass", "drop", "aside"] = "pass"
+    """Treatment of late rows. There are none, since the bound holds."""
     event_time: str | None = None
     """Event time given to `report`; None: to be found."""
     delay: str | None = None
@@ -306,6 +308,17 @@ def _with_strategies(operator: Operator) -> list[Operator]:
             issue=(),
         )
         for name, (strategy, promises_less) in STRATEGIES.items()
+    ]
+
+
+FATES: Final[dict[str, Literal["drop", "aside"]]] = {"late dropped": "drop", "late aside": "aside"}
+"""By name: treatment of late rows."""
+
+
+def _with_fates(operator: Operator) -> list[Operator]:
+    return [
+        replace(operator, name=f"{operator.name}, {name}", late=late, is_variation=True, issue=())
+        for name, late in FATES.items()
     ]
 
 
@@ -588,5 +601,11 @@ OPERATORS: Final = (
         for operator in _OPERATORS
         if operator.name in {"tumbling", "session", "inner join"}
         for each in _with_strategies(operator)
+    ),
+    *(
+        each
+        for operator in _OPERATORS
+        if operator.name in {"tumbling", "sliding", "session", "inner join", "dropDuplicates"}
+        for each in _with_fates(operator)
     ),
 )
