@@ -2,7 +2,7 @@
 its closing lag.
 
 The long version takes over an hour; `--only "50 files"` half of one, `--only strategies` half of one,
-`--only "closing lag"` ten minutes.
+`--only "late rows"` and `--only "closing lag"` ten minutes each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="600,000 rows, and two rounds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "--only", metavar="PART", help='one case by its name, "strategies" or "closing lag"'
+        "--only",
+        metavar="PART",
+        help='one case by its name, "strategies", "late rows" or "closing lag"',
     )
     options = parser.parse_args()
     console = Console(stderr=True)

@@ -16,8 +16,10 @@ from pyspark.sql import SparkSession
 from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
 from benchmarks.spark.data import Files
+from benchmarks.spark.late_rows import FATES, PASS, LateBench
 from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
-from benchmarks.spark.strategies import BASELINE, StrategyBench, middle
+from benchmarks.spark.strategies import BASELINE, STRATEGIES, StrategyBench
+from benchmarks.spark.turns import middle, ratios
 from tests.spark.cluster.chain import STAGES, Chain
 
 
@@ -68,6 +70,7 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
 
 CLOSING_LAG: Final = "closing lag"
 STRATEGY_COSTS: Final = "strategies"
+LATE_ROWS: Final = "late rows"
 
 
 def measured(
@@ -85,6 +88,8 @@ def measured(
             yield from _costs(case, enough=case.files.slices >= BIG.slices)
         if only in {None, STRATEGY_COSTS}:
             yield from _strategies(spark, server.url, folder, size, say)
+        if only in {None, LATE_ROWS}:
+            yield from _late_rows(spark, server.url, folder, size, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(spark, server.url, folder, size.chains)
 
@@ -147,12 +152,25 @@ def _strategies(
     files = Files(folder / "files", size.rows, size.slices, by_shard=False)
     files.write()
     bench = StrategyBench(spark, url, folder, files)
-    for name, ratios in bench.ratios(size.rounds, say).items():
-        if name != BASELINE:
-            ratio, spread = middle(ratios)
-            yield Figure(
-                f"a batch of source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread
-            )
+    found = ratios(list(STRATEGIES), BASELINE, bench.batch_ms, rounds=size.rounds, say=say)
+    for name, each in found.items():
+        ratio, spread = middle(each)
+        yield Figure(
+            f"a batch of source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread
+        )
+
+
+def _late_rows(
+    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Yield the duration of a batch of windows with each treatment of late rows."""
+    files = Files(folder / "late-files", size.rows, size.slices, by_shard=False)
+    files.write()
+    bench = LateBench(spark, url, folder, files)
+    found = ratios(FATES, PASS, bench.batch_ms, rounds=size.rounds, say=say)
+    for name, each in found.items():
+        ratio, spread = middle(each)
+        yield Figure(f"a batch of windows with {name}", ratio, f"of {PASS}", None, False, spread)
 
 
 def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +12,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from benchmarks.spark.data import BOUND_S, SHARDS, Files
+from benchmarks.spark.turns import batch_ms
 from spark_agent import (
     Ascending,
     BoundedOutOfOrderness,
@@ -78,7 +77,7 @@ STRATEGIES: Final[Mapping[str, Callable[[], AnyStrategy]]] = {
 
 
 class StrategyBench:
-    """Runs the strategies by turns."""
+    """Runs a query with each strategy."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, files: Files) -> None:
         self._spark = spark
@@ -87,22 +86,8 @@ class StrategyBench:
         self._files = files
         self._numbers = itertools.count()
 
-    def ratios(self, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-        """Return the duration of a batch with each strategy, relative to the bound in the same round."""
-        found: dict[str, list[float]] = {name: [] for name in STRATEGIES}
-        for number in range(rounds + 1):
-            batch_ms = {
-                name: self._run(name)
-                for name in (list(STRATEGIES) if number % 2 else list(STRATEGIES)[::-1])
-            }
-            say(f"strategies, round {number}: {batch_ms[BASELINE]:.0f} ms with {BASELINE}")
-            if number:
-                for name, each in batch_ms.items():
-                    found[name].append(each / batch_ms[BASELINE])
-        return found
-
-    def _run(self, name: str) -> float:
-        """Return the median duration of a batch with rows (ms), once the query runs."""
+    def batch_ms(self, name: str) -> float:
+        """Return the median duration of a batch (ms)."""
         folder = self._folder / f"strategy-{next(self._numbers)}"
         clicks = (
             self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
@@ -122,13 +107,6 @@ class StrategyBench:
             writer = writer.option("checkpointLocation", str(folder))
             query = pipeline.start(writer)
             query.awaitTermination()
-            batches = [json.loads(each.json) for each in query.recentProgress]
+            found = batch_ms(query)
         shutil.rmtree(folder)
-        # The first batch starts Python, and a last one may have a row of each shard alone.
-        full = [each["durationMs"] for each in batches[1:] if each["numInputRows"] > 2 * SHARDS]
-        return statistics.median(each["triggerExecution"] for each in full)
-
-
-def middle(ratios: list[float]) -> tuple[float, str]:
-    """Return the median of ratios, and their range."""
-    return statistics.median(ratios), f"rounds {min(ratios):.2f}-{max(ratios):.2f}"
+        return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable
+from urllib.request import urlopen
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -13,7 +15,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import Pipeline
-from tests.spark.flow import BOUND, COUNTS, RANGES, SHARDS, START_S, Flow, Reading, ended, steady
+from tests.spark.flow import (
+    BOUND,
+    COUNTS,
+    JOB,
+    RANGES,
+    SHARDS,
+    START_S,
+    Flow,
+    Reading,
+    ended,
+    steady,
+)
 
 ON_TIME = steady(range(0, 60, 2))
 LATE = [Reading("left", key, second) for second in (3, 14, 25, 26) for key in ("a", "b")]
@@ -74,6 +87,12 @@ def asides(readings: Iterable[Reading]) -> Counter[tuple[str, str, int]]:
     return Counter((each.sensor, each.key, each.second) for each in readings)
 
 
+def counted_late(flow: Flow) -> int:
+    """Return the number of late rows that the service has for the stage."""
+    with urlopen(f"{flow.url}/v1/jobs/{JOB}/stages/{COUNTS}/watermark") as answer:
+        return json.load(answer)["late"]
+
+
 def total(flow: Flow) -> int:
     """Return the number of rows in the results."""
     results = flow.spark.read.schema("rows long").json(str(flow.output / "results"))
@@ -98,6 +117,7 @@ def test_each_row_is_in_a_result_or_aside(flow: Flow, pipeline: Pipeline) -> Non
     assert total(flow) + len(LATE) == len(readings)
     assert dropped(query) == 0
     assert pipeline.counts["rows_aside"] == len(LATE)
+    assert counted_late(flow) == len(LATE)
     read = sum(
         source["numInputRows"]
         for each in query.recentProgress
@@ -164,6 +184,7 @@ def test_dropped_rows_are_counted_each(flow: Flow, pipeline: Pipeline) -> None:
     query = pipeline.start(writer, bounded=True)
     ended(query)
     assert pipeline.counts["dropped_rows"] == len(LATE)
+    assert counted_late(flow) == len(LATE)
     assert total(flow) + len(LATE) == len(readings)
     assert dropped(query) == 0
 
