@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_agent.client.spec import StageSpec
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
+from spark_agent.late_frames import FLAG
 from spark_agent.strategies import WallClock
 from spark_agent.strategies.resolved import Resolved
 
@@ -85,6 +86,30 @@ def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
         raise ValueError(
             "a query with late= needs a checkpoint, by which a repeated batch finds the same rows late: "
             "writer.option('checkpointLocation', …)"
+        )
+
+
+def check_same_sources(sources: int, checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint is of a query with as many sources. Raises `ValueError`."""
+    before = checkpoint.sources()
+    if before is not None and before != sources:
+        raise ValueError(
+            f"the checkpoint is of a query with {before} sources, and this one has {sources}, so Spark "
+            f"would fail. The plan of a query with split_late() names each of its sources twice, so a "
+            f"query that begins or ceases to split its rows is another query: start over, with "
+            f"Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
+        )
+
+
+def check_can_split(stage: str, columns: Sequence[str], *, is_random: bool) -> None:
+    """Check that rows can be split, by their columns and their plan. Raises `ValueError`."""
+    if FLAG in columns:
+        raise ValueError(f"stage {stage!r}: split_late() adds a column {FLAG!r}: rename yours")
+    if is_random:
+        raise ValueError(
+            f"stage {stage!r}: a random expression comes before split_late(), such as rand() or uuid(), "
+            f"and Spark gives it other values for the late rows than for the rows on time: add it "
+            f"after split_late(), or write it with the rows"
         )
 
 

@@ -60,7 +60,7 @@ def control_schema(frame: DataFrame) -> StructType:
         if not has_type(field):
             raise ValueError(
                 f"column {field.name!r} is of type {field.dataType.simpleString()}, which cannot pass "
-                f"through watermarked(): cast it, or leave it out"
+                f"through watermarked() or split_late(): cast it, or leave it out"
             )
     return StructType([StructField(f.name, f.dataType, nullable=True) for f in frame.schema])
 

@@ -32,7 +32,8 @@ def split(
     a filter of one branch below the shuffle, nor remove a column that only one branch needs: each
     branch's filter is non-deterministic, and refers to every column in a case that never occurs.
     """
-    flagged = frame.withColumn(FLAG, is_late(event_time, first_on_time_us))
+    # The flag is the first column: Spark's text of a plan leaves out those after the first few.
+    flagged = frame.select(is_late(event_time, first_on_time_us).alias(FLAG), "*")
     # By time, since a repeated task must have the same rows: one without a key would have to sort.
     shuffled = flagged.repartition(tasks, column(event_time))
     every_column = F.xxhash64(*[_hashable(shuffled, name) for name in shuffled.columns]) == 0

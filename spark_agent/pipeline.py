@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent.arguments import (
+    check_can_split,
     check_clock_strategy,
     check_clocks,
     check_early_not_bounded,
@@ -26,6 +27,7 @@ from spark_agent.arguments import (
     check_is_writer,
     check_keeps_checkpoint,
     check_lease_ttl,
+    check_same_sources,
     check_session,
     check_url,
     check_writer,
@@ -453,6 +455,7 @@ class Pipeline:
         Raises `ValueError`.
         """
         self._check_watermarked(frame, stage, event_time)
+        check_can_split(stage, frame.columns, is_random=self._plans.is_random(frame))
         call = self._queries.feeds.new_source(stage)
         first = self._first_on_time_us[call] = Cell(self._spark)
         tasks = self._spark.sparkContext.defaultParallelism
@@ -673,12 +676,14 @@ class Pipeline:
         )
         checkpoint = Checkpoint(self._spark, writer, *late_writers)
         late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
+        check_same_sources(sum(each.sources for each in (tree, *late_plans)), checkpoint)
         if late_writers:
             writers = Writers(self._spark, writer, late_writers)
             check_keeps_checkpoint(checkpoint)
             check_reuses_shuffles(self._spark)
-            check_shares_shuffles(late_plans, self._plans.shuffles_with(writers.frame, FLAG))
-            writer = writers.as_one(late_rows.check)
+            shuffles = self._plans.shuffles_with(writers.frame, FLAG)
+            check_shares_shuffles(late_plans, shuffles)
+            writer = writers.as_one(late_rows.check, len(shuffles))
         return self._queries.start(query, Launch(writer, links, checkpoint, late_rows))
 
     def reset(self) -> None:

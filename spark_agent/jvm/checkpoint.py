@@ -22,6 +22,7 @@ file is written under a hidden name, and renamed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ _NO_FOLDERS = frozenset({"console", "foreach", "foreachbatch", "kafka", "memory"
 
 _WRITTEN = "_spark_metadata"
 _COMPACT = ".compact"
+
+_BY_POSITION = "v1"
+"""The version of an offset log that has the sources in their order in the plan."""
 
 _NOTES = "tidegauge"
 _GENERATION = f"{_NOTES}/generation"
@@ -83,7 +87,7 @@ class Checkpoint:
         """`others` write late rows in the same query: they have outputs of their own."""
         self._spark = spark
         self._location = _location(spark, writer)
-        self._outputs = [each for each in map(_output, (writer, *others)) if each]
+        self._outputs = [each for each in map(output_of, (writer, *others)) if each]
 
     @property
     def is_kept(self) -> bool:
@@ -116,6 +120,15 @@ class Checkpoint:
         if not written:
             return None, next(iter(self._outputs), "")
         return max(written)
+
+    def sources(self) -> int | None:
+        """Return the number of sources in the newest planned batch; None: not planned, or unknown."""
+        location = self._location
+        planned = None if location is None else _newest(self._spark, location, "offsets")
+        if planned is None:
+            return None
+        version, _, *offsets = _text(self._spark, f"{location}/offsets/{planned}").splitlines()
+        return len(offsets) if version == _BY_POSITION else None
 
     def watermark_before(self, batch: int) -> int:
         """Return Spark's watermark (ms) in the batch before, by which rows of this batch are late.
@@ -216,6 +229,15 @@ def _listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
     return str(jvm.scala.runtime.ScalaRunTime.stringOf(paths)), shown
 
 
+def qualified(spark: SparkSession, location: str) -> str:
+    """Return a location in the one form that its file system has for it. Local links are followed."""
+    jvm: JavaObject = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(location)
+    uri = path.getFileSystem(_configuration(spark)).makeQualified(path).toUri()
+    is_local = str(uri.getScheme()) == "file"
+    return os.path.realpath(str(uri.getPath())) if is_local else str(uri.toString())
+
+
 def _exists(spark: SparkSession, location: str) -> bool:
     jvm: JavaObject = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(location)
@@ -266,7 +288,7 @@ def names_in(listing: str, folder: str) -> list[str]:
     return [name for name in names if not name.startswith(".")]
 
 
-def _output(writer: DataStreamWriter) -> str:
+def output_of(writer: DataStreamWriter) -> str:
     """Return the folder that a writer writes; empty: another kind of sink."""
     output = option_of(writer, "path") or ""
     return "" if format_of(writer) in _NO_FOLDERS else output

@@ -15,6 +15,9 @@ RANGES_TAG: Final = f"{TAG}ranges."
 LATE_ALIAS: Final = "tidegauge_late_"
 """Prefix of the alias of late rows in a plan. The id of the call's control source follows."""
 
+_SOURCES: Final = frozenset(
+    {"StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"}
+)
 _CONTROL_CHAIN: Final = frozenset({"Filter", "EventTimeWatermark", "Project"})
 
 
@@ -146,6 +149,11 @@ class Node:
         yield self
         for child in self.children:
             yield from child.walk()
+
+    @property
+    def sources(self) -> int:
+        """The number of streaming sources that the plan reads, one that is read twice counting twice."""
+        return sum(node.operator in _SOURCES for node in self.walk())
 
     @property
     def is_control_union(self) -> bool:

@@ -70,6 +70,8 @@ class PlanReader:
         expressions = jvm.org.apache.spark.sql.catalyst.expressions
         self._attributes: JavaObject = getattr(getattr(expressions, "AttributeSet$"), "MODULE$")
         self._option: JavaObject = jvm.scala.Option
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        self._random: JavaObject = patterns.EXPRESSION_WITH_RANDOM_SEED()
 
     def read(self, frame: DataFrame) -> Node:
         """Read the analysed plan: before optimisation all tags are still in it."""
@@ -96,6 +98,11 @@ class PlanReader:
                 if len(found) > 1:
                     return found
         return []
+
+    def is_random(self, frame: DataFrame) -> bool:
+        """Return whether a random expression is in the plan. Each batch gives it a new seed."""
+        analyzed: JavaObject = frame._jdf.queryExecution().analyzed()
+        return bool(analyzed.containsPattern(self._random))
 
     def shuffles_with(self, frame: DataFrame, column: str) -> list[int]:
         """Return the number of equal shuffles of rows with a column, for each shuffle that differs.

@@ -15,7 +15,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_agent.exceptions import QueryFailedError
 from spark_agent.jvm import JavaObject
+from spark_agent.jvm.checkpoint import output_of, qualified
 from spark_agent.jvm.progress import cause_line
 from spark_agent.jvm.writer import (
     format_of,
@@ -25,8 +27,11 @@ from spark_agent.jvm.writer import (
     setting,
     trigger_of,
 )
-from spark_agent.late_frames import rows_of, together
+from spark_agent.late_frames import FLAG, rows_of, together
 
+_ADAPTIVE: Final = "AdaptiveSparkPlan"
+_FLAGGED: Final = f" AS {FLAG}#"
+"""In the text of a plan, once for each place that computes the flag."""
 _OF_THE_QUERY: Final = ("checkpointLocation", "queryName")
 """Options of the query, not of its output."""
 
@@ -43,16 +48,19 @@ class Writers:
         self.frame = together([frame_of(writer) for writer in self._all])
         """The rows of all of them, each in a column of its own."""
 
-    def as_one(self, check: Callable[[int], None]) -> DataStreamWriter:
+    def as_one(self, check: Callable[[int], None], shuffles: int) -> DataStreamWriter:
         """Return one writer for all of them, with the trigger and the checkpoint of the results.
 
-        `check` is called with the number of each batch before the batch is written. Raises
-        `ValueError` for a sink that Spark can only write alone.
+        `check` is called with the number of each batch before the batch is written. `shuffles` is the
+        number of those that the results and the late rows share. Raises `ValueError` for a sink that
+        Spark can only write alone, and for two outputs in one folder.
         """
+        self._check_apart()
         sinks = [self._sink(writer) for writer in self._all]
 
         def write(batch: DataFrame, epoch: int) -> None:
             check(epoch)
+            self._check_shared(epoch, shuffles)
             batch.persist()
             try:
                 for part, sink in enumerate(sinks):
@@ -68,6 +76,35 @@ class Writers:
         one._jwrite.trigger(setting(self._results, "trigger"))
         one._jwrite.outputMode(setting(self._results, "outputMode"))
         return one
+
+    def _check_apart(self) -> None:
+        # A folder has one log of the batches in it, and the second sink would skip each batch.
+        outputs = [output_of(writer) for writer in self._all]
+        folders = [qualified(self._spark, output) for output in outputs if output]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise ValueError(
+                    f"two outputs of this query are in the folder {folder}, where Spark would skip the "
+                    f"second of them in each batch: give each output a folder of its own"
+                )
+
+    def _check_shared(self, epoch: int, shuffles: int) -> None:
+        """Check that the running batch computes each shuffle of flagged rows once at most.
+
+        A batch without new rows has none. A plan with adaptive execution shares equal shuffles at run
+        time, and its text has all of them. Raises `QueryFailedError`.
+        """
+        query = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        streams: JavaObject = self._spark.streams._jsqm
+        execution = streams.get(query).streamingQuery().lastExecution()
+        # One text: with a call for each node, a plan would take a second.
+        plan = str(execution.executedPlan().toString())
+        if _ADAPTIVE not in plan and plan.count(_FLAGGED) > shuffles:
+            raise QueryFailedError(
+                f"batch {epoch}: Spark does not read one shuffle for the results and for the late rows, "
+                f"so a row could be in both outputs, or in neither. Nothing was written. Before "
+                f"split_late(), leave out expressions and functions that change from run to run"
+            )
 
     def _sink(self, writer: DataStreamWriter) -> JavaObject:
         jvm: JavaObject = self._spark._jvm

@@ -17,6 +17,7 @@ from spark_agent.jvm.nodes import Control, Node, WindowGrid
 from spark_agent.soundness.operators import AGGREGATE_BY_TIME, TABLE, row_name
 
 _US_PER_MS: Final = 1_000
+_LIMITS: Final = frozenset({"GlobalLimit", "LocalLimit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _check_late_plan(late: Node, aside: Mapping[str, Control]) -> None:
             )
     for node in _above_late(late):
         row = TABLE.get(node.operator)
-        if row is None or row.empty_batches or node.tag:
+        if row is None or row.empty_batches or node.tag or node.operator in _LIMITS:
             raise UnsoundPlanError(
                 f"late rows pass through Spark's operator {node.operator}, which may keep or drop them: "
                 f"write them as they are, and process what was written in another query"

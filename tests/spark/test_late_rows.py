@@ -16,6 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import Pipeline
 from tests.spark.flow import (
+    AVAILABLE_NOW,
     BOUND,
     COUNTS,
     JOB,
@@ -328,6 +329,7 @@ def test_what_would_lose_late_rows_is_refused(flow: Flow, pipeline: Pipeline) ->
     refused(pipeline, writer, [files(flow, late, "a"), files(flow, late, "b")], "written 2 times")
     refused(pipeline, writer, files(flow, flow.readings(), "late"), "does not write late rows")
     refused(pipeline, writer, files(flow, late.distinct(), "late"), "Deduplicate")
+    refused(pipeline, writer, files(flow, late.limit(1), "late"), "Limit")
     refused(
         pipeline,
         writer,
@@ -364,6 +366,52 @@ def test_without_reuse_of_shuffles_nothing_is_put_aside(flow: Flow, pipeline: Pi
         refused(pipeline, writer, files(flow, late, "late"), "exchange.reuse is off")
     finally:
         flow.spark.conf.unset("spark.sql.exchange.reuse")
+
+
+@pytest.mark.parametrize("random", ["rand(7)", "uuid()", "shuffle(array(1, 2))"])
+def test_random_values_before_a_split_are_refused(
+    flow: Flow, pipeline: Pipeline, random: str
+) -> None:
+    """Spark gives each occurrence in a plan another seed, so both branches would read the source."""
+    rows = flow.readings().withColumn("x", F.expr(random))
+    with pytest.raises(ValueError, match=r"a random expression comes before split_late\(\)"):
+        pipeline.split_late(rows, stage=COUNTS, event_time="at")
+
+
+def test_a_column_with_the_name_of_the_flag_is_refused(flow: Flow, pipeline: Pipeline) -> None:
+    rows = flow.readings().withColumn("tidegauge_is_late", F.lit(1))
+    with pytest.raises(ValueError, match="adds a column 'tidegauge_is_late': rename yours"):
+        pipeline.split_late(rows, stage=COUNTS, event_time="at")
+
+
+def test_another_query_needs_another_checkpoint(flow: Flow) -> None:
+    """A query that is split reads each source twice in its plan, and Spark's log has both."""
+    flow.write(ON_TIME)
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW))
+    with flow.pipeline() as pipeline:
+        rows, late = split(flow, pipeline)
+        with pytest.raises(ValueError, match="is of a query with 2 sources, and this one has 3"):
+            start(flow, pipeline, counted(rows), late)
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger=AVAILABLE_NOW, bounded=True))
+
+
+def test_a_batch_that_does_not_share_its_shuffle_is_not_written(
+    flow: Flow, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is checked, too: no check at the start foresees every rule of an optimiser."""
+    fill(flow)
+    rows, late = split(flow, pipeline)
+    monkeypatch.setattr("spark_agent.pipeline.check_reuses_shuffles", lambda spark: None)
+    flow.spark.conf.set("spark.sql.exchange.reuse", "false")
+    try:
+        query = start(flow, pipeline, counted(rows), late)
+    finally:
+        flow.spark.conf.unset("spark.sql.exchange.reuse")
+    with pytest.raises(StreamingQueryException, match="does not read one shuffle"):
+        query.awaitTermination()
+    assert not list(flow.output.glob("*/part-*"))
 
 
 def test_early_results_drop_nothing_by_themselves(flow: Flow, pipeline: Pipeline) -> None:
