@@ -89,18 +89,6 @@ def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
         )
 
 
-def check_same_sources(sources: int, checkpoint: Checkpoint) -> None:
-    """Check that a checkpoint is of a query with as many sources. Raises `ValueError`."""
-    before = checkpoint.sources()
-    if before is not None and before != sources:
-        raise ValueError(
-            f"the checkpoint is of a query with {before} sources, and this one has {sources}, so Spark "
-            f"would fail. The plan of a query with split_late() names each of its sources twice, so a "
-            f"query that begins or ceases to split its rows is another query: start over, with "
-            f"Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
-        )
-
-
 def check_can_split(stage: str, columns: Sequence[str], *, is_random: bool) -> None:
     """Check that rows can be split, by their columns and their plan. Raises `ValueError`."""
     if FLAG in columns:

@@ -27,7 +27,6 @@ from spark_agent.arguments import (
     check_is_writer,
     check_keeps_checkpoint,
     check_lease_ttl,
-    check_same_sources,
     check_session,
     check_url,
     check_writer,
@@ -676,7 +675,6 @@ class Pipeline:
         )
         checkpoint = Checkpoint(self._spark, writer, *late_writers)
         late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
-        check_same_sources(sum(each.sources for each in (tree, *late_plans)), checkpoint)
         if late_writers:
             writers = Writers(self._spark, writer, late_writers)
             check_keeps_checkpoint(checkpoint)
@@ -684,7 +682,8 @@ class Pipeline:
             shuffles = self._plans.shuffles_with(writers.frame, FLAG)
             check_shares_shuffles(late_plans, shuffles)
             writer = writers.as_one(late_rows.check, len(shuffles))
-        return self._queries.start(query, Launch(writer, links, checkpoint, late_rows))
+        sources = sum(each.sources for each in (tree, *late_plans))
+        return self._queries.start(query, Launch(writer, links, checkpoint, late_rows, sources))
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

@@ -23,6 +23,19 @@ class Launch:
     """Ids of its linked sources."""
     checkpoint: Checkpoint
     late_rows: LateRows
+    sources: int
+    """Number of sources in its plan."""
+
+    def check(self) -> None:
+        """Check that the checkpoint is of a query with as many sources. Raises `ValueError`."""
+        before = self.checkpoint.sources()
+        if before is not None and before != self.sources:
+            raise ValueError(
+                f"the checkpoint is of a query with {before} sources, and this one has {self.sources}, "
+                f"so Spark would fail. The plan of a query with split_late() names each of its sources "
+                f"twice, so a query that begins or ceases to split its rows is another query: start "
+                f"over, with Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
+            )
 
     def start(self, spark: SparkSession, properties: Mapping[str, str]) -> StreamingQuery:
         """Start the query. Its tasks have these local properties."""

@@ -149,11 +149,7 @@ class Queries:
                 for stage, bounds in each.supervisor.bounds.items()
             }
 
-    def start(
-        self,
-        query: StartedQuery,
-        launch: Launch,
-    ) -> StreamingQuery:
+    def start(self, query: StartedQuery, launch: Launch) -> StreamingQuery:
         """Open a run for the stages and start the query, unless it could not keep what it promises.
 
         Every check comes before the run is opened: opening it fences the query that has the stages.
@@ -167,6 +163,7 @@ class Queries:
             if watermarks is not None:
                 check_not_final(query, watermarks)
                 check_inputs_final(query, self._job.stages, watermarks)
+            launch.check()
             resumption = Resumption(query, launch.checkpoint)
             run = self._job.try_open_run(stages, resumption.check, resumption.opened)
             if run is None:
@@ -248,10 +245,7 @@ class Queries:
             waits.final_sources = final_by_marker(query, watermarks)
 
     def _start_supervised(
-        self,
-        supervised: _Supervised,
-        run: int | None,
-        launch: Launch,
+        self, supervised: _Supervised, run: int | None, launch: Launch
     ) -> StreamingQuery:
         supervisor = supervised.supervisor
         properties = {
