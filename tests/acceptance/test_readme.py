@@ -287,7 +287,7 @@ def session(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def write(folder: Path, name: str, rows: Sequence[Mapping[str, object]]) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text("\n".join(map(json.dumps, rows)))
 
 
@@ -396,18 +396,18 @@ def test_late_rows(session: Session) -> None:
         rows = [
             {"meter": meter, "at": at, "m3": 1.0} for meter in ("north", "south") for at in times
         ]
-        write(session.folder / "meters", f"{night}.json", rows)
+        write(session.folder / "gas/meters", f"{night}.json", rows)
 
     example = block("python", 'job="gas"')
     readings(1, "2026-01-01T12:00:00Z", "2026-01-02T02:00:00Z")
     session.run(example)
-    assert [row["m3"] for row in written(session.folder / "daily")] == [1.0, 1.0]
-    assert not written(session.folder / "late")
+    assert [row["m3"] for row in written(session.folder / "gas/daily")] == [1.0, 1.0]
+    assert not written(session.folder / "gas/late")
     readings(2, "2026-01-01T13:00:00Z", "2026-01-02T12:00:00Z", "2026-01-03T02:00:00Z")
     session.run(example)
-    days = written(session.folder / "daily")
+    days = written(session.folder / "gas/daily")
     assert sorted(str(row["m3"]) for row in days) == ["1.0", "1.0", "2.0", "2.0"]
-    late = written(session.folder / "late")
+    late = written(session.folder / "gas/late")
     assert sorted(str(row["meter"]) for row in late) == ["north", "south"]
     assert {str(row["at"])[:13] for row in late} == {"2026-01-01T13"}
 

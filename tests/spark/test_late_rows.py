@@ -414,6 +414,20 @@ def test_a_batch_that_does_not_share_its_shuffle_is_not_written(
     assert not list(flow.output.glob("*/part-*"))
 
 
-def test_early_results_drop_nothing_by_themselves(flow: Flow, pipeline: Pipeline) -> None:
+def test_another_treatment_of_late_rows_is_refused(flow: Flow, pipeline: Pipeline) -> None:
     with pytest.raises(ValueError, match="invalid late 'aside': write 'pass' or 'drop'"):
         pipeline.watermarked(flow.readings(), stage=COUNTS, event_time="at", late="aside")  # type: ignore[arg-type]
+
+
+def test_early_results_drop_nothing_by_themselves(flow: Flow) -> None:
+    spec = {
+        "sensed": {"shards": SHARDS, "percentiles": [66]},
+        "sums": {"inputs": ["sensed"], "ranges": RANGES},
+    }
+    with (
+        Pipeline(flow.url, "early-late", spec, spark=flow.spark) as pipeline,
+        pytest.raises(ValueError, match="rows that are late for early results are not late for"),
+    ):
+        pipeline.watermarked(
+            flow.readings(), stage="sums", event_time="at", percentile=66, late="drop"
+        )
