@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from spark_agent.client.spec import StageSpec
+from spark_agent.firing_frames import ON_TIME, VERSION
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
 from spark_agent.late_frames import FLAG
@@ -21,6 +23,7 @@ from spark_agent.strategies.resolved import Resolved
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
+_NOT_IN_PARQUET: Final = ("interval", "void")
 _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
     "ContinuousTrigger": "continuous processing has no micro-batches, and tidegauge's epochs are "
     "micro-batches",
@@ -71,8 +74,13 @@ def check_early_not_bounded(stage: str, *, bounded: bool) -> None:
         )
 
 
-def check_early_passes(stage: str, late: str) -> None:
+def check_early_passes(stage: str, late: str, allowed_lateness_ms: int) -> None:
     """Check that a query of early results leaves late rows to Spark. Raises `ValueError`."""
+    if allowed_lateness_ms:
+        raise ValueError(
+            f"stage {stage!r}: early results have a query that corrects them: leave out "
+            f"allowed_lateness here, and set it in the query that reports"
+        )
     if late != "pass":
         raise ValueError(
             f"stage {stage!r}: rows that are late for early results are not late for the results: leave "
@@ -84,9 +92,31 @@ def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
     """Check that a query that puts late rows aside has a checkpoint of its own. Raises `ValueError`."""
     if not checkpoint.is_kept:
         raise ValueError(
-            "a query with late= needs a checkpoint, by which a repeated batch finds the same rows late: "
-            "writer.option('checkpointLocation', …)"
+            "a query with late= or allowed_lateness needs a checkpoint, by which a repeated batch finds "
+            "the same rows late: writer.option('checkpointLocation', …)"
         )
+
+
+def check_can_fire(stage: str, rows: StructType, output_mode: str) -> None:
+    """Check that windows can fire more than once, by their columns and the mode. Raises `ValueError`."""
+    if output_mode != "append":
+        raise ValueError(
+            f"stage {stage!r}: with allowed_lateness, the agent sets the output mode, and the writer "
+            f"has {output_mode!r}: leave outputMode() out"
+        )
+    names = {name.lower(): name for name in rows.names}
+    for added in (ON_TIME, VERSION):
+        if added in names:
+            raise ValueError(
+                f"stage {stage!r}: allowed_lateness adds a column {added!r}, and the rows have one: "
+                f"rename {names[added]!r}"
+            )
+    for field in rows:
+        if any(f'"{each}"' in field.json() for each in _NOT_IN_PARQUET):
+            raise ValueError(
+                f"stage {stage!r}: column {field.name!r} is of type {field.dataType.simpleString()}, "
+                f"which Parquet cannot keep until the window fires: cast it, or leave it out"
+            )
 
 
 def check_can_split(stage: str, columns: Sequence[str], *, is_random: bool) -> None:

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent.arguments import (
+    check_can_fire,
     check_can_split,
     check_clock_strategy,
     check_clocks,
@@ -47,6 +48,7 @@ from spark_agent.columns import (
     time_of,
     with_ingress_time,
 )
+from spark_agent.driver.firings import Firings
 from spark_agent.driver.job import DeclaredJob, host
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.launch import Launch
@@ -54,14 +56,17 @@ from spark_agent.driver.queries import Queries
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
+from spark_agent.firing_frames import kept_schema
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
-from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, LateFate
+from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
-from spark_agent.jvm.writer import frame_of
+from spark_agent.jvm.unfired import Unfired
+from spark_agent.jvm.writer import frame_of, output_mode_of
 from spark_agent.late_frames import FLAG, is_late, split
+from spark_agent.soundness.firings import Firing, firing_of
 from spark_agent.soundness.late_rows import (
     check_late_rows,
     check_shares_shuffles,
@@ -86,7 +91,7 @@ from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
-from spark_agent.started_query import StartedQuery, Timing
+from spark_agent.started_query import StartedQuery, Timing, not_one
 from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
 from spark_agent.strategies.resolved import Resolved, resolved
 from spark_agent.times import Duration, duration_ms
@@ -375,7 +380,8 @@ class Pipeline:
             # A query without watermarked() has no control source that could hold it back, or fail a run
             # that would end well.
             gate = self._queries.feeds.new_source(stage)
-            frame = frame.union(self._control_rows(frame, stage, event_time, gate, is_gate=True))
+            control = Control(stage, gate, is_gate=True)
+            frame = frame.union(self._control_rows(frame, event_time, control))
         if not partitioned_by_shard:
             cores = self._spark.sparkContext.defaultParallelism
             known = None if spec.is_dynamic else spec.shards
@@ -395,6 +401,7 @@ class Pipeline:
         deduplicate_within: Duration | None = None,
         percentile: int | None = None,
         late: Literal["pass", "drop"] = "pass",
+        allowed_lateness: Duration | None = None,
     ) -> DataFrame:
         """Give the data frame the stage's input watermark, instead of `withWatermark`.
 
@@ -411,16 +418,24 @@ class Pipeline:
         it reads must declare this percentile in the specification.
 
         `late="drop"` drops late rows before Spark's operators, and counts each of them; with `"pass"`
-        the operators drop them. Which rows are late is the same (see `split_late`). Raises `ValueError`.
+        the operators drop them. Which rows are late is the same (see `split_late`).
+
+        With `allowed_lateness`, windows that have fired fire again, with the corrected value, in each
+        batch that brings rows for them, until the watermark has passed their end by this duration. Rows
+        are late only after that. The windows are tumbling or sliding ones, `groupBy(window(…))`, and are
+        the query's only operator with state. The rows that are written have two columns more: `on_time`,
+        true for the first value of a window, and `version`, which grows from value to value. The writer
+        has the mode `append`. Raises `ValueError`.
         """
         if late not in {"pass", "drop"}:
             raise ValueError(
                 f"invalid late {late!r}: write 'pass' or 'drop'. split_late() puts late rows aside"
             )
         self._check_watermarked(frame, stage, event_time)
+        lateness_ms = duration_ms(allowed_lateness or 0, name="allowed_lateness")
         if percentile is not None:
             check_percentile(self._job.stages, stage, percentile)
-            check_early_passes(stage, late)
+            check_early_passes(stage, late, lateness_ms)
         call = self._queries.feeds.new_source(stage)
         fate = LateFate(late)
         if fate is LateFate.DROP:
@@ -429,7 +444,10 @@ class Pipeline:
             metric = F.count_if(flag).alias(LATE_COUNT)
             frame = frame.observe(late_metric(call, stage, fate), metric).filter(~flag)
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
-        return self._watermarked(frame, stage, event_time, call, fate, delay_ms, percentile)
+        control = Control(
+            stage, call, percentile=percentile, late=fate, allowed_lateness_ms=lateness_ms
+        )
+        return self._watermarked(frame, event_time, control, delay_ms)
 
     def split_late(
         self,
@@ -438,6 +456,7 @@ class Pipeline:
         stage: str,
         event_time: str,
         deduplicate_within: Duration | None = None,
+        allowed_lateness: Duration | None = None,
     ) -> tuple[DataFrame, DataFrame]:
         """Return the rows on time, with the stage's input watermark as from `watermarked`, and the late
         rows, unchanged. One query writes both: `start(writer, late=late.writeStream…)`.
@@ -447,7 +466,8 @@ class Pipeline:
         the one with which the batch before was planned, so a row is late exactly if Spark's operators
         would drop it, a batch that is repeated finds the same rows late, and Spark drops none. For
         session windows, too, a row before the watermark is late, even if a session could still take it.
-        A row without an event time is not late.
+        A row without an event time is not late. `allowed_lateness` is as for `watermarked`: a row that
+        corrects a window is not late.
 
         The rows on time go through one operator with state, or several in sequence. Both data frames
         read one shuffle of whole rows, which `late="drop"` of `watermarked` does without.
@@ -462,7 +482,9 @@ class Pipeline:
         count = F.count(F.lit(1)).alias(LATE_COUNT)
         late = late.observe(late_metric(call, stage, LateFate.ASIDE), count)
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
-        on_time = self._watermarked(on_time, stage, event_time, call, LateFate.ASIDE, delay_ms)
+        lateness_ms = duration_ms(allowed_lateness or 0, name="allowed_lateness")
+        control = Control(stage, call, late=LateFate.ASIDE, allowed_lateness_ms=lateness_ms)
+        on_time = self._watermarked(on_time, event_time, control, delay_ms)
         return on_time, late.alias(f"{LATE_ALIAS}{call}")
 
     def _check_watermarked(self, frame: DataFrame, stage: str, event_time: str) -> None:
@@ -475,24 +497,15 @@ class Pipeline:
             )
 
     def _watermarked(
-        self,
-        frame: DataFrame,
-        stage: str,
-        event_time: str,
-        call: str,
-        late: LateFate,
-        delay_ms: int,
-        percentile: int | None = None,
+        self, frame: DataFrame, event_time: str, control: Control, delay_ms: int
     ) -> DataFrame:
         # Only the control rows pass through `withWatermark`, so Spark's watermark follows them and
         # not the dates in the data. A union takes its columns from its first branch, so its event
         # time carries the metadata that windows need.
-        control = self._control_rows(
-            frame, stage, event_time, call, late=late, delay_ms=delay_ms, percentile=percentile
-        )
+        rows = self._control_rows(frame, event_time, control, delay_ms)
         # The aliases keep Spark from flattening nested unions. Otherwise the plan would not show
         # what came through here and what was unioned with it later.
-        return control.union(frame.alias("tidegauge_data")).alias("tidegauge")
+        return rows.union(frame.alias("tidegauge_data")).alias("tidegauge")
 
     def _linked_source(self, of: str, columns: StructType, event_time: str) -> DataStreamReader:
         """Return the reader of a source that polls the driver, through the link."""
@@ -506,16 +519,7 @@ class Pipeline:
         )
 
     def _control_rows(
-        self,
-        frame: DataFrame,
-        stage: str,
-        event_time: str,
-        source: str,
-        *,
-        late: LateFate = LateFate.PASS,
-        delay_ms: int = 0,
-        is_gate: bool = False,
-        percentile: int | None = None,
+        self, frame: DataFrame, event_time: str, of: Control, delay_ms: int = 0
     ) -> DataFrame:
         """Return a control source, none of whose rows comes out, with the columns of a data frame.
 
@@ -527,16 +531,17 @@ class Pipeline:
         rows = (
             self._linked_source(control.FORMAT, control_schema(frame), event_time)
             .options(
-                stage=stage,
-                control=source,
+                stage=of.stage,
+                control=of.id,
                 delayMs=str(delay_ms),
-                gate=str(is_gate).lower(),
-                percentile="" if percentile is None else str(percentile),
-                late=late,
+                gate=str(of.is_gate).lower(),
+                percentile="" if of.percentile is None else str(of.percentile),
+                late=of.late,
+                allowedLatenessMs=str(of.allowed_lateness_ms),
             )
             .load()
         )
-        if not is_gate:
+        if not of.is_gate:
             rows = rows.withWatermark(quoted(event_time), f"{delay_ms} milliseconds")
         return rows.filter(
             # An instant: a date in text would be read in the session's time zone.
@@ -581,10 +586,15 @@ class Pipeline:
         tag = f"{RANGES_TAG}{next(self._tags)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
         self._reports[tag] = ReportCall(stage, event_time, delay_ms)
+        corrects = any(
+            node.control is not None and node.control.allowed_lateness_ms
+            for node in self._plans.read(frame).walk()
+        )
         reporter = RangeReporter(
             self._target(stage),
             spec.ranges,
-            has_event_time=event_time is not None,
+            # A correction is behind the watermark, and is to be.
+            has_event_time=event_time is not None and not corrects,
             on_early=on_early,
         )
         times = F.spark_partition_id() if event_time is None else time_of(frame, event_time)
@@ -660,6 +670,9 @@ class Pipeline:
             if node.tag in self._strategies
         }
         check_clocks(strategies, may_wait_for_more=stages.may_wait_for_more)
+        checkpoint = Checkpoint(self._spark, writer, *late_writers)
+        firing = firing_of(tree)
+        firings = None if firing is None else self._firings(firing, writer, checkpoint)
         query = StartedQuery(
             job=self._job.name,
             name=f"{host()}-{os.getpid()}.{self._new_id()}",
@@ -672,18 +685,32 @@ class Pipeline:
             counts_state=counts_state(self._spark),
             stateful={stage: each.stateful for stage, each in strategies.items() if each.stateful},
             clocks={stage: each.clock for stage, each in strategies.items() if each.clock},
+            corrections=not_one if firings is None else firings.corrections,
         )
-        checkpoint = Checkpoint(self._spark, writer, *late_writers)
         late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
-        if late_writers:
+        if late_writers or firings is not None:
             writers = Writers(self._spark, writer, late_writers)
             check_keeps_checkpoint(checkpoint)
             check_reuses_shuffles(self._spark)
             shuffles = self._plans.shuffles_with(writers.frame, FLAG)
             check_shares_shuffles(late_plans, shuffles)
-            writer = writers.as_one(late_rows.check, len(shuffles))
-        sources = sum(each.sources for each in (tree, *late_plans))
-        return self._queries.start(query, Launch(writer, links, checkpoint, late_rows, sources))
+            fire = None if firings is None else firings.of
+            writer = writers.as_one(late_rows.check, len(shuffles), fire)
+        launch = Launch(
+            writer,
+            links,
+            checkpoint,
+            late_rows,
+            sources=sum(each.sources for each in (tree, *late_plans)),
+            windows=None if firings is None else firings.note,
+        )
+        return self._queries.start(query, launch)
+
+    def _firings(self, firing: Firing, writer: DataStreamWriter, checkpoint: Checkpoint) -> Firings:
+        rows = frame_of(writer).schema
+        check_can_fire(firing.stage, rows, output_mode_of(writer))
+        unfired = Unfired(self._spark, checkpoint.unfired, kept_schema(rows))
+        return Firings(firing, rows, checkpoint, unfired)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,12 @@ from spark_agent.strategies import ClockStrategy, StatefulStrategy
 
 _LONGEST_INTERVAL_MS: Final = 1_000
 """A query that polls for new data less often than this does not prove that a shard is quiet now."""
+
+
+def not_one(batch: int) -> int:
+    """Return the number of corrections in a batch, where each window fires once."""
+    del batch
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class StartedQuery:
     """Strategies with state, by source."""
     clocks: Mapping[str, ClockStrategy] = field(default_factory=dict[str, ClockStrategy])
     """Strategies that go by the clock, by source."""
+    corrections: Callable[[int], int] = not_one
+    """The number of corrections of windows in a batch that this start has run."""
 
     @property
     def ends(self) -> bool:

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_agent.driver.firings import check_note
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.jvm.checkpoint import Checkpoint
 
@@ -25,9 +26,13 @@ class Launch:
     late_rows: LateRows
     sources: int
     """Number of sources in its plan."""
+    windows: str | None = None
+    """The note on its windows, if they fire more than once."""
 
     def check(self) -> None:
-        """Check that the checkpoint is of a query with as many sources. Raises `ValueError`."""
+        """Check that the checkpoint is of such a query. Raises `ValueError`."""
+        if not self._is_new:
+            check_note(self.checkpoint.windows(), self.windows)
         before = self.checkpoint.sources()
         if before is not None and before != self.sources:
             raise ValueError(
@@ -39,9 +44,15 @@ class Launch:
 
     def start(self, spark: SparkSession, properties: Mapping[str, str]) -> StreamingQuery:
         """Start the query. Its tasks have these local properties."""
+        if self._is_new:
+            self.checkpoint.note_windows(self.windows)
         self.late_rows.begin()
         with _local_properties(spark, properties):
             return self.writer.start()
+
+    @property
+    def _is_new(self) -> bool:
+        return self.checkpoint.read().planned is None
 
 
 @contextmanager

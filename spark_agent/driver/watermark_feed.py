@@ -409,10 +409,8 @@ class WatermarkFeed:
 
     def _to_spark_ms(self, input_ms: int) -> int:
         """Return the one watermark for all operators of the query: what the strictest one needs."""
-        strictest = max(
-            self._query.stages.promises.values(), key=lambda promise: promise.spark_lag_ms
-        )
-        return strictest.spark_ms(to_spark_ms(input_ms))
+        found_ms = to_spark_ms(input_ms)
+        return min(each.spark_ms(found_ms) for each in self._query.stages.promises.values())
 
 
 def _epoch(latest: CommittedBatch | None) -> int:

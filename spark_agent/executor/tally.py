@@ -39,6 +39,8 @@ class Count(StrEnum):
     count once."""
     ROWS_ASIDE = "rows_aside"
     """Late rows that were put aside by `split_late`."""
+    CORRECTIONS = "corrections"
+    """Values of windows that had fired before, with `allowed_lateness`."""
     ROWS_BEFORE_1970 = "rows_before_1970"
     """Rows dated before 1970, the lowest watermark of Spark: its operators drop them as late."""
     UNDATED_ROWS = "undated_rows"

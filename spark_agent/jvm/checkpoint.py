@@ -16,7 +16,8 @@ stages, and `rereads` the epoch of the job up to which the query deliberately re
 are logs of empty files named by a number: a file exists or not, on every file system, wherever a driver
 is killed. `joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
 `states/STAGE` has the states of a source's strategy, in a file named by the epoch they are after. The
-file is written under a hidden name, and renamed.
+file is written under a hidden name, and renamed. `windows` is a file of a query whose windows fire more
+than once, and `unfired` the folder with those that have not fired.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _REREADS = f"{_NOTES}/rereads"
 _RUN = f"{_NOTES}/run"
 _JOINED = f"{_NOTES}/joined"
 _STATES = f"{_NOTES}/states"
+_WINDOWS = f"{_NOTES}/windows"
+_UNFIRED = f"{_NOTES}/unfired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class Checkpoint:
             return
         jvm: JavaObject = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path
-        files = path(self._location).getFileSystem(_configuration(self._spark))
+        files = path(self._location).getFileSystem(configuration(self._spark))
         # If the driver is killed in between, the notes are missing, as in a checkpoint of an older
         # agent.
         for each in (_GENERATION, _RUN, _REREADS):
@@ -164,12 +167,40 @@ class Checkpoint:
         if rereads_to is not None:
             files.create(path(self._location, f"{_REREADS}/{rereads_to}"), True).close()
 
+    @property
+    def unfired(self) -> str:
+        """The folder with the windows that have not fired."""
+        return f"{self._location}/{_UNFIRED}"
+
+    def windows(self) -> str | None:
+        """Return the note on windows that fire more than once; None: not such a query."""
+        path = f"{self._location}/{_WINDOWS}"
+        if self._location is None or not _exists(self._spark, path):
+            return None
+        return _text(self._spark, path)
+
+    def note_windows(self, note: str | None) -> None:
+        """Note on windows that fire more than once, of a query that has not begun."""
+        if self._location is None or note == self.windows():
+            return
+        jvm: JavaObject = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path
+        files = path(self._location).getFileSystem(configuration(self._spark))
+        files.delete(path(self._location, _WINDOWS), True)
+        if note is None:
+            return
+        hidden = path(self._location, f"{_NOTES}/.windows")
+        stream = files.create(hidden, True)
+        stream.write(bytearray(note.encode()))
+        stream.close()
+        files.rename(hidden, path(self._location, _WINDOWS))
+
     def joined(self, generation: int, stage: str) -> frozenset[str]:
         """Return the noted shards of a dynamic source."""
         if self._location is None:
             return frozenset()
         folder = f"{_JOINED}/{generation}/{stage}"
-        return frozenset(names_in(*_listing(self._spark, self._location, folder)))
+        return frozenset(names_in(*listing(self._spark, self._location, folder)))
 
     def note_joined(self, generation: int, stage: str, shards: Iterable[str]) -> None:
         """Note shards that have joined a dynamic source."""
@@ -177,7 +208,7 @@ class Checkpoint:
             return
         jvm: JavaObject = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path
-        files = path(self._location).getFileSystem(_configuration(self._spark))
+        files = path(self._location).getFileSystem(configuration(self._spark))
         for each in shards:
             files.create(
                 path(self._location, f"{_JOINED}/{generation}/{stage}/{each}"), True
@@ -197,9 +228,9 @@ class Checkpoint:
             return
         jvm: JavaObject = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path
-        files = path(self._location).getFileSystem(_configuration(self._spark))
+        files = path(self._location).getFileSystem(configuration(self._spark))
         folder = f"{_STATES}/{stage}"
-        older = names_in(*_listing(self._spark, self._location, folder))
+        older = names_in(*listing(self._spark, self._location, folder))
         # One name for all: what a killed driver leaves is overwritten.
         hidden = path(self._location, f"{folder}/.new")
         stream = files.create(hidden, True)
@@ -212,15 +243,15 @@ class Checkpoint:
 
 def _newest(spark: SparkSession, location: str, log: str) -> int | None:
     """Return the newest batch in a log; None: the log is empty."""
-    return newest_in(*_listing(spark, location, log))
+    return newest_in(*listing(spark, location, log))
 
 
-def _listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
+def listing(spark: SparkSession, location: str, log: str) -> tuple[str, str]:
     """Return the paths of all files in a folder, as one text, and the folder's own path in it."""
     jvm: JavaObject = spark._jvm
     hadoop = jvm.org.apache.hadoop.fs
     folder = hadoop.Path(location, log)
-    files = folder.getFileSystem(_configuration(spark))
+    files = folder.getFileSystem(configuration(spark))
     if not files.exists(folder):
         return "", ""
     # One text of all paths: with a call for each path, a long log would take seconds.
@@ -233,7 +264,7 @@ def qualified(spark: SparkSession, location: str) -> str:
     """Return a location in the one form that its file system has for it. Local links are followed."""
     jvm: JavaObject = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(location)
-    uri = path.getFileSystem(_configuration(spark)).makeQualified(path).toUri()
+    uri = path.getFileSystem(configuration(spark)).makeQualified(path).toUri()
     is_local = str(uri.getScheme()) == "file"
     return os.path.realpath(str(uri.getPath())) if is_local else str(uri.toString())
 
@@ -241,20 +272,21 @@ def qualified(spark: SparkSession, location: str) -> str:
 def _exists(spark: SparkSession, location: str) -> bool:
     jvm: JavaObject = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(location)
-    return bool(path.getFileSystem(_configuration(spark)).exists(path))
+    return bool(path.getFileSystem(configuration(spark)).exists(path))
 
 
 def _text(spark: SparkSession, location: str) -> str:
     jvm: JavaObject = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(location)
-    stream = path.getFileSystem(_configuration(spark)).open(path)
+    stream = path.getFileSystem(configuration(spark)).open(path)
     try:
         return bytes(stream.readAllBytes()).decode()
     finally:
         stream.close()
 
 
-def _configuration(spark: SparkSession) -> JavaObject:
+def configuration(spark: SparkSession) -> JavaObject:
+    """Return the session's settings of file systems."""
     session: JavaObject = spark._jsparkSession
     return session.sessionState().newHadoopConf()
 

@@ -90,6 +90,8 @@ class Control:
     """The percentile of the stage's input that it follows, for early results; None: the input
     watermark."""
     late: LateFate = LateFate.PASS
+    allowed_lateness_ms: int = 0
+    """Duration for which windows that have fired are kept, and fire again for late rows."""
 
     @property
     def sets_apart(self) -> bool:

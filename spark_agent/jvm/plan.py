@@ -339,6 +339,7 @@ def _control(node: JavaObject) -> Control | None:
         is_gate=options.get("gate") == "true",
         percentile=int(percentile) if percentile else None,
         late=LateFate(options.get("late")),
+        allowed_lateness_ms=int(options.get("allowedLatenessMs")),
     )
 
 

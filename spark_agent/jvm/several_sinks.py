@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.exceptions import QueryFailedError
+from spark_agent.firing_frames import with_firing
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.checkpoint import output_of, qualified
 from spark_agent.jvm.progress import cause_line
@@ -37,10 +38,10 @@ _OF_THE_QUERY: Final = ("checkpointLocation", "queryName")
 
 
 class Writers:
-    """The writer of a query's results, and those of its late rows."""
+    """The writer of a query's results, and those of its late rows, if any."""
 
     def __init__(
-        self, spark: SparkSession, results: DataStreamWriter, late: Sequence[DataStreamWriter]
+        self, spark: SparkSession, results: DataStreamWriter, late: Sequence[DataStreamWriter] = ()
     ) -> None:
         self._spark = spark
         self._results = results
@@ -48,23 +49,37 @@ class Writers:
         self.frame = together([frame_of(writer) for writer in self._all])
         """The rows of all of them, each in a column of its own."""
 
-    def as_one(self, check: Callable[[int], None], shuffles: int) -> DataStreamWriter:
+    def as_one(
+        self,
+        check: Callable[[int], None],
+        shuffles: int,
+        fire: Callable[[DataFrame, int], DataFrame] | None = None,
+    ) -> DataStreamWriter:
         """Return one writer for all of them, with the trigger and the checkpoint of the results.
 
         `check` is called with the number of each batch before the batch is written. `shuffles` is the
-        number of those that the results and the late rows share. Raises `ValueError` for a sink that
-        Spark can only write alone, and for two outputs in one folder.
+        number of those that the results and the late rows share. `fire` returns the results that leave
+        in a batch, where windows fire more than once. Raises `ValueError` for a sink that Spark can only
+        write alone, and for two outputs in one folder.
         """
         self._check_apart()
-        sinks = [self._sink(writer) for writer in self._all]
+        results = frame_of(self._results)
+        if fire is not None:
+            results = with_firing(results)
+        frames = [results, *[frame_of(writer) for writer in self._all[1:]]]
+        sinks = [self._sink(*each) for each in zip(self._all, frames, strict=True)]
 
         def write(batch: DataFrame, epoch: int) -> None:
             check(epoch)
-            self._check_shared(epoch, shuffles)
+            if shuffles:
+                self._check_shared(epoch, shuffles)
             batch.persist()
             try:
                 for part, sink in enumerate(sinks):
-                    sink.addBatch(epoch, rows_of(batch, part)._jdf)
+                    rows = rows_of(batch, part)
+                    if part == 0 and fire is not None:
+                        rows = fire(rows, epoch)
+                    sink.addBatch(epoch, rows._jdf)
             finally:
                 batch.unpersist()
 
@@ -75,7 +90,7 @@ class Writers:
                 one = one.option(name, value)
         one._jwrite.trigger(setting(self._results, "trigger"))
         one._jwrite.outputMode(setting(self._results, "outputMode"))
-        return one
+        return one if fire is None else one.outputMode("update")
 
     def _check_apart(self) -> None:
         # A folder has one log of the batches in it, and the second sink would skip each batch.
@@ -106,11 +121,12 @@ class Writers:
                 f"split_late(), leave out expressions and functions that change from run to run"
             )
 
-    def _sink(self, writer: DataStreamWriter) -> JavaObject:
+    def _sink(self, writer: DataStreamWriter, rows: DataFrame) -> JavaObject:
+        """Return a writer's sink. `rows` has the columns that are written."""
         jvm: JavaObject = self._spark._jvm
         function = setting(writer, "foreachBatchWriter")
         if function is not None:
-            encoder = frame_of(writer)._jdf.exprEnc()
+            encoder = rows._jdf.exprEnc()
             sinks = jvm.org.apache.spark.sql.execution.streaming.sources
             return sinks.ForeachBatchSink(function, encoder)
         jwriter: JavaObject = writer._jwrite

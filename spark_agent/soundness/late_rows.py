@@ -60,7 +60,7 @@ def lateness_by_call(plan: Node) -> dict[str, Lateness]:
     Raises `UnsoundPlanError` if there is not one rule for all rows of a call.
     """
     found: dict[str, Lateness] = {}
-    for path, control in _paths(plan, ()):
+    for path, control in paths_to_controls(plan):
         if not control.sets_apart:
             continue
         rule = _lateness(path, control)
@@ -77,7 +77,7 @@ def check_late_rows(plan: Node, late_plans: Sequence[Node]) -> None:
 
     `plan` is of the results, `late_plans` are of the writers of late rows. Raises `UnsoundPlanError`.
     """
-    aside = {control.id: control for _, control in _paths(plan, ()) if control.puts_aside}
+    aside = {control.id: control for _, control in paths_to_controls(plan) if control.puts_aside}
     written = [call for late in late_plans for call in calls_in(late)]
     for late in late_plans:
         _check_late_plan(late, aside)
@@ -94,7 +94,7 @@ def check_late_rows(plan: Node, late_plans: Sequence[Node]) -> None:
                 f"stage {control.stage!r}: late rows of one split_late() are written {times} times: "
                 f"give start() one writer for them"
             )
-        if sum(other.id == call for _, other in _paths(plan, ())) > 1:
+        if sum(other.id == call for _, other in paths_to_controls(plan)) > 1:
             raise UnsoundPlanError(
                 f"stage {control.stage!r}: the query reads the rows of one split_late() more than once, "
                 f"so they would be shuffled, and their late rows found, more than once: to join or "
@@ -156,34 +156,51 @@ def _above_late(node: Node) -> Iterator[Node]:
         yield from _above_late(child)
 
 
-def _paths(node: Node, above: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], Control]]:
+def paths_to_controls(
+    node: Node, above: tuple[Node, ...] = ()
+) -> Iterator[tuple[tuple[Node, ...], Control]]:
     """Yield each call's control source with the nodes from the root to its union with the data."""
     path = (*above, node)
     if node.is_control_union:
         [control] = [each.control for each in node.children[0].walk() if each.control]
         yield path, control
     for child in node.children:
-        yield from _paths(child, path)
+        yield from paths_to_controls(child, path)
+
+
+def has_state(node: Node) -> bool:
+    """Return whether an operator keeps state by event time, and so drops late rows."""
+    name = row_name(node) if node.operator in TABLE else node.operator
+    row = TABLE.get(name)
+    joins_table = node.operator == "Join" and node.bounds is None
+    return row is not None and row.empty_batches and not joins_table
 
 
 def _lateness(path: Sequence[Node], control: Control) -> Lateness:
     for at in range(len(path) - 1, -1, -1):
         node = path[at]
-        name = row_name(node) if node.operator in TABLE else node.operator
-        row = TABLE.get(name)
-        if row is None or not row.empty_batches:
+        if not has_state(node):
             continue
-        if node.operator != "Aggregate" or name == AGGREGATE_BY_TIME:
+        row = TABLE[row_name(node)]
+        if node.operator != "Aggregate" or row.name == AGGREGATE_BY_TIME:
             return Lateness(at_watermark=row.late_at_watermark)
-        [window] = [column.id for column in node.groups if column.stamp is not None]
-        grid = _grid(path[at + 1 :], window)
-        if grid is None:
-            raise UnsoundPlanError(
-                f"stage {control.stage!r}: the windows cannot be read from the query's plan, so it is "
-                f"unknown which rows are late for them: group by window(…) of the event time"
-            )
-        return Lateness(grid)
+        return Lateness(windows_of(path[at:], control.stage))
     return Lateness()
+
+
+def windows_of(path: Sequence[Node], stage: str) -> WindowGrid:
+    """Return the windows by which an aggregation groups, the first of nodes that read each the next.
+
+    Raises `UnsoundPlanError` if the nodes do not show them.
+    """
+    [window] = [column.id for column in path[0].groups if column.stamp is not None]
+    grid = _grid(path[1:], window)
+    if grid is None:
+        raise UnsoundPlanError(
+            f"stage {stage!r}: the windows cannot be read from the query's plan, so it is unknown "
+            f"which rows are late for them: group by window(…) of the event time"
+        )
+    return grid
 
 
 def _grid(path: Sequence[Node], window: int) -> WindowGrid | None:

@@ -20,6 +20,7 @@ from typing import Final
 from spark_agent.client.reports import StageProgress
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import SOURCE_TAG, Column, Node, Stamp
+from spark_agent.sources.control import END_MS
 
 
 class Emits(StrEnum):
@@ -211,6 +212,8 @@ class OutputRows:
     """True if only a declaration bounds their distance behind W."""
     watermarked: bool = False
     """True if all of them have passed `watermarked()`."""
+    allowed_lateness_ms: int = 0
+    """Distance of Spark's watermark behind the stage's, for windows that fire more than once."""
     stamps: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
     """By column id: the columns that are event time, or derived from it."""
 
@@ -224,7 +227,12 @@ def output_rows(node: Node) -> OutputRows:
         # A source's strategy bounds the rows that leave it.
         return OutputRows()
     if node.is_control_union:
-        return OutputRows(watermarked=True, stamps=_spark_stamps(node))
+        [control] = [each.control for each in node.children[0].walk() if each.control]
+        return OutputRows(
+            watermarked=True,
+            allowed_lateness_ms=control.allowed_lateness_ms,
+            stamps=_spark_stamps(node),
+        )
     row = TABLE.get(row_name(node))
     if row is None:
         advice = _ALTERNATIVES.get(node.operator, _DEFAULT_ALTERNATIVE)
@@ -273,6 +281,7 @@ def _merge(children: list[OutputRows]) -> OutputRows:
         late_at_watermark=any(child.late_at_watermark for child in children),
         declared_only=any(child.declared_only for child in children),
         watermarked=bool(children) and all(child.watermarked for child in children),
+        allowed_lateness_ms=max((child.allowed_lateness_ms for child in children), default=0),
         stamps={column: stamp for child in children for column, stamp in child.stamps.items()},
     )
 
@@ -412,14 +421,34 @@ class Promise:
     buffered: bool = False
     component: str = field(default="", compare=False)
     """Name of the hold of the rows that operators keep."""
+    allowed_lateness_ms: int = 0
+    """A further distance of Spark's watermark, so that Spark keeps windows that have fired.
+
+    The windows fire by the stage's watermark all the same, so the promise does not wait for them.
+    """
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Convert the stage's input watermark to the one given to Spark.
 
+        Nothing is late at the end of time, so Spark keeps nothing then.
+
         >>> Promise().spark_ms(60_000), Promise(spark_lag_ms=1).spark_ms(60_000)
         (60000, 59999)
+        >>> late = Promise(allowed_lateness_ms=9_000)
+        >>> late.spark_ms(60_000), late.spark_ms(END_MS) == END_MS
+        (51000, True)
         """
-        return watermark_ms - self.spark_lag_ms
+        lateness_ms = 0 if watermark_ms == END_MS else self.allowed_lateness_ms
+        return watermark_ms - self.spark_lag_ms - lateness_ms
+
+    def input_ms(self, spark_ms: int) -> int:
+        """Return the stage's input watermark when Spark has this one: the reverse of `spark_ms`.
+
+        >>> Promise(allowed_lateness_ms=9_000).input_ms(51_000)
+        60000
+        """
+        lateness_ms = 0 if spark_ms >= END_MS - 1 else self.allowed_lateness_ms
+        return spark_ms + self.spark_lag_ms + lateness_ms
 
     def promise_ms(self, spark_ms: int) -> int:
         """Return the promise after a batch with this Spark watermark: later rows are not older.
@@ -433,7 +462,8 @@ class Promise:
         >>> Promise(behind_ms=1_000, spark_lag_ms=1, buffered=True).promise_ms(59_999)
         58999
         """
-        return spark_ms - self.behind_ms + (0 if self.buffered else self.spark_lag_ms)
+        lag_ms = self.spark_lag_ms if self.buffered else 0
+        return self.input_ms(spark_ms) - self.behind_ms - lag_ms
 
     def progress(self, spark_ms: int) -> StageProgress:
         """Return the progress to commit after a batch with this Spark watermark.
@@ -443,7 +473,7 @@ class Promise:
         >>> Promise().progress(60_000)
         StageProgress(input_ms=60000, holds={})
         """
-        input_ms, promise_ms = spark_ms + self.spark_lag_ms, self.promise_ms(spark_ms)
+        input_ms, promise_ms = self.input_ms(spark_ms), self.promise_ms(spark_ms)
         holds = {self.component or "delay": promise_ms} if promise_ms < input_ms else {}
         return StageProgress(input_ms, holds)
 
@@ -473,6 +503,7 @@ def promise_of(
         spark_lag_ms=int(rows.late_at_watermark),
         buffered=rows.buffered,
         component=rows.component,
+        allowed_lateness_ms=rows.allowed_lateness_ms,
     )
 
 

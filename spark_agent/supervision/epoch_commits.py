@@ -112,6 +112,7 @@ class EpochCommits:
         self._promise_by_state(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
+            self.counts.add(stage.name, {Count.CORRECTIONS: self._query.corrections(batch.epoch)})
         for (stage, fate), rows in batch.late_rows.items():
             self.counts.add(stage, {_COUNTS[fate]: rows})
             self._late[stage] += rows

@@ -1,0 +1,130 @@
+"""Firings of a query's windows that fire more than once, in each of its batches.
+
+Spark runs such a query in update mode, with its watermark behind the stage's by the allowed lateness. A
+batch brings the newest value of each window that it has changed. Values of windows that have fired are
+corrections, and leave at once. Those of other windows are kept in the checkpoint until the stage's
+watermark has passed the window's end.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.types import StructType
+
+from spark_agent.firing_frames import end_us, ending, fired, kept, newest, open_after
+from spark_agent.soundness.firings import Firing
+
+_WHOLE_EVERY: Final = 64
+"""So many batches may add to the kept windows before they are written as a whole."""
+_US_PER_MS: Final = 1_000
+_NOT_YET_US: Final = -(2**63)
+
+
+class Kept(Protocol):
+    """The windows that have not fired: `spark_agent.jvm.unfired.Unfired`."""
+
+    def read(self, batch: int) -> DataFrame | None:
+        """Return the values that older batches have added; None: not one."""
+        ...
+
+    def add(self, rows: DataFrame, batch: int) -> None:
+        """Add the values of a batch."""
+        ...
+
+    def replace(self, rows: DataFrame, batch: int) -> None:
+        """Replace all values by those that have not fired after a batch."""
+        ...
+
+    def clean(self, batch: int) -> None:
+        """Delete what a batch does not read."""
+        ...
+
+
+class LoggedWatermarks(Protocol):
+    """A query's checkpoint: `spark_agent.jvm.checkpoint.Checkpoint`."""
+
+    def watermark_before(self, batch: int) -> int:
+        """Return Spark's watermark (ms) in the batch before. Raises `QueryFailedError`."""
+        ...
+
+
+class Firings:
+    """The firings of one query."""
+
+    def __init__(
+        self, firing: Firing, rows: StructType, checkpoint: LoggedWatermarks, windows: Kept
+    ) -> None:
+        """`rows` are the columns of the windows."""
+        self.note = note_of(firing, rows)
+        self._firing = firing
+        self._checkpoint = checkpoint
+        self._windows = windows
+        self._corrections: dict[int, int] = {}
+
+    def of(self, rows: DataFrame, batch: int) -> DataFrame:
+        """Return the windows that fire in a batch, and keep the values of those that do not.
+
+        `rows` are the values that the batch has changed. A repeated batch has the same firings: what it
+        keeps is read by later batches only, and they run after Spark has committed it.
+        """
+        window = self._firing.window
+        before_ms, now_ms = self._watermark_ms(batch), self._watermark_ms(batch + 1)
+        before_us, now_us = _us(before_ms), _us(now_ms)
+        end = end_us(rows, window)
+        [counts] = rows.agg(F.count_if(end <= before_us), F.count_if(end > now_us)).collect()
+        self._corrections = {batch: counts[0]}
+        corrections = fired(rows.filter(end <= before_us), batch, F.lit(False))
+        values = kept(rows.filter(end > before_us), window, batch)
+        self._windows.clean(batch)
+        fires = self._firing.fires(before_ms, now_ms)
+        if not fires and batch % _WHOLE_EVERY:
+            if counts[1]:
+                self._windows.add(values, batch)
+            return corrections
+        older = self._windows.read(batch)
+        if older is not None:
+            values = newest(values.union(older), self._firing.keys)
+        self._windows.replace(open_after(values, now_us), batch)
+        first = ending(values, before_us, now_us)
+        return corrections.union(fired(first, batch, F.lit(True)))
+
+    def corrections(self, batch: int) -> int:
+        """Return the number of corrections in the latest batch, or 0 for another one."""
+        return self._corrections.get(batch, 0)
+
+    def _watermark_ms(self, batch: int) -> int | None:
+        """Return the stage's watermark (ms) in the batch before; None: not yet."""
+        return self._firing.watermark_ms(self._checkpoint.watermark_before(batch))
+
+
+def _us(watermark_ms: int | None) -> int:
+    return _NOT_YET_US if watermark_ms is None else watermark_ms * _US_PER_MS
+
+
+def note_of(firing: Firing, rows: StructType) -> str:
+    """Return the note of a checkpoint on its windows: what another start must not change."""
+    return json.dumps(
+        {"allowed_lateness_ms": firing.allowed_lateness_ms, "columns": rows.simpleString()}
+    )
+
+
+def check_note(noted: str | None, wanted: str | None) -> None:
+    """Check that a query goes on with the windows of its checkpoint. Raises `ValueError`."""
+    if noted == wanted:
+        return
+    before, now = json.loads(noted or "{}"), json.loads(wanted or "{}")
+    lateness_ms, wanted_ms = (each.get("allowed_lateness_ms", 0) for each in (before, now))
+    if lateness_ms != wanted_ms:
+        found = (
+            f"has an allowed_lateness of {lateness_ms:,} ms, and this query one of {wanted_ms:,} ms"
+        )
+    else:
+        found = f"keeps windows with {before['columns']}, and this query writes {now['columns']}"
+    raise ValueError(
+        f"the checkpoint {found}, so windows would fire at the wrong time, or with the wrong values: "
+        f"start over, with Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
+    )
