@@ -434,8 +434,8 @@ class Pipeline:
         self._check_watermarked(frame, stage, event_time)
         lateness_ms = duration_ms(allowed_lateness or 0, name="allowed_lateness")
         if percentile is not None:
-            check_percentile(self._job.stages, stage, percentile)
             check_early_passes(stage, late, lateness_ms)
+            check_percentile(self._job.stages, stage, percentile)
         call = self._queries.feeds.new_source(stage)
         fate = LateFate(late)
         if fate is LateFate.DROP:

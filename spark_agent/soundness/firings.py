@@ -95,6 +95,8 @@ def firing_of(plan: Node) -> Firing | None:
 def _windows_at(path: Sequence[Node], stage: str) -> int:
     """Return the place of the windows among the nodes, and check those that follow them."""
     for at, node in enumerate(path):
+        if node.is_control_union:
+            break
         if node.operator == "Aggregate" and row_name(node) == "Aggregate":
             return at
         if node.operator == "Filter" and not node.tag.startswith(RANGES_TAG):

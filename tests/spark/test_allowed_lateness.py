@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent import Pipeline
 from spark_agent.jvm.progress import parse_watermark_ms
@@ -27,6 +25,7 @@ from tests.spark.flow import (
     Windows,
     ended,
     steady,
+    until,
     windows,
 )
 
@@ -98,7 +97,10 @@ def start(
     )
 
 
-SCHEMA = "window struct<start: timestamp, end: timestamp>, key string, rows long, on_time boolean, version long"
+SCHEMA = """
+    window struct<start: timestamp, end: timestamp>, key string, rows long,
+    on_time boolean, version long
+"""
 
 
 def fired(flow: Flow, folder: Path | None = None) -> list[Fired]:
@@ -176,3 +178,239 @@ def test_first_values_are_those_of_a_query_without_lateness(flow: Flow, tmp_path
     with flow.pipeline() as pipeline:
         ended(start(flow, pipeline, counted(watermarked(flow, pipeline))))
     assert first(fired(flow)) == plain.counted()
+
+
+def test_rows_beyond_the_lateness_are_put_aside(flow: Flow, pipeline: Pipeline) -> None:
+    readings = fill(flow)
+    rows, late = pipeline.split_late(
+        flow.source(pipeline), stage=COUNTS, event_time="at", allowed_lateness=f"{LATENESS_S} s"
+    )
+    writer = pipeline.report(counted(rows), stage=COUNTS).writeStream.format("json")
+    writer = writer.option("path", str(flow.output / "results")).trigger(availableNow=True)
+    query = pipeline.start(
+        writer.option("checkpointLocation", str(flow.checkpoint)),
+        late=late.writeStream.format("json").option("path", str(flow.output / "late")),
+        bounded=True,
+    )
+    ended(query)
+    found = fired(flow, flow.output / "results")
+    check_times(found, query)
+    assert newest(found) == windows(readings) - windows(TOO_LATE)
+    assert flow.spark.read.json(str(flow.output / "late")).count() == len(TOO_LATE)
+    assert pipeline.counts["rows_aside"] == len(TOO_LATE)
+    assert pipeline.counts["corrections"] == len([each for each in found if not each.on_time])
+
+
+def test_rows_beyond_the_lateness_are_dropped_and_counted(flow: Flow, pipeline: Pipeline) -> None:
+    readings = fill(flow)
+    ended(start(flow, pipeline, counted(watermarked(flow, pipeline, late="drop"))))
+    assert newest(fired(flow)) == windows(readings) - windows(TOO_LATE)
+    assert pipeline.counts["dropped_rows"] == len(TOO_LATE)
+
+
+def test_windows_of_an_earlier_night_are_corrected(flow: Flow) -> None:
+    """A window that is open, one that has fired, and one that fires at the end, over three starts."""
+    nights = [
+        [*ON_TIME, *steady(range(90, 110, 2))],
+        [*LATE, *steady(range(110, 130))],
+        [LATE[0], *steady(range(130, 140))],
+    ]
+    queries: list[StreamingQuery] = []
+    for night in nights:
+        flow.write(night)
+        with flow.pipeline() as pipeline:
+            bounded = night is nights[-1]
+            rows = watermarked(flow, pipeline, 300)
+            query = start(flow, pipeline, counted(rows), bounded=bounded)
+            ended(query)
+            queries.append(query)
+    found = fired(flow)
+    check_times(found, *queries, lateness_s=300)
+    readings = [reading for night in nights for reading in night]
+    assert newest(found) == windows(readings)
+    assert first(found) == windows(readings) - windows([*LATE, LATE[0]])
+
+
+def test_sliding_windows_fire_again(flow: Flow, pipeline: Pipeline) -> None:
+    readings = fill(flow)
+    rows = watermarked(flow, pipeline, 300)
+    sliding = rows.groupBy(F.window("at", "10 seconds", "5 seconds"), "key").agg(
+        F.count("*").alias("rows")
+    )
+    query = start(flow, pipeline, sliding)
+    ended(query)
+    found = fired(flow)
+    check_times(found, query, lateness_s=300)
+    expected: Windows = Counter()
+    for reading in readings:
+        for begin in (reading.second // 5 * 5, reading.second // 5 * 5 - 5):
+            expected[reading.key, begin] += 1
+    assert newest(found) == expected
+
+
+def test_a_continuous_query_fires_as_the_watermark_passes(flow: Flow, pipeline: Pipeline) -> None:
+    """The watermark passes a window's end in a batch without rows, long after its last row."""
+    flow.files_per_batch = None
+    query = start(
+        flow,
+        pipeline,
+        counted(watermarked(flow, pipeline)),
+        bounded=False,
+        trigger={"processingTime": "0 seconds"},
+    )
+    readings = steady(range(21))
+    flow.write(readings)
+    until(lambda: ("a", 0) in first(fired(flow)), "the first window fires")
+    assert ("a", 10) not in newest(fired(flow))
+    readings.append(Reading("left", "a", 5))
+    flow.write(readings[-1:])
+    expected = windows(readings)["a", 0]
+    until(lambda: newest(fired(flow))["a", 0] == expected, "it is corrected")
+    # A window that has only late rows has no first value.
+    flow.write([Reading("left", "z", 5)])
+    until(lambda: newest(fired(flow))["z", 0] == 1, "a window of late rows alone")
+    query.stop()
+    found = fired(flow)
+    check_times(found, query)
+    assert ("z", 0) not in first(found)
+    assert flow.output_of(COUNTS) < (START_S + 20) * 1_000
+
+
+def is_well(query: StreamingQuery) -> bool:
+    """Return whether a query has ended well, and not by its sink."""
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        if "broken sink" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_a_batch_that_fails_fires_the_same_again(flow: Flow, pipeline: Pipeline) -> None:
+    """The function of the user gets the firings of a batch again, and has their version."""
+    readings = fill(flow)
+    attempts: dict[int, list[list[tuple[object, ...]]]] = {}
+
+    def keep(batch: DataFrame, number: int) -> None:
+        rows = sorted(batch.select("key", "until", "rows", "on_time", "version").collect())
+        attempts.setdefault(number, []).append([tuple(row) for row in rows])
+        if rows and len(attempts[number]) == 1:
+            raise RuntimeError("broken sink")
+
+    def run() -> StreamingQuery:
+        rows = counted(watermarked(flow, pipeline)).select(
+            "rows", F.col("window.end").alias("until"), F.upper("key").alias("shown"), "key"
+        )
+        writer = pipeline.report(rows, stage=COUNTS, event_time="until").writeStream
+        writer = writer.foreachBatch(keep).option("checkpointLocation", str(flow.checkpoint))
+        return pipeline.start(writer.trigger(availableNow=True), bounded=True)
+
+    while not is_well(run()):
+        assert len(attempts) < 40
+    values: Windows = Counter()
+    for number, several in sorted(attempts.items()):
+        assert all(each == several[0] for each in several)
+        for key, until_, rows, _, version in several[0]:
+            assert version == number
+            values[key, int(until_.timestamp()) - START_S - WINDOW_S] = rows  # type: ignore[attr-defined]
+    assert values == windows(readings) - windows(TOO_LATE)
+    assert max(len(several) for several in attempts.values()) == 2
+
+
+REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "sessions": (
+        lambda rows: rows.groupBy(F.session_window("at", "5 seconds"), "key").agg(
+            F.count("*").alias("rows")
+        ),
+        "Spark's operator Aggregate is not supported here",
+    ),
+    "deduplication": (lambda rows: rows.dropDuplicates(["key", "at"]), "Deduplicate is not"),
+    "stateless": (lambda rows: rows, "the query has none"),
+    "having": (lambda rows: counted(rows).filter("rows > 1"), "a filter follows its windows"),
+    "before": (
+        lambda rows: counted(rows.dropDuplicates(["key", "at"])),
+        "is the only operator with state",
+    ),
+    "no key": (lambda rows: counted(rows).drop("key"), "key is not among the columns"),
+    "no window": (
+        lambda rows: counted(rows).select("key", "rows"),
+        "window is not among the columns",
+    ),
+    "start alone": (
+        lambda rows: counted(rows).select("key", "rows", "window.start"),
+        "'start' is the start of a window",
+    ),
+    "column": (
+        lambda rows: counted(rows).withColumn("Version", F.lit(1)),
+        "adds a column 'version', and the rows have one: rename 'Version'",
+    ),
+    "interval": (
+        lambda rows: counted(rows).withColumn("x", F.expr("make_interval(1)")),
+        "'x' is of type interval, which Parquet cannot keep",
+    ),
+    "explode": (
+        lambda rows: counted(rows).withColumn("x", F.explode(F.array(F.lit(1), F.lit(2)))),
+        "Generate is not supported here",
+    ),
+    "repartition": (
+        lambda rows: counted(rows).repartition(1),
+        "Repartition is not supported here",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_what_could_not_be_corrected_is_refused(flow: Flow, pipeline: Pipeline, shape: str) -> None:
+    flow.write(ON_TIME)
+    change, match = REFUSED[shape]
+    rows = change(watermarked(flow, pipeline))
+    times = [name for name, kind in rows.dtypes if kind.startswith(("timestamp", "struct<start"))]
+    reported = pipeline.report(rows, stage=COUNTS, event_time=times[0] if times else None)
+    with pytest.raises(ValueError, match=match):
+        flow.start(pipeline, reported)
+    assert not list(flow.checkpoint.glob("*"))
+
+
+def test_other_modes_and_results_that_are_not_kept_are_refused(
+    flow: Flow, pipeline: Pipeline
+) -> None:
+    flow.write(ON_TIME)
+    reported = pipeline.report(counted(watermarked(flow, pipeline)), stage=COUNTS)
+    writer = reported.writeStream.format("noop")
+    with pytest.raises(ValueError, match=r"has 'update': leave outputMode\(\) out"):
+        pipeline.start(writer.outputMode("update").option("checkpointLocation", "c"))
+    with pytest.raises(ValueError, match="needs a checkpoint"):
+        pipeline.start(reported.writeStream.format("json").option("path", str(flow.output)))
+    with pytest.raises(ValueError, match="leave out allowed_lateness here"):
+        pipeline.watermarked(
+            flow.readings(), stage=COUNTS, event_time="at", percentile=66, allowed_lateness="1 s"
+        )
+
+
+@pytest.mark.parametrize(("before", "after"), [(95, 96), (95, None), (None, 95)])
+def test_another_lateness_needs_another_checkpoint(
+    flow: Flow, before: int | None, after: int | None
+) -> None:
+    """Spark's own watermark in the checkpoint is behind the stage's by the lateness."""
+    flow.write(ON_TIME)
+    with flow.pipeline() as pipeline:
+        ended(start(flow, pipeline, counted(watermarked(flow, pipeline, before)), bounded=False))
+    with flow.pipeline() as pipeline:
+        match = f"has an allowed_lateness of {(before or 0) * 1_000:,} ms, and this query one of"
+        with pytest.raises(ValueError, match=match):
+            start(flow, pipeline, counted(watermarked(flow, pipeline, after)))
+    with flow.pipeline() as pipeline:
+        ended(start(flow, pipeline, counted(watermarked(flow, pipeline, before))))
+
+
+def test_other_columns_need_another_checkpoint(flow: Flow) -> None:
+    flow.write(ON_TIME)
+    with flow.pipeline() as pipeline:
+        ended(start(flow, pipeline, counted(watermarked(flow, pipeline)), bounded=False))
+    with flow.pipeline() as pipeline:
+        renamed = counted(watermarked(flow, pipeline)).withColumnRenamed("rows", "n")
+        with pytest.raises(
+            ValueError, match=r"keeps windows with struct<.*, and this query writes"
+        ):
+            start(flow, pipeline, renamed)
