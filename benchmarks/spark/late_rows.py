@@ -1,4 +1,4 @@
-"""Overhead of `late="drop"` and `split_late` for a query with windows, by turns with `late="pass"`."""
+"""Overhead of each treatment of late rows for a query with windows, by turns with `late="pass"`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from spark_agent import BoundedOutOfOrderness, Pipeline
 PASS: Final = "late='pass'"
 DROP: Final = "late='drop'"
 ASIDE: Final = "split_late()"
-FATES: Final = (PASS, DROP, ASIDE)
+AGAIN: Final = "allowed_lateness='1 hour'"
+FATES: Final = (PASS, DROP, ASIDE, AGAIN)
 
 
 class LateBench:
@@ -61,6 +62,7 @@ class LateBench:
                     stage="minutes",
                     event_time="at",
                     late="drop" if fate == DROP else "pass",
+                    allowed_lateness="1 hour" if fate == AGAIN else None,
                 )
             minutes = rows.groupBy(F.window("at", "1 minute"), "shard").agg(F.sum("amount"))
             writer = pipeline.report(minutes, stage="minutes").writeStream.foreachBatch(_ignore)

@@ -413,6 +413,39 @@ def test_late_rows(session: Session) -> None:
 
 
 @in_spark
+def test_allowed_lateness(session: Session) -> None:
+    """On the second night, a row comes for an hour of the first night, after its hour and its day."""
+
+    def readings(night: int, *times: str) -> None:
+        rows = [
+            {"pump": pump, "at": f"2026-01-0{at}:00Z", "m3": 1.0}
+            for pump in ("north", "south")
+            for at in times
+        ]
+        write(session.folder / "water/pumps", f"{night}.json", rows)
+
+    def newest(stage: str) -> dict[tuple[object, str], tuple[object, object]]:
+        rows = sorted(written(session.folder / f"water/{stage}"), key=lambda row: row["version"])
+        return {(row["pump"], str(row["at"])[:13]): (row["m3"], row["on_time"]) for row in rows}
+
+    example = block("python", 'job="pumps"')
+    readings(1, "1T12:10", "1T12:20", "1T23:50", "2T02:00")
+    session.run(example)
+    assert newest("hours")["north", "2026-01-01T12"] == (2.0, True)
+    session.run(example)  # The second stage reads what the first one has written before its start.
+    assert newest("days")["north", "2026-01-01T23"] == (3.0, True)
+    readings(2, "1T23:55", "2T03:00")
+    session.run(example)
+    assert newest("hours")["south", "2026-01-01T23"] == (2.0, False)
+    assert newest("hours")["south", "2026-01-01T12"] == (2.0, True)
+    session.run(example)
+    assert newest("days") == {
+        ("north", "2026-01-01T23"): (4.0, False),
+        ("south", "2026-01-01T23"): (4.0, False),
+    }
+
+
+@in_spark
 def test_strategies(session: Session) -> None:
     """Each strategy promises what its row of the table has."""
     rows = [

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent.demo.flights import LOG_SCHEMA, NEW_YORK, load_flights, write_logs
 from spark_agent.executor.tally import Count
 from tests.spark.cluster.cluster import RUN_S, Cluster, Drivers, alive, end
 from tests.spark.cluster.data import Shape
+from tests.spark.cluster.late_flights import averages
+from tests.spark.cluster.spark_logs import flights_on_time
 from tests.spark.cluster.straggler import ALL_RACES, Straggler
 from tests.spark.flow import until
 from tests.support.server import Service
@@ -67,6 +69,27 @@ def _await_batch(drivers: Drivers, moment: Callable[[Drivers], int]) -> None:
     until(come, "another batch")
 
 
+def _run_flights(drivers: Drivers, kills: int = 0, restarts: int = 1) -> None:
+    """Kill executors, and drivers with all they have started, in the middle of batches."""
+    for number in range(kills):
+        _await_batch(drivers, Drivers.committed)
+        _await_batch(drivers, Drivers.planned)
+        if (number + 1) % (kills // restarts) == 0:
+            for pid in drivers.kill_driver():
+                end(pid)
+            drivers.start()
+        else:
+            victims = until(drivers.executors, "an executor runs")
+            assert end(victims[number % len(victims)])
+    until(lambda: not drivers.runs(), f"the query ends\n{drivers.log()}", RUN_S)
+
+
+def _check_equal(found: DataFrame, expected: DataFrame) -> None:
+    found = found.select(expected.columns)
+    assert not expected.exceptAll(found).count(), "missing"
+    assert not found.exceptAll(expected).count(), "too much"
+
+
 @pytest.mark.parametrize(
     ("days", "kills", "restarts"),
     [
@@ -77,34 +100,57 @@ def _await_batch(drivers: Drivers, moment: Callable[[Drivers], int]) -> None:
 def test_flights_are_in_an_hour_or_aside(
     spark: SparkSession, service: Service, tmp_path: Path, days: int, kills: int, restarts: int
 ) -> None:
-    """Executors are killed, and drivers with all they have started, in the middle of batches."""
-    flights, logs = load_flights(days), tmp_path / "logs"
-    write_logs(flights, NEW_YORK, logs, 1 / 48)
-    arguments = ("tests.spark.cluster.late_flights", service.url, str(tmp_path), str(days))
-    with Drivers(tmp_path, *arguments) as drivers:
-        for number in range(kills):
-            _await_batch(drivers, Drivers.committed)
-            _await_batch(drivers, Drivers.planned)
-            if (number + 1) % (kills // restarts) == 0:
-                for pid in drivers.kill_driver():
-                    end(pid)
-                drivers.start()
-            else:
-                victims = until(drivers.executors, "an executor runs")
-                assert end(victims[number % len(victims)])
-        until(lambda: not drivers.runs(), f"the query ends\n{drivers.log()}", RUN_S)
+    logs = tmp_path / "logs"
+    write_logs(load_flights(days), NEW_YORK, logs, 1 / 48)
+    program = "tests.spark.cluster.late_flights"
+    with Drivers(
+        tmp_path, program, service.url, str(tmp_path), str(days), "1 hour", "aside"
+    ) as drivers:
+        _run_flights(drivers, kills, restarts)
     lines = spark.read.schema(LOG_SCHEMA).json(str(logs))
     late = spark.read.parquet(str(tmp_path / "late"))
     assert late.count(), "some flights are late"
     assert not late.exceptAll(lines).count(), "each of them once"
-    hours = (
-        lines.exceptAll(late)
-        .groupBy(F.window("departed_at", "1 hour"), "origin")
-        .agg(F.count("*").alias("flights"))
+    _check_equal(
+        spark.read.parquet(str(tmp_path / "results")), averages(lines.exceptAll(late), "1 hour")
     )
-    found = spark.read.parquet(str(tmp_path / "hourly")).select(hours.columns)
-    assert not hours.exceptAll(found).count(), "missing"
-    assert not found.exceptAll(hours).count(), "too much"
+
+
+@pytest.mark.parametrize(
+    ("days", "window", "kills", "restarts"),
+    [
+        pytest.param(4, "1 hour", 20, 3, marks=pytest.mark.matrix),
+        pytest.param(29, "7 days", 0, 1, marks=pytest.mark.matrix),
+        pytest.param(2, "1 hour", 3, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_averages_of_flights_are_corrected(
+    spark: SparkSession,
+    service: Service,
+    tmp_path: Path,
+    days: int,
+    window: str,
+    kills: int,
+    restarts: int,
+) -> None:
+    """The last values are those of all flights, and the first ones those of the flights on time."""
+    logs = tmp_path / "logs"
+    write_logs(load_flights(days), NEW_YORK, logs, 1 / 48 if kills else 1 / 8)
+    program = "tests.spark.cluster.late_flights"
+    with Drivers(
+        tmp_path, program, service.url, str(tmp_path), str(days), window, "corrects"
+    ) as drivers:
+        _run_flights(drivers, kills, restarts)
+    lines = spark.read.schema(LOG_SCHEMA).json(str(logs))
+    results = spark.read.parquet(str(tmp_path / "results"))
+    late = spark.read.parquet(str(tmp_path / "late"))
+    newest = results.groupBy("window", "origin").agg(
+        F.max_by(F.struct("*"), "version").alias("row")
+    )
+    _check_equal(newest.select("row.*"), averages(lines.exceptAll(late), window))
+    assert results.filter("NOT on_time").count(), "some windows are corrected"
+    seen = flights_on_time(spark, logs, tmp_path / "checkpoint", window, 12 * 3_600_000)
+    _check_equal(results.filter("on_time"), averages(seen, window))
 
 
 @pytest.mark.parametrize(
