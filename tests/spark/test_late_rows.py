@@ -177,6 +177,27 @@ def test_a_row_in_sliding_windows_is_late_once_the_last_has_ended(
     assert total(flow) == 3 * (len(readings) - 1) - 1, "the row is in two of its three windows"
 
 
+def test_a_join_with_a_table_before_windows_makes_nothing_late(
+    flow: Flow, pipeline: Pipeline
+) -> None:
+    """A row before the watermark is on time while its window is open, whatever passes it on."""
+    behind = Reading("left", "a", 97)  # The watermark is at 100 s, and [95, 105) is open.
+    readings = fill(flow, [behind, *LATE])
+    rows, late = split(flow, pipeline)
+    table = flow.spark.createDataFrame([(key,) for key in "abc"], "key string")
+    windows = F.window("at", "10 seconds", "10 seconds", "5 seconds")
+    query = start(
+        flow,
+        pipeline,
+        rows.join(table, "key").groupBy(windows).agg(F.count("*").alias("rows")),
+        late,
+    )
+    ended(query)
+    assert aside(flow) == asides(LATE)
+    assert total(flow) + len(LATE) == len(readings)
+    assert dropped(query) == 0
+
+
 def test_dropped_rows_are_counted_each(flow: Flow, pipeline: Pipeline) -> None:
     readings = fill(flow)
     rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at", late="drop")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.exceptions import QueryFailedError, UnsoundPlanError
 from spark_agent.jvm.checkpoint import Beginning
-from spark_agent.jvm.nodes import Control, LateFate, Node, WindowGrid
+from spark_agent.jvm.nodes import Bounds, Control, LateFate, Node, WindowGrid
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.soundness.late_rows import Lateness, check_shares_shuffles, lateness_by_call
 
@@ -118,7 +118,7 @@ def union(late: LateFate, *above: str) -> Node:
     control = Node("StreamingRelationV2", control=Control("s", "1", late=late))
     plan = Node("Union", (control, Node("StreamingRelation")))
     for operator in above:
-        plan = Node(operator, (plan,))
+        plan = Node(operator, (plan,), bounds=Bounds(0, 0) if operator == "Join" else None)
     return plan
 
 
@@ -128,6 +128,12 @@ def test_the_first_operator_with_state_decides() -> None:
     for operator in ("Deduplicate", "Join", "FlatMapGroupsInPandasWithState"):
         found = lateness_by_call(union(LateFate.ASIDE, "Project", operator, "Filter"))
         assert found == {"1": Lateness(at_watermark=True)}
+
+
+def test_a_join_with_a_table_keeps_nothing_and_decides_nothing() -> None:
+    joined = Node("Join", (union(LateFate.DROP), Node("LogicalRelation", streaming=False)))
+    assert lateness_by_call(joined) == {"1": Lateness()}
+    assert lateness_by_call(Node("Deduplicate", (joined,))) == {"1": Lateness(at_watermark=True)}
 
 
 def test_operators_that_differ_in_which_rows_are_late_are_refused() -> None:
