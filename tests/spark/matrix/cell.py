@@ -58,7 +58,12 @@ class Cell:
     ) -> None:
         self.operator = operator
         self.outputs = {
-            FIRST: Output(folder / FIRST, operator.stamp, logged=operator.sink == "files"),
+            FIRST: Output(
+                folder / FIRST,
+                operator.stamp,
+                logged=operator.sink == "files",
+                fires=operator.allowed_lateness is not None,
+            ),
             SECOND: Output(folder / SECOND, "closed_at"),
         }
         self._spark = spark
@@ -195,6 +200,7 @@ class Cell:
                 event_time="at",
                 deduplicate_within=within,
                 late=self.operator.late,
+                allowed_lateness=self.operator.allowed_lateness,
             )
         on_time, late = pipeline.split_late(
             rows, stage=FIRST, event_time="at", deduplicate_within=within

@@ -64,6 +64,8 @@ class Operator:
     """The strategy promises less than the bound, or later: it is not waited for."""
     late: Literal["pass", "drop", "aside"] = "pass"
     """Treatment of late rows. There are none, since the bound holds."""
+    allowed_lateness: str | None = None
+    """So long its windows may be corrected. None is, since the bound holds."""
     event_time: str | None = None
     """Event time given to `report`; None: to be found."""
     delay: str | None = None
@@ -594,6 +596,17 @@ _OPERATORS: Final = (
     ),
 )
 
+
+def _with_lateness(operator: Operator) -> Operator:
+    return replace(
+        operator,
+        name=f"{operator.name}, late allowed",
+        allowed_lateness="12 hours",
+        is_variation=True,
+        issue=(),
+    )
+
+
 OPERATORS: Final = (
     *_OPERATORS,
     *(
@@ -608,4 +621,5 @@ OPERATORS: Final = (
         if operator.name in {"tumbling", "sliding", "session", "inner join", "dropDuplicates"}
         for each in _with_fates(operator)
     ),
+    *(_with_lateness(each) for each in _OPERATORS if each.name in {"tumbling", "sliding"}),
 )
