@@ -76,7 +76,7 @@ class Firings:
         before_us, now_us = _us(before_ms), _us(now_ms)
         end = end_us(rows, window)
         [counts] = rows.agg(F.count_if(end <= before_us), F.count_if(end > now_us)).collect()
-        self._corrections = {batch: counts[0]}
+        self._corrections[batch] = counts[0]
         corrections = fired(rows.filter(end <= before_us), batch, F.lit(False))
         values = kept(rows.filter(end > before_us), window, batch)
         self._windows.clean(batch)
@@ -93,8 +93,8 @@ class Firings:
         return corrections.union(fired(first, batch, F.lit(True)))
 
     def corrections(self, batch: int) -> int:
-        """Return the number of corrections in the latest batch, or 0 for another one."""
-        return self._corrections.get(batch, 0)
+        """Return the number of corrections in a batch, once: a batch is committed once."""
+        return self._corrections.pop(batch, 0)
 
     def _watermark_ms(self, batch: int) -> int | None:
         """Return the stage's watermark (ms) in the batch before; None: not yet."""

@@ -414,3 +414,40 @@ def test_other_columns_need_another_checkpoint(flow: Flow) -> None:
             ValueError, match=r"keeps windows with struct<.*, and this query writes"
         ):
             start(flow, pipeline, renamed)
+
+
+TYPES = [
+    "TIMESTAMP'0001-01-01 00:00:00.123456Z' AS ancient",
+    "TIMESTAMP'9999-12-31 23:59:59.999999Z' AS last",
+    "DATE'0001-01-01' AS day",
+    "TIMESTAMP_NTZ'1500-01-01 00:00:00.000001' AS local",
+    "X'00FF' AS bytes",
+    "CAST(1.25 AS DECIMAL(38, 10)) AS decimal",
+    "DOUBLE('NaN') AS nan",
+    "map('a', array(named_struct('b.c', 1, 'B d', CAST(NULL AS STRING)))) AS nested",
+    """parse_json('{"a": [1, 2.5]}') AS variant""",
+    "INTERVAL '1 02:03' DAY TO MINUTE AS days",
+    "INTERVAL '2' MONTH AS months",
+    "'' AS `a.b c`",
+    "CAST(NULL AS INT) AS `Ö`",
+]
+
+
+def as_json(rows: DataFrame) -> list[str]:
+    return [row[0] for row in rows.select(F.to_json(F.struct("*"))).collect()]
+
+
+def test_values_of_every_type_are_kept_until_they_fire(flow: Flow, pipeline: Pipeline) -> None:
+    fill(flow, [steady(range(30)), steady(range(30, 40))])
+    written: list[str] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        del number
+        written.extend(as_json(batch.drop("window", "key", "rows", "on_time", "version")))
+
+    rows = counted(watermarked(flow, pipeline)).select("*", *map(F.expr, TYPES))
+    writer = pipeline.report(rows, stage=COUNTS, event_time="window").writeStream
+    writer = writer.foreachBatch(keep).option("checkpointLocation", str(flow.checkpoint))
+    ended(pipeline.start(writer.trigger(availableNow=True), bounded=True))
+    assert len(written) == 12
+    assert set(written) == set(as_json(flow.spark.range(1).select(*map(F.expr, TYPES))))
