@@ -317,7 +317,7 @@ STAGE: Final = Dashboard(
         ),
         Panel(
             "Rows",
-            "As reported: all, and the late ones.",
+            "As reported: all, and the late ones. As committed: corrections of emitted values.",
             PER_SECOND,
             [
                 (
@@ -325,6 +325,10 @@ STAGE: Final = Dashboard(
                     "records",
                 ),
                 (f"max(rate(tidegauge_stage_late_total{{{_STAGE}}}[$__rate_interval]))", "late"),
+                (
+                    f"max(rate(tidegauge_stage_corrections_total{{{_STAGE}}}[$__rate_interval]))",
+                    "corrections",
+                ),
             ],
         ),
         Panel(

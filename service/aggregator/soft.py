@@ -45,6 +45,7 @@ _LONGEST_MS = 1_000
 _PROCESSING = "processing"
 _RECORDS = "records"
 _LATE = "late"
+_CORRECTIONS = "corrections"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,8 @@ def _percentiles(percentages: tuple[int, ...], seen: StageObservation) -> dict[i
 
 def _marks(state: SoftState) -> dict[str, int]:
     marks = {f"p{p}": value for p, value in state.percentiles.items() if value is not None}
-    marks |= {_RECORDS: state.counts.records, _LATE: state.counts.late}
+    counts = state.counts
+    marks |= {_RECORDS: counts.records, _LATE: counts.late, _CORRECTIONS: counts.corrections}
     if state.processing_ms is not None:
         marks[_PROCESSING] = state.processing_ms
     return marks
@@ -252,9 +254,14 @@ def _missing(state: SoftState) -> set[str]:
 
 
 def _joined(state: SoftState, marks: Mapping[str, int]) -> SoftState:
+    counts = state.counts
     return SoftState(
         None if state.processing_ms is None else marks.get(_PROCESSING, state.processing_ms),
-        Counts(marks.get(_RECORDS, state.counts.records), marks.get(_LATE, state.counts.late)),
+        Counts(
+            marks.get(_RECORDS, counts.records),
+            marks.get(_LATE, counts.late),
+            marks.get(_CORRECTIONS, counts.corrections),
+        ),
         {
             p: None if value is None else marks.get(f"p{p}", value)
             for p, value in state.percentiles.items()

@@ -99,7 +99,8 @@ async def commit(call: Call[CommitBody]) -> CommittedBody:
         stage = await aggregator.find_stage(job, name)
         observed = _observed(name, stage, committed)
         holds = _holds(name, stage, observed, committed)
-        stages[name] = StageCommit(observed, holds, _late(name, stage, committed))
+        late, corrections = _late(name, stage, committed), _corrections(name, stage, committed)
+        stages[name] = StageCommit(observed, holds, late, corrections)
     applied, states = await aggregator.commit(job, Commit(body.run or 0, body.epoch, stages))
     return CommittedBody(
         dict(applied), {stage: watermark_body(state) for stage, state in states.items()}
@@ -134,6 +135,14 @@ def _late(name: str, stage: Stage, committed: StageCommitBody) -> int:
             f"stages.{name}.late is {committed.late}: a passthrough stage counts no records"
         )
     return committed.late
+
+
+def _corrections(name: str, stage: Stage, committed: StageCommitBody) -> int:
+    if committed.corrections and stage.is_passthrough:
+        raise InvalidRequestError(
+            f"stages.{name}.corrections is {committed.corrections}: a passthrough stage counts no values"
+        )
+    return committed.corrections
 
 
 def _observed(name: str, stage: Stage, committed: StageCommitBody) -> int | None:

@@ -143,6 +143,13 @@ LateAtCommit = Annotated[
         " `late` once, when the epoch is committed"
     ),
 ]
+CorrectionsAtCommit = Annotated[
+    Number,
+    Meta(
+        description="Values of windows that had been emitted before, which correct them. Added to the"
+        " stage's `corrections` once, when the epoch is committed"
+    ),
+]
 Backlog = Annotated[
     Number,
     Meta(description="Records that are not read yet. A shard with a backlog is not quiet"),
@@ -301,11 +308,12 @@ class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageCommitBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """The input watermark of a keyed stage's epoch, the holds of all its ranges, and its late rows."""
+    """The input watermark of a keyed stage's epoch, the holds of all its ranges, and its counts."""
 
     input_watermark: Time | UnsetType | None = UNSET
     holds: Holds = field(default_factory=dict[str, int])
     late: LateAtCommit = 0
+    corrections: CorrectionsAtCommit = 0
 
 
 class CommitBody(Struct, frozen=True, forbid_unknown_fields=True):

@@ -140,18 +140,29 @@ def note_activity(earlier: Facts | None, *, now_ms: int) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records and late rows of a stage."""
+    """Records, late rows and corrections of a stage."""
 
     records: int = 0
     late: int = 0
+    corrections: int = 0
+    """Values of windows that had been emitted before, which correct them."""
 
     def plus(self, reported: ReportedFacts) -> Counts:
         """Add the counts of a report.
 
         >>> Counts(5, 1).plus(ReportedFacts(records=2))
-        Counts(records=7, late=1)
+        Counts(records=7, late=1, corrections=0)
         """
-        return Counts(self.records + (reported.records or 0), self.late + reported.late)
+        records, late = self.records + (reported.records or 0), self.late + reported.late
+        return Counts(records, late, self.corrections)
+
+    def plus_committed(self, late: int, corrections: int) -> Counts:
+        """Add the counts of a commit.
+
+        >>> Counts(5, 1).plus_committed(late=2, corrections=3)
+        Counts(records=5, late=3, corrections=3)
+        """
+        return Counts(self.records, self.late + late, self.corrections + corrections)
 
 
 UNKNOWN = -1

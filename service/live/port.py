@@ -154,8 +154,8 @@ class JobState(Protocol):
     async def commit(self, job: str, commit: Commit) -> Committed:
         """Apply the reports that wait for this epoch, for all its stages or for none.
 
-        The late rows that a new epoch brings are added to the counts of its stages. An epoch that is
-        committed already changes nothing.
+        The late rows and corrections that a new epoch brings are added to the counts of its stages. An
+        epoch that is committed already changes nothing.
 
         Raises `StaleRunError`, `StaleEpochError`, `InputAheadError`, `InvalidRequestError` (a
         waiting report leaves its input watermark to the commit, which has none).

@@ -135,6 +135,8 @@ class StageCommit:
     """Holds of all its ranges; only with an input watermark."""
     late: int = 0
     """Late rows that no report counts; only of a stage that has ranges."""
+    corrections: int = 0
+    """Values that correct emitted ones; only of a stage that has ranges."""
 
     @property
     def cap(self) -> int | None:

@@ -148,6 +148,9 @@ class StageMetrics:
         )
         records = _counter("tidegauge_stage_records", "Records that a stage's ranges have reported")
         late = _counter("tidegauge_stage_late", "Late records that a stage's ranges have reported")
+        corrections = _counter(
+            "tidegauge_stage_corrections", "Emitted values of a stage that correct earlier ones"
+        )
         for each in self._survey.stages:
             if each.work is None:
                 continue
@@ -156,7 +159,8 @@ class StageMetrics:
                 system_lag.add_metric(names, max(0, self._now_ms - processing_ms) / 1_000)
             records.add_metric(names, each.work.counts.records)
             late.add_metric(names, each.work.counts.late)
-        return iter((system_lag, records, late))
+            corrections.add_metric(names, each.work.counts.corrections)
+        return iter((system_lag, records, late, corrections))
 
     def _counted(self) -> Iterator[Metric]:
         arrivals = _counter(

@@ -63,7 +63,7 @@ from spark_agent.times import (
 )
 
 _POLL_S: Final = 10
-_NONE_LATE: Final[Mapping[str, int]] = {}
+_NO_COUNTS: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,19 +314,21 @@ class Client:
         epoch: int,
         stages: Mapping[str, StageProgress | None],
         *,
-        late: Mapping[str, int] = _NONE_LATE,
+        late: Mapping[str, int] = _NO_COUNTS,
+        corrections: Mapping[str, int] = _NO_COUNTS,
     ) -> dict[str, int]:
         """Commit an epoch; return the number of ranges of each stage that were applied.
 
         `stages` maps each stage to the progress that the epoch ran with; None for a source.
-        `late` has the late rows of some of these stages that no report counts. They are counted once,
-        however often the epoch is committed.
+        `late` has the late rows of some of these stages that no report counts. `corrections` has the
+        values of some of these stages that correct emitted ones. Both are counted once, however often
+        the epoch is committed.
         """
         body: Json = {
             "run": run,
             "epoch": epoch,
             "stages": {
-                name: _stage_commit(progress, late.get(name, 0))
+                name: _stage_commit(progress, late.get(name, 0), corrections.get(name, 0))
                 for name, progress in stages.items()
             },
         }
@@ -529,15 +531,16 @@ def _stage(job: str, stage: str) -> str:
     return f"{_job(job)}/stages/{_name('stage', stage)}"
 
 
-def _stage_commit(progress: StageProgress | None, late: int) -> Json:
+def _stage_commit(progress: StageProgress | None, late: int, corrections: int) -> Json:
     """Return the JSON form of a stage's part of a commit.
 
-    >>> _stage_commit(None, 0), _stage_commit(StageProgress(5), 3)
+    >>> _stage_commit(None, 0, 0), _stage_commit(StageProgress(5), 3, 0)
     ({}, {'input_watermark': 5, 'late': 3})
     """
     body = {} if progress is None else progress.body()
     # An older service rejects a member that it does not know.
-    return body | {"late": late} if late else body
+    counts = {"late": late, "corrections": corrections}
+    return body | {name: count for name, count in counts.items() if count}
 
 
 def _query(wanted: Mapping[str, object]) -> str:

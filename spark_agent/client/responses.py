@@ -123,6 +123,7 @@ class WatermarkAnswer(TypedDict):
     data_lag_ms: NotRequired[int | None]
     records: NotRequired[int | None]
     late: NotRequired[int | None]
+    corrections: NotRequired[int | None]
     percentiles: NotRequired[Mapping[str, int | None]]
 
 

@@ -42,11 +42,17 @@ _LAST_EPOCH: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A commit that the service may have taken, with the late rows that it brings."""
+    """A commit that the service may have taken, with the late rows and corrections that it brings."""
 
     epoch: int
     stages: Mapping[str, StageProgress | None]
     late: Mapping[str, int]
+    corrections: Mapping[str, int]
+
+    @property
+    def brings_counts(self) -> bool:
+        """True if it brings late rows or corrections."""
+        return bool(self.late or self.corrections)
 
 
 class EpochCommits:
@@ -83,6 +89,8 @@ class EpochCommits:
         self._uncommitted: CommittedBatch | None = None
         self._late: Counter[str] = Counter()
         """By stage: late rows that no attempt of a commit has brought yet."""
+        self._corrections: Counter[str] = Counter()
+        """By stage: corrections that no attempt of a commit has brought yet."""
         self._attempt: _Attempt | None = None
         """The last attempt, until the service answers it."""
         self._latest_epoch = -1
@@ -112,7 +120,9 @@ class EpochCommits:
         self._promise_by_state(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
-            self.counts.add(stage.name, {Count.CORRECTIONS: self._query.corrections(batch.epoch)})
+            corrections = self._query.corrections(batch.epoch)
+            self.counts.add(stage.name, {Count.CORRECTIONS: corrections})
+            self._corrections[stage.name] += corrections
         for (stage, fate), rows in batch.late_rows.items():
             self.counts.add(stage, {_COUNTS[fate]: rows})
             self._late[stage] += rows
@@ -173,20 +183,22 @@ class EpochCommits:
     def _commit_once(
         self, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
     ) -> Mapping[str, int]:
-        """Commit an epoch with all late rows that are not counted yet, and count none twice.
+        """Commit an epoch with all late rows and corrections not counted yet, and count none twice.
 
-        The service may have taken an attempt that it could not answer. The late rows of an attempt
-        stay with its epoch, which is repeated before a later one is committed: committed again, an
-        epoch adds nothing.
+        The service may have taken an attempt that it could not answer. The counts of an attempt stay
+        with its epoch, which is repeated before a later one is committed: committed again, an epoch
+        adds nothing.
         """
         earlier = self._attempt
-        if earlier is not None and earlier.epoch != epoch and earlier.late:
+        if earlier is not None and earlier.epoch != epoch and earlier.brings_counts:
             with suppress(StaleEpoch, InputAhead):
                 self._send(run, earlier)
         elif earlier is not None:
             self._late.update(earlier.late)
-        attempt = _Attempt(epoch, stages, +self._late)
+            self._corrections.update(earlier.corrections)
+        attempt = _Attempt(epoch, stages, +self._late, +self._corrections)
         self._late.clear()
+        self._corrections.clear()
         return self._send(run, attempt)
 
     def _send(self, run: int, attempt: _Attempt) -> Mapping[str, int]:
@@ -195,7 +207,12 @@ class EpochCommits:
         applied: Mapping[str, int] = {}
         try:
             applied = self._client.commit(
-                self._query.job, run, attempt.epoch, attempt.stages, late=attempt.late
+                self._query.job,
+                run,
+                attempt.epoch,
+                attempt.stages,
+                late=attempt.late,
+                corrections=attempt.corrections,
             )
         except (StaleEpoch, InputAhead):
             self._attempt = None

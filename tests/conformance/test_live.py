@@ -500,6 +500,37 @@ def test_a_refused_commit_counts_no_late_rows(worker: Worker) -> None:
     assert worker.observe().counts == Counts(0, 3)
 
 
+def test_corrections_of_a_commit_count_once(worker: Worker) -> None:
+    def commit(epoch: int, **corrections: int) -> None:
+        stages = {stage: StageCommit(corrections=count) for stage, count in corrections.items()}
+        worker.run(worker.live.commit("j", Commit(0, epoch, stages)))
+
+    token = worker.claim(None).token
+    worker.report(token, {"a": 5}, epoch=2, facts={"a": ReportedFacts(records=4, late=1)})
+    commit(2, s=0, k=3)
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(4, 1), Counts(0, 0, 3))
+    commit(2, s=7, k=3)
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(4, 1), Counts(0, 0, 3))
+    both = StageCommit(late=2, corrections=2**53)
+    worker.run(worker.live.commit("j", Commit(0, 3, {"k": both})))
+    assert worker.observe("k").counts == Counts(0, 2, 3 + 2**53)
+    token = worker.claim(None, stage="k").token
+    worker.report(token, {LEFT: 6}, stage="k", facts={LEFT: ReportedFacts(records=1)})
+    assert worker.observe("k").counts == Counts(1, 2, 3 + 2**53)
+
+
+def test_a_refused_commit_counts_no_corrections(worker: Worker) -> None:
+    worker.commit(4, s=None)
+    ahead = {"s": StageCommit(corrections=3), "k": StageCommit(99, corrections=3)}
+    with pytest.raises(InputAheadError):
+        worker.run(worker.live.commit("j", Commit(0, 5, ahead)))
+    with pytest.raises(StaleEpochError):
+        worker.run(worker.live.commit("j", Commit(0, 3, {"s": StageCommit(corrections=3)})))
+    assert (worker.observe().counts, worker.observe("k").counts) == (Counts(), Counts())
+    worker.run(worker.live.commit("j", Commit(0, 5, {"s": StageCommit(corrections=3)})))
+    assert worker.observe().counts == Counts(0, 0, 3)
+
+
 def test_nobody_observes_what_was_not_published(worker: Worker) -> None:
     token = worker.claim(None, stage="k").token
     worker.publish(k=StageWatermark(10, MIN))

@@ -174,7 +174,7 @@ class Maker:
                 body = {"token": self.token()} | said
                 return body | self.some("epoch", "input_watermark")
             case "commit":
-                stages = {self.name(): self.some("input_watermark", "late")}
+                stages = {self.name(): self.some("input_watermark", "late", "corrections")}
                 return {"epoch": self.number(), "stages": stages} | self.some("run")
             case _:
                 return self.value()

@@ -159,6 +159,41 @@ async def test_a_passthrough_counts_no_late_rows(api: Api):
     assert (await api.snapshot())["s"]["late"] == 1
 
 
+async def test_corrections_of_a_commit_count_once(job: Api, token: str, gauge: InProcess):
+    async def counted() -> list[tuple[int, int]]:
+        states = await job.snapshot()
+        return [(states[stage]["corrections"], states[stage]["late"]) for stage in ("s", "k")]
+
+    await job.report("s", token, {"0": 10, "1": 10}, epoch=4)
+    stages = {"s": {}, "k": {"input_watermark": None, "corrections": 3, "late": 1}}
+    for _ in range(2):
+        await job.commit(4, stages)
+        assert await counted() == [(0, 0), (3, 1)]
+    problem(await job.post_commit(3, stages), 409, "stale-epoch")
+    problem(
+        await job.post_commit(5, {"k": {"input_watermark": 11, "corrections": 5}}),
+        409,
+        "input-ahead",
+    )
+    assert await counted() == [(0, 0), (3, 1)]
+    await job.commit(5, {"s": {"corrections": 2}, "k": {"corrections": 4}})
+    assert await counted() == [(2, 0), (7, 1)]
+    assert (await job.watermark("k"))["corrections"] == 7
+    await gauge.crash()
+    job = gauge.api()
+    await job.commit(5, {"s": {"corrections": 2}, "k": {"corrections": 4}})
+    await job.commit(6, {"s": {}, "k": {"corrections": 8}})
+    assert await counted() == [(0, 0), (8, 0)], "counts begin anew with the live store"
+
+
+async def test_a_passthrough_counts_no_corrections(api: Api):
+    await api.define({"s": SPEC["s"], "u": {"inputs": ["s"], "passthrough": True}})
+    response = await api.post_commit(1, {"s": {"corrections": 1}, "u": {"corrections": 1}})
+    assert "passthrough" in problem(response, 422, "invalid-request")["detail"]
+    await api.commit(1, {"s": {"corrections": 1}, "u": {"corrections": 0}})
+    assert (await api.snapshot())["s"]["corrections"] == 1
+
+
 async def test_an_older_epoch_is_stale(job: Api, token: str):
     await job.report("s", token, {"0": 10, "1": 10}, epoch=4)
     await job.commit(4, {"s": {}})
@@ -365,6 +400,10 @@ async def test_at_most_sixty_four_epochs_wait(job: Api, token: str):
         {"epoch": 1, "stages": {"s": {"late": None}}},
         {"epoch": 1, "stages": {"s": {"late": 1.5}}},
         {"epoch": 1, "stages": {"s": {"late": 1 << 54}}},
+        {"epoch": 1, "stages": {"s": {"corrections": -1}}},
+        {"epoch": 1, "stages": {"s": {"corrections": None}}},
+        {"epoch": 1, "stages": {"s": {"corrections": 1.5}}},
+        {"epoch": 1, "stages": {"s": {"corrections": 1 << 54}}},
         {"epoch": 1, "stages": {"k": {"input_watermark": "1"}}},
         {"epoch": 1, "stages": {"k": {"input_watermark": 1 << 62}}},
         {"epoch": 1, "stages": {"s": {}}, "colour": 1},

@@ -128,6 +128,10 @@ async def test_metrics_of_a_stage(job: Api, gauge: InProcess):
     assert (await read("lag_seconds"))[quiet] == 5
     assert (await read("stage_records_total"))[quiet] == 7
     assert (await read("stage_late_total"))[quiet] == 2
+    # From the start, or Prometheus would not see the first ones.
+    assert (await read("stage_corrections_total"))[quiet] == 0
+    await job.commit(1, {"s": {"corrections": 3}})
+    assert (await read("stage_corrections_total"))[quiet] == 3
     assert (await read("stage_arrivals_total"))[quiet] == 1
     ranges = await read("stage_ranges")
     assert ranges['stage="s",state="reported"'] == ranges['stage="s",state="leased"'] == 2

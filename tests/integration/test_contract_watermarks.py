@@ -73,6 +73,7 @@ async def test_the_answer_says_everything(job: Api, token: str):
         "data_lag_ms": None,
         "records": 0,
         "late": 0,
+        "corrections": 0,
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", body["updated_at"])
     tag = rf'"1-{body["version"]}-[0-9a-f]{{8}}"'

@@ -99,7 +99,7 @@ class Handed:
     run: int | None
 
 
-SOFT = {"processing_watermark", "system_lag_ms", "data_lag_ms", "records", "late"}
+SOFT = {"processing_watermark", "system_lag_ms", "data_lag_ms", "records", "late", "corrections"}
 """Values that are computed at a read, so that it may differ from one reader to the next."""
 
 

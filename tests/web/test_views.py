@@ -96,6 +96,17 @@ def test_a_stage(flights: Flights, open_page: Opened):
         expect(page.locator(".heat button")).to_have_count(5)
 
 
+def test_corrections_of_a_stage_are_shown_if_there_are_some(service: Service, open_page: Opened):
+    with Feed(service.url, "corrected") as feed:
+        feed.define({"s": {"shards": ["0"]}, "sums": {"inputs": ["s"], "ranges": 2}})
+        with open_page("/#/jobs/corrected/stages/sums") as page:
+            facts = page.locator(".facts")
+            expect(facts).to_contain_text("Late rows")
+            expect(facts).not_to_contain_text("Corrections")
+            feed.send("POST", "/commits", {"epoch": 1, "stages": {"sums": {"corrections": 1_234}}})
+            expect(facts).to_contain_text("Corrections1,234")
+
+
 def test_times_are_local_or_utc(flights: Flights, open_page: Opened):
     at = flights.advance()
     assert at.endswith(" 17:00:00Z")

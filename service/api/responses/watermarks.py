@@ -98,6 +98,16 @@ class WatermarkBody(Struct, frozen=True, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    corrections: (
+        Annotated[
+            Annotated[int, Meta(ge=0)] | None,
+            Meta(
+                description="Number of values of windows that had been emitted before, which correct"
+                " them, by commits"
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     percentiles: (
         Annotated[
             dict[str, int | None],
@@ -162,5 +172,6 @@ def read_body(state: StageState, percentile: int | None = None) -> WatermarkBody
         data_lag_ms=data_lag_ms(output, state.now_ms),
         records=None if soft is None else soft.counts.records,
         late=None if soft is None else soft.counts.late,
+        corrections=None if soft is None else soft.counts.corrections,
         percentiles={str(p): to_wire(state.percentile(p)) for p in declared} or UNSET,
     )

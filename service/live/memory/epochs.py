@@ -15,7 +15,7 @@ from service.frontier.epochs import (
     lacks_cap,
     promise_at_commit,
 )
-from service.frontier.facts import ReportedFacts, note_activity
+from service.frontier.facts import note_activity
 from service.frontier.idleness import next_commit
 from service.frontier.reports import is_behind, may_observe
 from service.live import refusals
@@ -137,7 +137,7 @@ def _apply_epoch(
     table = state.table
     if table is None:
         return 0
-    table.counts = table.counts.plus(ReportedFacts(late=stage_commit.late))
+    table.counts = table.counts.plus_committed(stage_commit.late, stage_commit.corrections)
     if not waiting:
         return 0
     cap = stage_commit.cap

@@ -233,7 +233,7 @@ def _observation(
     rows = _whole(raw_moments).reshape(len(schema.MOMENTS), -1)
     moments = dict(zip(schema.MOMENTS, rows, strict=True))
     by_name = schema.pairs(facts)
-    counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late")]
+    counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late", b"#corrections")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}
     return StageObservation(
         layout,

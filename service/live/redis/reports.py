@@ -113,6 +113,7 @@ async def _commit(steps: Steps, job_layout: JobLayout, commit: Commit) -> Commit
                 for each in committed
             ],
             [float(each.late) for each in committed],
+            [float(each.corrections) for each in committed],
         ],
     )
     if code == "ok":

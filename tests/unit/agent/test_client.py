@@ -276,6 +276,20 @@ def test_a_commit_says_how_many_rows_came_late_only_if_some_did() -> None:
     }
 
 
+def test_a_commit_gives_corrections_only_where_there_are_some() -> None:
+    progress = {"s": None, "k": StageProgress(5), "join": StageProgress(5)}
+    corrections = {"k": 4, "join": 0}
+    with Answers(Answer(200, {"applied": {}})) as server:
+        client(server, FakeClock()).commit(
+            "j", 3, 9, progress, late={"s": 2, "k": 1}, corrections=corrections
+        )
+    assert server.asked[0].body["stages"] == {
+        "s": {"late": 2},
+        "k": {"input_watermark": 5, "late": 1, "corrections": 4},
+        "join": {"input_watermark": 5},
+    }
+
+
 def test_a_throttle_is_declared_with_the_stages_also_where_it_replaces_another() -> None:
     answers = (problem(428, "precondition-required"), Answer(200, {}, {"ETag": '"1-4"'}), Answer())
     stages, throttle = {"s": {"shards": ["0"]}}, {"groups": [{"stages": ["s"], "max_drift_ms": 5}]}

@@ -24,6 +24,7 @@ from spark_agent.supervision.shard_states import ShardStates
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 from tests.unit.agent.queries import NoNotes, source, started
 
+NO_CORRECTIONS: Mapping[int, int] = {}
 TAKEN = Answer(200, {"applied": {}})
 AWAY = Answer(503)
 STALE = Answer(
@@ -34,11 +35,17 @@ AHEAD = Answer(
 )
 
 
-def epoch_commits(server: Answers) -> EpochCommits:
-    """Epochs of a query with a source and two keyed stages, whose client asks once."""
+def epoch_commits(server: Answers, corrections: Mapping[int, int] = NO_CORRECTIONS) -> EpochCommits:
+    """Epochs of a query with a source and two keyed stages, whose client asks once.
+
+    `corrections`: of its first keyed stage, by epoch.
+    """
     clock, notes = FakeClock(), NoNotes()
     query = started(
-        [source("s")], {"k": Promise(), "join": Promise()}, on_lost_checkpoint="continue"
+        [source("s")],
+        {"k": Promise(), "join": Promise()},
+        on_lost_checkpoint="continue",
+        corrections=lambda epoch: corrections.get(epoch, 0),
     )
     client = Client(server.url, clock=clock).without_retries(10_000)
     running = RunningQuery(cast("SparkSession", None))
@@ -61,20 +68,20 @@ def late(epoch: int, **stages: int) -> CommittedBatch:
     return CommittedBatch(epoch, 0, late_rows=rows)
 
 
-def told(server: Answers) -> list[tuple[int, Mapping[str, int]]]:
-    """Each commit that the service was asked for: its epoch, and its late rows by stage."""
+def told(server: Answers, member: str = "late") -> list[tuple[int, Mapping[str, int]]]:
+    """Each commit that the service was asked for: its epoch, and one of its counts by stage."""
 
     def rows(body: Any) -> dict[str, int]:
-        return {name: each["late"] for name, each in body["stages"].items() if "late" in each}
+        return {name: each[member] for name, each in body["stages"].items() if member in each}
 
     return [(asked.body["epoch"], rows(asked.body)) for asked in server.asked]
 
 
-def counted(server: Answers) -> dict[str, int]:
-    """Late rows by stage in a service that takes each commit that it was asked for."""
+def counted(server: Answers, member: str = "late") -> dict[str, int]:
+    """One of the counts by stage in a service that takes each commit that it was asked for."""
     total: dict[str, int] = {}
     last = -1
-    for epoch, rows in told(server):
+    for epoch, rows in told(server, member):
         if epoch > last:
             last = epoch
             total = {name: total.get(name, 0) + rows.get(name, 0) for name in {*total, *rows}}
@@ -141,3 +148,69 @@ def test_late_rows_of_an_epoch_that_is_refused_are_dropped(refusal: Answer) -> N
         commits.add(late(6, k=100))
         commits.commit(7)
     assert told(server) == [(4, {"k": 3}), (5, {"k": 10}), (5, {"k": 10}), (6, {"k": 100})]
+
+
+def test_corrections_are_committed_with_the_first_keyed_stage_and_once() -> None:
+    with Answers(TAKEN) as server:
+        commits = epoch_commits(server, {4: 5})
+        for _ in range(2):
+            commits.add(late(4, join=1))
+            commits.commit(7)
+        commits.add(late(5))
+        commits.commit(7)
+        assert commits.counts.total["corrections"] == 5
+    assert told(server, "corrections") == [(4, {"k": 5}), (5, {})]
+    assert told(server) == [(4, {"join": 1}), (5, {})]
+
+
+def test_a_service_that_is_away_for_one_commit_counts_corrections_once_and_whole() -> None:
+    with Answers(AWAY, TAKEN) as server:
+        commits = epoch_commits(server, {4: 3})
+        commits.add(late(4))
+        with pytest.raises(Unavailable):
+            commits.commit(7)
+        commits.commit(7)
+        assert commits.uncommitted is None
+    assert told(server, "corrections") == [(4, {"k": 3}), (4, {"k": 3})]
+
+
+def test_corrections_of_batches_that_were_never_committed_come_with_the_latest() -> None:
+    with Answers(TAKEN) as server:
+        commits = epoch_commits(server, {4: 3, 6: 1})
+        for epoch in (4, 5, 6):
+            commits.add(late(epoch))
+        commits.commit(7)
+    assert told(server, "corrections") == [(6, {"k": 4})]
+
+
+def test_an_epoch_with_corrections_that_may_have_been_taken_is_repeated_before_a_later_one() -> (
+    None
+):
+    with Answers(AWAY, AWAY, TAKEN, AWAY, TAKEN) as server:
+        commits = epoch_commits(server, {4: 3, 5: 10, 6: 100})
+        for epoch in (4, 5):
+            commits.add(late(epoch))
+            with pytest.raises(Unavailable):
+                commits.commit(7)
+        commits.add(late(6))
+        with pytest.raises(Unavailable):
+            commits.commit(7)
+        commits.commit(7)
+    sent = [(4, {"k": 3}), (4, {"k": 3}), (4, {"k": 3}), (6, {"k": 110}), (6, {"k": 110})]
+    assert told(server, "corrections") == sent
+    assert counted(server, "corrections") == {"k": 113}, "as if the first attempt had been taken"
+
+
+@pytest.mark.parametrize("refusal", [STALE, AHEAD], ids=["stale epoch", "input ahead"])
+def test_corrections_of_an_epoch_that_is_refused_are_dropped(refusal: Answer) -> None:
+    with Answers(refusal, AWAY, refusal, TAKEN) as server:
+        commits = epoch_commits(server, {4: 3, 5: 10, 6: 100})
+        commits.add(late(4))
+        commits.commit(7)
+        commits.add(late(5))
+        with pytest.raises(Unavailable):
+            commits.commit(7)
+        commits.add(late(6))
+        commits.commit(7)
+    sent = [(4, {"k": 3}), (5, {"k": 10}), (5, {"k": 10}), (6, {"k": 100})]
+    assert told(server, "corrections") == sent

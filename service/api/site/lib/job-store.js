@@ -21,6 +21,7 @@ import { atMostEvery, oncePerFrame } from "./frames.js";
  * @property {number | null} [processing_watermark]
  * @property {number} [records]
  * @property {number} [late]
+ * @property {number | null} [corrections]
  * @property {Record<string, number | null>} [percentiles]
  *
  * @typedef {{stage: string, inputs: string[], kind: string, ranges: number}} Node

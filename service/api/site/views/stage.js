@@ -40,6 +40,7 @@ function Facts({ stage, zone, nowMs }) {
     ["Data lag", isEnd(stage.output_watermark) ? "–" : duration(lag(stage.output_watermark, nowMs))],
     ["System lag", isInstant(system) ? duration(Math.max(0, nowMs - system)) : "–"],
     ["Late rows", stage.records == null ? "–" : `${stage.late.toLocaleString("en")} of ${stage.records.toLocaleString("en")}`],
+    ...(stage.corrections > 0 ? [["Corrections", stage.corrections.toLocaleString("en")]] : []),
     ["Ranges", total ? [`${reported.toLocaleString("en")} of ${total.toLocaleString("en")} reported`,
       `${leased.toLocaleString("en")} leased`, idle && `${idle.toLocaleString("en")} idle`,
       final && `${final.toLocaleString("en")} final`].filter(Boolean).join(", ") : "none of its own"],

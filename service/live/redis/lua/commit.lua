@@ -1,11 +1,11 @@
 -- A commit: {run, epoch, {observed input or false, by stage}, {after how long quiet shards are idle or false,
 -- by stage}, {what no range may promise more than or false, by stage}, {holds as one text or false, by stage},
--- {late rows that no report counts, by stage}}.
+-- {late rows that no report counts, by stage}, {corrections, by stage}}.
 -- For all stages or for none.
 
 local refused = check_state()
 if refused then return refused end
-local run, epoch, observed, idle_after, caps, kept, late = unpack(cmsgpack.unpack(ARGV[3]))
+local run, epoch, observed, idle_after, caps, kept, late, corrections = unpack(cmsgpack.unpack(ARGV[3]))
 local stages, fresh = {}, {}
 for k = 1, #observed do
   local st = load(stage(k))
@@ -65,7 +65,8 @@ for k, st in ipairs(stages) do
     -- Reports of earlier epochs that were never committed are dropped, too: they promise less than these.
     drop_waiting(st, epoch)
     call('HSET', st.keys.state, 'epoch', epoch)
-    count_late(st, late[k])
+    add_count(st, '#late', late[k])
+    add_count(st, '#corrections', corrections[k])
     if kept[k] then
       call('HSET', st.keys.marks, KEPT, kept[k])
     else

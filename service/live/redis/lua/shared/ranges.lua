@@ -195,9 +195,9 @@ local function read_facts(raw)
   return facts
 end
 
--- Adds to the late rows of a stage.
-local function count_late(st, rows)
-  if rows > 0 then call('HINCRBY', st.keys.facts, '#late', text(rows)) end
+-- Adds to a count of a stage: '#records', '#late' or '#corrections'.
+local function add_count(st, name, more)
+  if more > 0 then call('HINCRBY', st.keys.facts, name, text(more)) end
 end
 
 -- Merges what a range reports with what it reported before. Positions in a packed one: see `schema.py`.
@@ -214,8 +214,8 @@ local function keep_facts(st, index, reported, unfinished)
   local pending = merged[6]
   merged[6], merged[7] = pending and 1 or 0, merged[7] and 1 or 0
   call('HSET', st.keys.facts, index, struct.pack(FACTS, unpack(merged)) .. (pending or ''))
-  if newer[2] > 0 then call('HINCRBY', st.keys.facts, '#records', text(newer[2])) end
-  count_late(st, newer[3])
+  add_count(st, '#records', newer[2])
+  add_count(st, '#late', newer[3])
 end
 
 -- Since when a range has been quiet; -1: it has no facts.
