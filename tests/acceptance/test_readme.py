@@ -425,7 +425,9 @@ def test_allowed_lateness(session: Session) -> None:
         write(session.folder / "water/pumps", f"{night}.json", rows)
 
     def newest(stage: str) -> dict[tuple[object, str], tuple[object, object]]:
-        rows = sorted(written(session.folder / f"water/{stage}"), key=lambda row: int(str(row["version"])))
+        rows = sorted(
+            written(session.folder / f"water/{stage}"), key=lambda row: int(str(row["version"]))
+        )
         return {(row["pump"], str(row["at"])[:13]): (row["m3"], row["on_time"]) for row in rows}
 
     example = block("python", 'job="pumps"')

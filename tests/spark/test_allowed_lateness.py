@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -18,6 +20,7 @@ from spark_agent.jvm.progress import parse_watermark_ms
 from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
+    JOB,
     START_S,
     WINDOW_S,
     Flow,
@@ -160,6 +163,8 @@ def test_a_window_fires_again_for_each_batch_of_late_rows(flow: Flow, pipeline: 
         {(each.key, each.second // 10 * 10): 1 + (each == LATE[0]) for each in LATE}
     )
     assert pipeline.counts["corrections"] == corrections.total()
+    with urlopen(f"{flow.url}/v1/jobs/{JOB}/stages/{COUNTS}/watermark") as answer:
+        assert json.load(answer)["corrections"] == corrections.total()
     assert pipeline.counts["early_rows"] == 0
 
 
