@@ -590,6 +590,11 @@ class Pipeline:
             node.control is not None and node.control.allowed_lateness_ms
             for node in self._plans.read(frame).walk()
         )
+        if corrects and on_early == "fail":
+            raise ValueError(
+                f"stage {stage!r}: a correction is older than the stage's promise, so on_early='fail' "
+                f"would fail each query with allowed_lateness: leave it out"
+            )
         reporter = RangeReporter(
             self._target(stage),
             spec.ranges,

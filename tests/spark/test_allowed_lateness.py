@@ -387,6 +387,8 @@ def test_other_modes_and_results_that_are_not_kept_are_refused(
         pipeline.start(writer.outputMode("update").option("checkpointLocation", "c"))
     with pytest.raises(ValueError, match="needs a checkpoint"):
         pipeline.start(reported.writeStream.format("json").option("path", str(flow.output)))
+    with pytest.raises(ValueError, match="on_early='fail' would fail each query"):
+        pipeline.report(counted(watermarked(flow, pipeline)), stage=COUNTS, on_early="fail")
     with pytest.raises(ValueError, match="leave out allowed_lateness here"):
         pipeline.watermarked(
             flow.readings(), stage=COUNTS, event_time="at", percentile=66, allowed_lateness="1 s"
