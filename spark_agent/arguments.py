@@ -11,7 +11,14 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    MapType,
+    NullType,
+    StructType,
+)
 
 from spark_agent.client.spec import StageSpec
 from spark_agent.firing_frames import ON_TIME, VERSION
@@ -20,10 +27,11 @@ from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trig
 from spark_agent.late_frames import FLAG
 from spark_agent.strategies import WallClock
 from spark_agent.strategies.resolved import Resolved
+from spark_agent.times import Duration, duration_ms
 
 MIN_TTL_MS, MAX_TTL_MS = 1_000, 600_000
 """The shortest and the longest lease that the service grants."""
-_NOT_IN_PARQUET: Final = ("interval", "void")
+_LONGEST_LATENESS_MS: Final = 3_650 * 86_400_000
 _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
     "ContinuousTrigger": "continuous processing has no micro-batches, and tidegauge's epochs are "
     "micro-batches",
@@ -112,11 +120,47 @@ def check_can_fire(stage: str, rows: StructType, output_mode: str) -> None:
                 f"rename {names[added]!r}"
             )
     for field in rows:
-        if any(f'"{each}"' in field.json() for each in _NOT_IN_PARQUET):
+        if not _fits_parquet(field.dataType):
             raise ValueError(
                 f"stage {stage!r}: column {field.name!r} is of type {field.dataType.simpleString()}, "
                 f"which Parquet cannot keep until the window fires: cast it, or leave it out"
             )
+
+
+def _fits_parquet(data_type: DataType) -> bool:
+    """Return whether Parquet has a type. Names in a structure differ by more than their case."""
+    match data_type:
+        case StructType():
+            names = {name.lower() for name in data_type.names}
+            fields = [field.dataType for field in data_type]
+            return bool(names) and len(names) == len(fields) and all(map(_fits_parquet, fields))
+        case ArrayType():
+            return _fits_parquet(data_type.elementType)
+        case MapType():
+            return _fits_parquet(data_type.keyType) and _fits_parquet(data_type.valueType)
+        case _:
+            return not isinstance(data_type, (CalendarIntervalType, NullType))
+
+
+def allowed_lateness_ms(given: Duration | None) -> int:
+    """Return an allowed lateness in ms. Raises `ValueError`."""
+    found = 0 if given is None else duration_ms(given, name="allowed_lateness")
+    if found > _LONGEST_LATENESS_MS:
+        raise ValueError(
+            f"invalid allowed_lateness {given!r}: at most 3,650 days are supported. To keep every "
+            f"late row, put those beyond it aside with split_late()"
+        )
+    return found
+
+
+def check_continues(stage: str, on_lost_checkpoint: str) -> None:
+    """Check that versions of windows cannot begin anew. Raises `ValueError`."""
+    if on_lost_checkpoint == "continue":
+        raise ValueError(
+            f"stage {stage!r}: with allowed_lateness, on_lost_checkpoint='continue' is not supported: a "
+            f"new checkpoint would give windows versions below those that are written. Leave it out; "
+            f"after a loss, start over with Pipeline.reset(), a new checkpoint and an empty output"
+        )
 
 
 def check_can_split(stage: str, columns: Sequence[str], *, is_random: bool) -> None:

@@ -39,7 +39,10 @@ def kept_schema(rows: StructType) -> StructType:
 
 def newest(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """Return the newest row of each window and key, of rows that are kept."""
-    groups = rows.groupBy(*[F.col(f"{_ROW}.{quoted(key)}") for key in keys])
+    # The keys have names of their own: a column of the rows may be named like one of these.
+    groups = rows.groupBy(
+        *[F.col(f"{_ROW}.{quoted(key)}").alias(f"key_{at}") for at, key in enumerate(keys)]
+    )
     found = groups.agg(
         F.max_by(_ROW, _BATCH).alias(_ROW), F.max(_END).alias(_END), F.max(_BATCH).alias(_BATCH)
     )

@@ -19,10 +19,12 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StructType
 
 from spark_agent.arguments import (
+    allowed_lateness_ms,
     check_can_fire,
     check_can_split,
     check_clock_strategy,
     check_clocks,
+    check_continues,
     check_early_not_bounded,
     check_early_passes,
     check_is_writer,
@@ -432,7 +434,7 @@ class Pipeline:
                 f"invalid late {late!r}: write 'pass' or 'drop'. split_late() puts late rows aside"
             )
         self._check_watermarked(frame, stage, event_time)
-        lateness_ms = duration_ms(allowed_lateness or 0, name="allowed_lateness")
+        lateness_ms = allowed_lateness_ms(allowed_lateness)
         if percentile is not None:
             check_early_passes(stage, late, lateness_ms)
             check_percentile(self._job.stages, stage, percentile)
@@ -482,7 +484,7 @@ class Pipeline:
         count = F.count(F.lit(1)).alias(LATE_COUNT)
         late = late.observe(late_metric(call, stage, LateFate.ASIDE), count)
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
-        lateness_ms = duration_ms(allowed_lateness or 0, name="allowed_lateness")
+        lateness_ms = allowed_lateness_ms(allowed_lateness)
         control = Control(stage, call, late=LateFate.ASIDE, allowed_lateness_ms=lateness_ms)
         on_time = self._watermarked(on_time, event_time, control, delay_ms)
         return on_time, late.alias(f"{LATE_ALIAS}{call}")
@@ -677,6 +679,8 @@ class Pipeline:
         check_clocks(strategies, may_wait_for_more=stages.may_wait_for_more)
         checkpoint = Checkpoint(self._spark, writer, *late_writers)
         firing = firing_of(tree)
+        if firing is not None:
+            check_continues(firing.stage, on_lost_checkpoint)
         firings = None if firing is None else self._firings(firing, writer, checkpoint)
         query = StartedQuery(
             job=self._job.name,

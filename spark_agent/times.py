@@ -54,7 +54,8 @@ def duration_ms(value: Duration, *, name: str = "duration") -> int:
 def _milliseconds(value: object) -> int | None:
     match value:
         case timedelta():
-            return value // timedelta(milliseconds=1)
+            whole, rest = divmod(value, timedelta(milliseconds=1))
+            return None if rest else whole
         case int() if not isinstance(value, bool):
             return value
         case str():

@@ -9,6 +9,7 @@ watermark has passed the window's end.
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
@@ -108,7 +109,12 @@ def _us(watermark_ms: int | None) -> int:
 def note_of(firing: Firing, rows: StructType) -> str:
     """Return the note of a checkpoint on its windows: what another start must not change."""
     return json.dumps(
-        {"allowed_lateness_ms": firing.allowed_lateness_ms, "columns": rows.simpleString()}
+        {
+            "allowed_lateness_ms": firing.allowed_lateness_ms,
+            "windows": astuple(firing.windows),
+            "columns": rows.simpleString(),
+            "keys": firing.keys,
+        }
     )
 
 
@@ -122,8 +128,13 @@ def check_note(noted: str | None, wanted: str | None) -> None:
         found = (
             f"has an allowed_lateness of {lateness_ms:,} ms, and this query one of {wanted_ms:,} ms"
         )
+    elif before["windows"] != now["windows"]:
+        found = "has other windows: their size, their slide or their offset is another"
     else:
-        found = f"keeps windows with {before['columns']}, and this query writes {now['columns']}"
+        found = (
+            f"keeps windows with {before['columns']} by {', '.join(before['keys'])}, and this query "
+            f"writes {now['columns']} by {', '.join(now['keys'])}"
+        )
     raise ValueError(
         f"the checkpoint {found}, so windows would fire at the wrong time, or with the wrong values: "
         f"start over, with Pipeline.reset(), a new checkpoint and an empty output, or go on as before"

@@ -132,6 +132,7 @@ class WatermarkFeed:
         self._awaits_since_ms: int | None = None
         self._gave_up = False
         self._logged_missing: set[str] = set()
+        self._logged_before_1970: set[str] = set()
         self._adoption = Adoption()
         self._checked: set[str] = set()
         """Readers whose checkpoint has been compared with the job."""
@@ -255,6 +256,7 @@ class WatermarkFeed:
                     self._running.fail(other)
                 return at
         target_ms = self._target_ms(stage, found)
+        self._log_before_1970(stage, found, target_ms)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
         if first or self._adoption.is_awaited(at, latest) or self._must_continue(latest):
@@ -325,6 +327,22 @@ class WatermarkFeed:
             )
         else:
             _log.warning("%s. Its last windows come out in the next run", found)
+
+    def _log_before_1970(
+        self, stage: str, found: StageWatermark | None, target_ms: int | None
+    ) -> None:
+        """Log once that Spark's watermark, which begins at 1970, cannot follow the stage's."""
+        if found is None or target_ms is None or target_ms > 0 or stage in self._logged_before_1970:
+            return
+        promise = self._query.stages.promises[stage]
+        if found.input_ms is not None and found.input_ms > 0 and promise.allowed_lateness_ms:
+            self._logged_before_1970.add(stage)
+            _log.warning(
+                "stage %s: its watermark is at %s, and that less its allowed lateness is before 1970, "
+                "where Spark's watermark begins: its windows wait until it is after 1970",
+                stage,
+                instant_text(found.input_ms),
+            )
 
     def _log_missing_inputs(self, stage: str, latest: CommittedBatch | None) -> None:
         found = self._inputs[stage].latest()

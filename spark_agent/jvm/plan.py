@@ -35,7 +35,9 @@ from spark_agent.sources.logs import FORMAT as LOGS
 _PROBE_MS: Final = 4_000_000_000_000
 """A sample watermark to probe a join's bound: large enough for py4j to pass a Java long."""
 
-__DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
+_NO_ID: Final = -1
+"""Id of a group that is not in the output of its aggregation."""
+
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 _LIMITS: Final = frozenset(
     {
@@ -139,7 +141,7 @@ class PlanReader:
             tag=tag,
             event_time=_reported_time(node) if tag.startswith(SOURCE_TAG) else None,
             copies=_copies(_expressions(node)),
-            groups=_named(node.groupingExpressions()) if name == "Aggregate" else (),
+            groups=_groups(node) if name == "Aggregate" else (),
             bounds=bounds,
             control=_control(node) if name == "StreamingRelationV2" else None,
             logs_source=_logs_source(node) if name == "StreamingRelationV2" else None,
@@ -265,8 +267,18 @@ def _column(attribute: JavaObject) -> Column:
     return Column(attribute.exprId().id(), attribute.name(), stamp(attribute))
 
 
-def _named(expressions: JavaObject) -> tuple[Column, ...]:
-    return tuple(_column(each) for each in items(expressions) if _has(each, "exprId"))
+def _groups(aggregate: JavaObject) -> tuple[Column, ...]:
+    """Return the columns by which an aggregation groups.
+
+    A group that is computed is the column of the output that has its value, or a column without an id.
+    """
+    named = [each for each in items(aggregate.aggregateExpressions()) if is_a(each, "Alias")]
+    found: list[Column] = []
+    for each in items(aggregate.groupingExpressions()):
+        equal = (alias for alias in named if alias.child().semanticEquals(each))
+        of = each if _has(each, "exprId") else next(equal, None)
+        found.append(Column(_NO_ID, str(each.sql())) if of is None else _column(of))
+    return tuple(found)
 
 
 def _has(thing: JavaObject, method: str) -> bool:

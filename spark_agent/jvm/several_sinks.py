@@ -35,6 +35,15 @@ _FLAGGED: Final = f" AS {FLAG}#"
 """In the text of a plan, once for each place that computes the flag."""
 _OF_THE_QUERY: Final = ("checkpointLocation", "queryName")
 """Options of the query, not of its output."""
+_OUTPUT: Final = (
+    "source",
+    "outputMode",
+    "extraOptions",
+    "partitioningColumns",
+    "clusteringColumns",
+    "foreachBatchWriter",
+)
+"""Fields of Spark's writer that are of its output."""
 
 
 class Writers:
@@ -63,11 +72,10 @@ class Writers:
         write alone, and for two outputs in one folder.
         """
         self._check_apart()
-        results = frame_of(self._results)
+        results, *late = self._all
         if fire is not None:
-            results = with_firing(results)
-        frames = [results, *[frame_of(writer) for writer in self._all[1:]]]
-        sinks = [self._sink(*each) for each in zip(self._all, frames, strict=True)]
+            results = _copy(results, with_firing(frame_of(results)))
+        sinks = [self._sink(writer) for writer in (results, *late)]
 
         def write(batch: DataFrame, epoch: int) -> None:
             check(epoch)
@@ -121,12 +129,11 @@ class Writers:
                 f"split_late(), leave out expressions and functions that change from run to run"
             )
 
-    def _sink(self, writer: DataStreamWriter, rows: DataFrame) -> JavaObject:
-        """Return a writer's sink. `rows` has the columns that are written."""
+    def _sink(self, writer: DataStreamWriter) -> JavaObject:
         jvm: JavaObject = self._spark._jvm
         function = setting(writer, "foreachBatchWriter")
         if function is not None:
-            encoder = rows._jdf.exprEnc()
+            encoder = frame_of(writer)._jdf.exprEnc()
             sinks = jvm.org.apache.spark.sql.execution.streaming.sources
             return sinks.ForeachBatchSink(function, encoder)
         jwriter: JavaObject = writer._jwrite
@@ -142,9 +149,21 @@ class Writers:
             cause: JavaObject = error.java_exception
             cause = cause.getCause() or cause
             raise ValueError(
-                f"the format {format_of(writer)!r} cannot be written beside another output: write "
-                f"files, or use foreachBatch ({cause_line(str(cause.getMessage()))})"
+                f"the output of format {format_of(writer)!r} cannot be written: "
+                f"{cause_line(str(cause.getMessage()))}. With late= or allowed_lateness, write files, "
+                f"or use foreachBatch"
             ) from error
+
+
+def _copy(writer: DataStreamWriter, frame: DataFrame) -> DataStreamWriter:
+    """Return a writer of another data frame, with the settings of its output."""
+    found = frame.writeStream
+    jwriter: JavaObject = found._jwrite
+    for name in _OUTPUT:
+        field = jwriter.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        field.set(jwriter, setting(writer, name))
+    return found
 
 
 def _array(gateway: JavaObject, of: JavaObject, item: JavaObject) -> JavaObject:

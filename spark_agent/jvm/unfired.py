@@ -9,6 +9,8 @@ same rows, and overwrites its folder.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +20,20 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.checkpoint import configuration, listing, names_in
 
 _WHOLE: Final = ".whole"
+_WRITE: Final = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+"""Settings of the session that would change values. Those of the user are for the user's own files."""
+_READ: Final = {
+    "datetimeRebaseMode": "CORRECTED",
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "__globPaths__": "false",
+}
+"""The last one is Spark's own, by which its file source reads names as they are."""
 
 
 class Unfired:
@@ -30,12 +46,15 @@ class Unfired:
 
     def read(self, batch: int) -> DataFrame | None:
         """Return the values that older batches have added; None: not one."""
-        needed = needed_of(names_in(*listing(self._spark, self._folder, ".")), batch)
+        needed = needed_of(self._names(), batch)
         if not needed:
             return None
-        return self._spark.read.schema(self._schema).parquet(
-            *[f"{self._folder}/{name}" for name in needed]
-        )
+        reader = self._spark.read.schema(self._schema).options(**_READ)
+        return reader.parquet(*[f"{self._folder}/{name}" for name in needed])
+
+    def _names(self) -> list[str]:
+        names = names_in(*listing(self._spark, self._folder, "."))
+        return [name for name in names if name.removesuffix(_WHOLE).isdecimal()]
 
     def add(self, rows: DataFrame, batch: int) -> None:
         """Add the values of a batch."""
@@ -48,11 +67,14 @@ class Unfired:
     def _write(self, rows: DataFrame, name: str) -> None:
         # A batch may have hundreds of partitions with a few rows each.
         few = rows.coalesce(self._spark.sparkContext.defaultParallelism)
-        few.write.mode("overwrite").parquet(f"{self._folder}/{name}")
+        with _settings(rows.sparkSession, _WRITE):
+            few.write.mode("overwrite").option("compression", "snappy").parquet(
+                f"{self._folder}/{name}"
+            )
 
     def clean(self, batch: int) -> None:
         """Delete what a batch does not read. Every older batch is done, so none reads it again."""
-        names = names_in(*listing(self._spark, self._folder, "."))
+        names = self._names()
         needed = needed_of(names, batch)
         jvm: JavaObject = self._spark._jvm  # noqa: SLF001
         path = jvm.org.apache.hadoop.fs.Path
@@ -60,6 +82,22 @@ class Unfired:
         for name in names:
             if _number(name) < batch and name not in needed:
                 files.delete(path(self._folder, name), True)
+
+
+@contextmanager
+def _settings(session: SparkSession, settings: Mapping[str, str]) -> Generator[None]:
+    """Set settings of a session. The session is the query's own, and its batches run one by one."""
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, value)
 
 
 def needed_of(names: list[str], batch: int) -> list[str]:

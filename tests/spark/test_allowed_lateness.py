@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -354,6 +355,30 @@ REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
         lambda rows: counted(rows).withColumn("x", F.expr("make_interval(1)")),
         "'x' is of type interval, which Parquet cannot keep",
     ),
+    "no computed key": (
+        lambda rows: (
+            rows.groupBy(F.window("at", "10 seconds"), F.upper("key").alias("k"))
+            .agg(F.count("*").alias("rows"))
+            .drop("k")
+        ),
+        "k is not among the columns",
+    ),
+    "part of a key": (
+        lambda rows: (
+            rows.groupBy(F.window("at", "10 seconds"), F.struct("key").alias("k"))
+            .agg(F.count("*").alias("rows"))
+            .select("window", "k.key", "rows")
+        ),
+        "k is not among the columns",
+    ),
+    "nested names": (
+        lambda rows: counted(rows).withColumn("x", F.expr("named_struct('a', 1, 'A', 2)")),
+        "'x' is of type struct<a:int,A:int>, which Parquet cannot keep",
+    ),
+    "an empty structure": (
+        lambda rows: counted(rows).withColumn("x", F.expr("array(struct())")),
+        "'x' is of type array<struct<>>, which Parquet cannot keep",
+    ),
     "explode": (
         lambda rows: counted(rows).withColumn("x", F.explode(F.array(F.lit(1), F.lit(2)))),
         "Generate is not supported here",
@@ -387,12 +412,95 @@ def test_other_modes_and_results_that_are_not_kept_are_refused(
         pipeline.start(writer.outputMode("update").option("checkpointLocation", "c"))
     with pytest.raises(ValueError, match="needs a checkpoint"):
         pipeline.start(reported.writeStream.format("json").option("path", str(flow.output)))
+    with pytest.raises(ValueError, match="on_lost_checkpoint='continue' is not supported: a new"):
+        pipeline.start(writer, on_lost_checkpoint="continue")
+    writer = reported.writeStream.format("noop")
+    with pytest.raises(ValueError, match=r"format 'noop' cannot be written: .* write files, or"):
+        pipeline.start(writer.option("checkpointLocation", str(flow.checkpoint)))
     with pytest.raises(ValueError, match="on_early='fail' would fail each query"):
         pipeline.report(counted(watermarked(flow, pipeline)), stage=COUNTS, on_early="fail")
     with pytest.raises(ValueError, match="leave out allowed_lateness here"):
         pipeline.watermarked(
             flow.readings(), stage=COUNTS, event_time="at", percentile=66, allowed_lateness="1 s"
         )
+
+
+@pytest.mark.parametrize("lateness", ["", False, timedelta(microseconds=1), "-1 s", "3651 days"])
+def test_a_lateness_that_cannot_be_kept_is_refused(
+    flow: Flow, pipeline: Pipeline, lateness: object
+) -> None:
+    with pytest.raises(ValueError, match="invalid allowed_lateness"):
+        pipeline.watermarked(
+            flow.readings(),
+            stage=COUNTS,
+            event_time="at",
+            allowed_lateness=lateness,  # type: ignore[arg-type]
+        )
+
+
+def test_a_watermark_that_is_not_a_lateness_after_1970_is_logged(
+    flow: Flow, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    readings = steady(range(60))
+    flow.write([replace(each, second=each.second - START_S + 1_000) for each in readings])
+    query = start(flow, pipeline, counted(watermarked(flow, pipeline, 2_000)), bounded=False)
+    ended(query)
+    assert "its windows wait until it is after 1970" in caplog.text
+    assert not fired(flow)
+    ended(start(flow, pipeline, counted(watermarked(flow, pipeline, 2_000))))
+    assert sum(each.rows for each in fired(flow)) == len(readings), "the end of time is after 1970"
+
+
+KEYS: dict[str, Callable[[], Column]] = {
+    "computed": lambda: F.upper("key"),
+    "structure": lambda: F.struct("key", F.lower("sensor")),
+    "null": lambda: F.when(F.col("key") > "a", F.col("key")),
+    "floats": lambda: (
+        F.when(F.col("key") == "a", F.lit(float("nan")))
+        .when(F.col("key") == "b", -0.0)
+        .otherwise(0.0)
+    ),
+    "array": lambda: F.array("key"),
+    "hour": lambda: F.to_date("at"),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_of_any_kind_fire_each(flow: Flow, pipeline: Pipeline, key: str) -> None:
+    fill(flow, [steady(range(30)), steady(range(30, 40))])
+
+    def by_key(rows: DataFrame) -> DataFrame:
+        grouped = rows.groupBy(F.window("at", "10 seconds"), KEYS[key]().alias("k"))
+        # Names that the agent uses itself.
+        return grouped.agg(F.count("*").alias("batch")).select(
+            "window.end", F.col("k").alias("Row"), "batch"
+        )
+
+    found: list[str] = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        del number
+        assert not batch.filter("NOT on_time").count()
+        found.extend(as_json(batch.drop("on_time", "version")))
+
+    reported = pipeline.report(by_key(watermarked(flow, pipeline)), stage=COUNTS, event_time="end")
+    writer = reported.writeStream.foreachBatch(keep).trigger(availableNow=True)
+    # A place with characters that have a meaning in a pattern of paths.
+    checkpoint = f"{flow.checkpoint}[1] {{a}}, *"
+    ended(pipeline.start(writer.option("checkpointLocation", checkpoint), bounded=True))
+    batch = flow.spark.read.schema("sensor string, key string, at timestamp").json(str(flow.inbox))
+    assert sorted(found) == sorted(as_json(by_key(batch)))
+
+
+def test_results_in_folders_by_their_firing(flow: Flow, pipeline: Pipeline) -> None:
+    readings = fill(flow)
+    reported = pipeline.report(counted(watermarked(flow, pipeline)), stage=COUNTS)
+    writer = reported.writeStream.format("parquet").partitionBy("on_time", "key")
+    writer = writer.option("path", str(flow.output)).trigger(availableNow=True)
+    ended(pipeline.start(writer.option("checkpointLocation", str(flow.checkpoint)), bounded=True))
+    rows = flow.spark.read.parquet(str(flow.output)).filter("on_time = 'true'")
+    late = [*LATE, LATE[0], *TOO_LATE]
+    assert rows.agg(F.sum("rows")).collect()[0][0] == len(readings) - len(late)
 
 
 @pytest.mark.parametrize(("before", "after"), [(95, 96), (95, None), (None, 95)])
@@ -409,6 +517,19 @@ def test_another_lateness_needs_another_checkpoint(
             start(flow, pipeline, counted(watermarked(flow, pipeline, after)))
     with flow.pipeline() as pipeline:
         ended(start(flow, pipeline, counted(watermarked(flow, pipeline, before))))
+
+
+def test_other_windows_need_another_checkpoint(flow: Flow) -> None:
+    flow.write(ON_TIME)
+    for slide, match in (("10 seconds", ""), ("5 seconds", "has other windows: their size")):
+        with flow.pipeline() as pipeline:
+            rows = watermarked(flow, pipeline).groupBy(F.window("at", "10 seconds", slide), "key")
+            frame = rows.agg(F.count("*").alias("rows"))
+            if match:
+                with pytest.raises(ValueError, match=match):
+                    start(flow, pipeline, frame)
+            else:
+                ended(start(flow, pipeline, frame, bounded=False))
 
 
 def test_other_columns_need_another_checkpoint(flow: Flow) -> None:
@@ -455,6 +576,18 @@ def test_values_of_every_type_are_kept_until_they_fire(flow: Flow, pipeline: Pip
     rows = counted(watermarked(flow, pipeline)).select("*", *map(F.expr, TYPES))
     writer = pipeline.report(rows, stage=COUNTS, event_time="window").writeStream
     writer = writer.foreachBatch(keep).option("checkpointLocation", str(flow.checkpoint))
-    ended(pipeline.start(writer.trigger(availableNow=True), bounded=True))
+    # For the files of the user, not for those in the checkpoint.
+    settings = {
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS",
+        "spark.sql.parquet.compression.codec": "brotli",
+        "spark.sql.files.ignoreMissingFiles": "true",
+    }
+    for name, value in settings.items():
+        flow.spark.conf.set(name, value)
+    try:
+        ended(pipeline.start(writer.trigger(availableNow=True), bounded=True))
+    finally:
+        for name in settings:
+            flow.spark.conf.unset(name)
     assert len(written) == 12
     assert set(written) == set(as_json(flow.spark.range(1).select(*map(F.expr, TYPES))))

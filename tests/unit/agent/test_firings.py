@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,8 +68,14 @@ def test_notes_of_another_query_are_refused() -> None:
         check_note(note, None)
     with pytest.raises(ValueError, match="lateness of 0 ms, and this query one of 5,000 ms"):
         check_note(None, note)
-    with pytest.raises(ValueError, match="keeps windows with struct<n:bigint>, and this query"):
-        check_note(note, note_of(firing, rows.add("m", LongType())))
+    shown = (
+        "keeps windows with struct<n:bigint> by window, and this query writes struct<n:bigint> by k"
+    )
+    with pytest.raises(ValueError, match=shown):
+        check_note(note, note_of(replace(firing, keys=("k",)), rows))
+    half_hours = WindowGrid(HOUR.size_us, HOUR.slide_us // 2, 0)
+    with pytest.raises(ValueError, match="has other windows: their size, their slide or their off"):
+        check_note(note, note_of(replace(firing, windows=half_hours), rows))
 
 
 def watermarked(lateness_ms: int, call: str = "1") -> Node:
