@@ -6,6 +6,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from secrets import token_hex
 from types import TracebackType
@@ -31,6 +32,7 @@ from spark_agent.arguments import (
     check_session,
     check_url,
     check_writer,
+    strategy_of,
 )
 from spark_agent.arrow import watch_column, watch_columns
 from spark_agent.client.client import Client
@@ -63,6 +65,7 @@ from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, L
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
+from spark_agent.jvm.sql import clauses_of
 from spark_agent.jvm.unfired import Unfired
 from spark_agent.jvm.writer import frame_of, output_mode_of
 from spark_agent.late_frames import FLAG, is_late, split
@@ -91,6 +94,7 @@ from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
+from spark_agent.sql import UnpromisedSource, UnpromisedSources
 from spark_agent.started_query import StartedQuery, Timing, not_one
 from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
 from spark_agent.strategies.resolved import Resolved, resolved
@@ -205,6 +209,7 @@ class Pipeline:
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())
         self._tags = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
+        self._unpromised = UnpromisedSources()
         self._strategies: dict[str, Resolved] = {}
         """By tag of a source."""
         self._first_on_time_us: dict[str, Cell] = {}
@@ -332,7 +337,7 @@ class Pipeline:
         stage: str,
         shard: str,
         event_time: str,
-        strategy: AnyStrategy,
+        strategy: AnyStrategy | None = None,
         tolerance: Duration = "1 day",
         tasks: int | None = None,
         partitioned_by_shard: bool = False,
@@ -340,9 +345,10 @@ class Pipeline:
         """Report the source's progress as its rows pass through unchanged.
 
         `shard` and `event_time` are columns. `strategy` derives a shard's promise, by default from its
-        newest event time (see `spark_agent.strategies`); text is an expression of SQL. With
-        `IngressTime`, `event_time` names a column to be added. Rows dated further ahead of the clock
-        than `tolerance` are not counted.
+        newest event time (see `spark_agent.strategies`); text is an expression of SQL. Without it, the
+        strategy is the stage's `watermark` in the specification, or else the clause of the query in SQL
+        that reads a view of what is returned (see `sql`). With `IngressTime`, `event_time` names a
+        column to be added. Rows dated further ahead of the clock than `tolerance` are not counted.
 
         All rows of a shard are brought into one of `tasks` tasks (by default one per core, at most
         one per shard), so that one task reports for the shard. `partitioned_by_shard=True` declares
@@ -356,8 +362,23 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._job.stage(stage, "source")
-        parts = resolved(strategy)
         check_column(frame, shard)
+        strategy = strategy_of(spec, strategy)
+        if strategy is None:
+            check_time(frame, event_time)
+            again = partial(
+                self.source,
+                frame,
+                stage=stage,
+                shard=shard,
+                event_time=event_time,
+                tolerance=tolerance,
+                tasks=tasks,
+                partitioned_by_shard=partitioned_by_shard,
+            )
+            source = UnpromisedSource(stage, event_time, lambda given: again(strategy=given))
+            return self._unpromised.add(frame, source)
+        parts = resolved(strategy)
         if isinstance(parts.clock, IngressTime):
             frame = with_ingress_time(frame, event_time)
         check_time(frame, event_time)
@@ -449,6 +470,53 @@ class Pipeline:
         )
         return self._watermarked(frame, event_time, control, delay_ms)
 
+    def sql(
+        self,
+        query: str,
+        *,
+        stage: str,
+        event_time: str | None = None,
+        delay: Duration | None = None,
+        late: Literal["pass", "drop"] = "pass",
+        allowed_lateness: Duration | None = None,
+    ) -> DataFrame:
+        """Return the rows of a stage that is written in SQL, as from `watermarked` and `report`.
+
+        Each stream that the query reads is a view with a clause of Spark 4.3,
+        `FROM view WATERMARK column DELAY OF INTERVAL 10 MINUTES`. If the view is of what `source` has
+        returned without a strategy, the delay is the bound of the source: `BoundedOutOfOrderness`. Any
+        other view has its watermark from elsewhere, and a delay of 0 seconds.
+
+        `event_time` and `delay` are those of `report`, `late` and `allowed_lateness` those of
+        `watermarked`. Raises `ValueError`.
+        """
+        clauses = clauses_of(self._spark, query)
+        if not clauses:
+            raise ValueError(
+                f"stage {stage!r}: the query has not a WATERMARK: write FROM view WATERMARK column "
+                f"DELAY OF INTERVAL 10 MINUTES, for each stream"
+            )
+        views: list[str] = []
+        try:
+            for clause in reversed(clauses):
+                rows = self._spark.table(".".join(map(quoted, clause.name)))
+                rows = self._unpromised.read(clause, rows, self._plans.read(rows))
+                rows = self.watermarked(
+                    rows,
+                    stage=stage,
+                    event_time=clause.event_time,
+                    late=late,
+                    allowed_lateness=allowed_lateness,
+                )
+                views.append(f"tidegauge_{next(self._tags)}_{self._token}")
+                rows.createOrReplaceTempView(views[-1])
+                query = clause.replaced(query, views[-1])
+            found = self._spark.sql(query)
+        finally:
+            for view in views:
+                self._spark.catalog.dropTempView(view)
+        return self.report(found, stage=stage, event_time=event_time, delay=delay)
+
     def split_late(
         self,
         frame: DataFrame,
@@ -490,7 +558,9 @@ class Pipeline:
     def _check_watermarked(self, frame: DataFrame, stage: str, event_time: str) -> None:
         self._job.stage(stage, "keyed stage")
         check_time(frame, event_time)
-        if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
+        plan = self._plans.read(frame)
+        self._unpromised.check(plan)
+        if any(node.operator == "EventTimeWatermark" for node in plan.walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
                 f"back Spark's watermark: leave it out"
@@ -654,6 +724,7 @@ class Pipeline:
             check_late_writer(each)
         frame = frame_of(writer)
         tree = self._plans.read(frame)
+        self._unpromised.check(tree)
         late_plans = [self._plans.read(frame_of(each)) for each in late_writers]
         check_late_rows(tree, late_plans)
         controls = [node.control for node in tree.walk() if node.control is not None]
