@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportOptionalCall=false
 # ruff: noqa: SLF001
 """The clause `WATERMARK … DELAY OF …` of Spark's SQL, read from Spark's parser and replaced in the text.
 
@@ -132,10 +132,9 @@ def _clause(node: JavaObject, text: str) -> WatermarkClause:
             f"write WATERMARK column DELAY OF …"
         )
     delay = node.delay()
-    months, days, us = (int(get_field(delay, name)) for name in ("months", "days", "microseconds"))
-    if months:
+    if _field(delay, "months"):
         raise ValueError(f"{shown!r} has months, whose length differs: write it in days")
-    microseconds = days * _DAY_MS * 1_000 + us
+    microseconds = _field(delay, "days") * _DAY_MS * 1_000 + _field(delay, "microseconds")
     if microseconds < 0 or microseconds % 1_000:
         raise ValueError(f"{shown!r}: the delay must be whole milliseconds, 0 or more")
     return WatermarkClause(
@@ -161,3 +160,8 @@ def _relation(child: JavaObject, shown: str) -> tuple[JavaObject, bool]:
             f"FROM view WATERMARK …"
         )
     return child, is_named
+
+
+def _field(of: JavaObject, name: str) -> int:
+    found: JavaObject = get_field(of, name)
+    return int(found)
