@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 from uuid import uuid4
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
@@ -61,7 +62,7 @@ from spark_agent.executor.task import Reaction, ReportTarget
 from spark_agent.firing_frames import kept_schema
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
-from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate
+from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate, Node
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
@@ -263,7 +264,7 @@ class Pipeline:
         format: Literal["csv", "json", "parquet"],  # noqa: A002  (as Spark calls it)
         schema: StructType | str,
         event_time: str,
-        strategy: AnyStrategy,
+        strategy: AnyStrategy | None = None,
         shard: str = "shard",
         max_files_per_shard: int | None = None,
         complete: str | None = None,
@@ -496,26 +497,42 @@ class Pipeline:
                 f"stage {stage!r}: the query has not a WATERMARK: write FROM view WATERMARK column "
                 f"DELAY OF INTERVAL 10 MINUTES, for each stream"
             )
-        views: list[str] = []
+        names: dict[str, str] = {}
+        """By temporary view: the name in the text."""
         try:
             for clause in reversed(clauses):
-                rows = self._spark.table(".".join(map(quoted, clause.name)))
-                rows = self._unpromised.read(clause, rows, self._plans.read(rows))
+                rows = self._unpromised.read(clause, *self._relation(clause.relation))
                 rows = self.watermarked(
                     rows,
                     stage=stage,
-                    event_time=clause.event_time,
+                    event_time=clause.column_of(rows.columns),
                     late=late,
                     allowed_lateness=allowed_lateness,
                 )
-                views.append(f"tidegauge_{next(self._tags)}_{self._token}")
-                rows.createOrReplaceTempView(views[-1])
-                query = clause.replaced(query, views[-1])
+                view = f"tidegauge_{uuid4().hex}"
+                names[view] = clause.relation
+                rows.createOrReplaceTempView(view)
+                query = clause.replaced(query, view)
             found = self._spark.sql(query)
+        except AnalysisException as error:
+            message = error.getMessage() or ""
+            for view, name in names.items():
+                message = message.replace(f"`{view}`", name)
+            raise ValueError(f"stage {stage!r}: the query cannot be run: {message}") from error
         finally:
-            for view in views:
+            for view in names:
                 self._spark.catalog.dropTempView(view)
         return self.report(found, stage=stage, event_time=event_time, delay=delay)
+
+    def _relation(self, name: str) -> tuple[DataFrame, Node]:
+        """Return a stream by its name, with its plan. Raises `ValueError`, `AnalysisException`."""
+        rows = self._spark.table(name)
+        if not rows.isStreaming:
+            raise ValueError(
+                f"{name} is not a stream, and has not a watermark: leave WATERMARK out, or make a view "
+                f"of a readStream"
+            )
+        return rows, self._plans.read(rows)
 
     def split_late(
         self,

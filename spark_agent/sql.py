@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
@@ -31,25 +31,25 @@ class UnpromisedSources:
     """The sources without a strategy, which a query in SQL has to give them."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
         self._sources: dict[str, UnpromisedSource] = {}
+        """By an id that the sources of another pipeline do not have."""
 
     def add(self, frame: DataFrame, source: UnpromisedSource) -> DataFrame:
         """Return the source's data frame, by which its views are recognised."""
-        number = str(next(self._numbers))
-        self._sources[number] = source
-        return frame.alias(f"{UNPROMISED_ALIAS}{number}")
+        id_ = uuid4().hex
+        self._sources[id_] = source
+        return frame.alias(f"{UNPROMISED_ALIAS}{id_}")
 
     def check(self, plan: Node) -> None:
         """Check that each source of a plan has a strategy. Raises `UnsoundPlanError`."""
         for node in plan.walk():
             if node.unpromised:
-                stage = self._sources[node.unpromised].stage
+                source = self._of(node)
                 raise UnsoundPlanError(
-                    f"source {stage!r} has no strategy, so it would promise nothing: give it one, "
-                    f"source(…, strategy=…), or make a view of what source() returns, and read it with "
-                    f"pipeline.sql('… FROM view WATERMARK {self._sources[node.unpromised].event_time} "
-                    f"DELAY OF INTERVAL 10 MINUTES …')"
+                    f"source {source.stage!r} has not a strategy, so it would promise nothing: give it "
+                    f"one, source(…, strategy=…), or make a view of what source() returns, as it is, "
+                    f"and read it with pipeline.sql('… FROM view WATERMARK {source.event_time} DELAY OF "
+                    f"INTERVAL 10 MINUTES …')"
                 )
 
     def read(self, clause: WatermarkClause, frame: DataFrame, plan: Node) -> DataFrame:
@@ -66,13 +66,22 @@ class UnpromisedSources:
             self.check(plan)
             _check_without_delay(clause, view, plan)
             return frame
-        source = self._sources[below.unpromised]
+        source = self._of(below)
         if clause.event_time.lower() != source.event_time.lower():
             raise UnsoundPlanError(
                 f"WATERMARK {clause.event_time} of {view!r} is not the event time of source "
                 f"{source.stage!r}: write WATERMARK {source.event_time}"
             )
         return source.with_strategy(BoundedOutOfOrderness(f"{clause.delay_ms} ms"))
+
+    def _of(self, node: Node) -> UnpromisedSource:
+        source = self._sources.get(node.unpromised)
+        if source is None:
+            raise UnsoundPlanError(
+                "a view is of a source of another Pipeline, which cannot report for this one: make a "
+                "view of what source() of this pipeline returns"
+            )
+        return source
 
 
 def _check_without_delay(clause: WatermarkClause, view: str, plan: Node) -> None:

@@ -15,7 +15,7 @@ RANGES_TAG: Final = f"{TAG}ranges."
 LATE_ALIAS: Final = "tidegauge_late_"
 """Prefix of the alias of late rows in a plan. The id of the call's control source follows."""
 UNPROMISED_ALIAS: Final = "tidegauge_source_"
-"""Prefix of the alias of a source without a strategy. Its number follows."""
+"""Prefix of the alias of a source without a strategy. Its id follows."""
 
 _SOURCES: Final = frozenset(
     {"StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"}
@@ -148,7 +148,7 @@ class Node:
     late_of: str = ""
     """Id of the call of `split_late` whose late rows leave the node; empty: not such a node."""
     unpromised: str = ""
-    """Number of the source without a strategy whose rows leave the node; empty: not such a node."""
+    """Id of the source without a strategy whose rows leave the node; empty: not such a node."""
 
     def walk(self) -> Iterator[Node]:
         """Yield the node and every node below."""
