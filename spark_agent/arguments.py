@@ -25,7 +25,7 @@ from spark_agent.firing_frames import ON_TIME, VERSION
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
 from spark_agent.late_frames import FLAG
-from spark_agent.strategies import WallClock
+from spark_agent.strategies import AnyStrategy, WallClock
 from spark_agent.strategies.resolved import Resolved
 from spark_agent.times import Duration, duration_ms
 
@@ -217,6 +217,16 @@ def _is_url(url: str) -> bool:
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def strategy_of(stage: StageSpec, strategy: AnyStrategy | None) -> AnyStrategy | None:
+    """Return a source's strategy, if it is known already. Raises `ValueError` if it is given twice."""
+    if strategy is not None and stage.watermark is not None:
+        raise ValueError(
+            f"stage {stage.name!r} has its watermark in the specification, {stage.watermark!r}: leave "
+            f"strategy={strategy!r} out, or the watermark"
+        )
+    return stage.watermark if strategy is None else strategy
 
 
 def check_clock_strategy(stage: StageSpec, strategy: object) -> None:

@@ -6,12 +6,14 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from uuid import uuid4
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
@@ -33,6 +35,7 @@ from spark_agent.arguments import (
     check_session,
     check_url,
     check_writer,
+    strategy_of,
 )
 from spark_agent.arrow import watch_column, watch_columns
 from spark_agent.client.client import Client
@@ -61,10 +64,11 @@ from spark_agent.executor.task import Reaction, ReportTarget
 from spark_agent.firing_frames import kept_schema
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
-from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate
+from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate, Node
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
+from spark_agent.jvm.sql import clauses_of
 from spark_agent.jvm.unfired import Unfired
 from spark_agent.jvm.writer import frame_of, output_mode_of
 from spark_agent.late_frames import FLAG, is_late, split
@@ -93,6 +97,7 @@ from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
 from spark_agent.sources.logs import LogsSource
+from spark_agent.sql import UnpromisedSource, UnpromisedSources
 from spark_agent.started_query import StartedQuery, Timing, not_one
 from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
 from spark_agent.strategies.resolved import Resolved, resolved
@@ -207,6 +212,7 @@ class Pipeline:
         self._accumulator = self._spark.sparkContext.accumulator(tallies, TallyParam())
         self._tags = itertools.count(1)
         self._reports: dict[str, ReportCall] = {}
+        self._unpromised = UnpromisedSources()
         self._strategies: dict[str, Resolved] = {}
         """By tag of a source."""
         self._first_on_time_us: dict[str, Cell] = {}
@@ -260,7 +266,7 @@ class Pipeline:
         format: Literal["csv", "json", "parquet"],  # noqa: A002  (as Spark calls it)
         schema: StructType | str,
         event_time: str,
-        strategy: AnyStrategy,
+        strategy: AnyStrategy | None = None,
         shard: str = "shard",
         max_files_per_shard: int | None = None,
         complete: str | None = None,
@@ -334,7 +340,7 @@ class Pipeline:
         stage: str,
         shard: str,
         event_time: str,
-        strategy: AnyStrategy,
+        strategy: AnyStrategy | None = None,
         tolerance: Duration = "1 day",
         tasks: int | None = None,
         partitioned_by_shard: bool = False,
@@ -342,9 +348,10 @@ class Pipeline:
         """Report the source's progress as its rows pass through unchanged.
 
         `shard` and `event_time` are columns. `strategy` derives a shard's promise, by default from its
-        newest event time (see `spark_agent.strategies`); text is an expression of SQL. With
-        `IngressTime`, `event_time` names a column to be added. Rows dated further ahead of the clock
-        than `tolerance` are not counted.
+        newest event time (see `spark_agent.strategies`); text is an expression of SQL. Without it, the
+        strategy is the stage's `watermark` in the specification, or else the clause of the query in SQL
+        that reads a view of what is returned (see `sql`). With `IngressTime`, `event_time` names a
+        column to be added. Rows dated further ahead of the clock than `tolerance` are not counted.
 
         All rows of a shard are brought into one of `tasks` tasks (by default one per core, at most
         one per shard), so that one task reports for the shard. `partitioned_by_shard=True` declares
@@ -358,8 +365,23 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._job.stage(stage, "source")
-        parts = resolved(strategy)
         check_column(frame, shard)
+        strategy = strategy_of(spec, strategy)
+        if strategy is None:
+            check_time(frame, event_time)
+            again = partial(
+                self.source,
+                frame,
+                stage=stage,
+                shard=shard,
+                event_time=event_time,
+                tolerance=tolerance,
+                tasks=tasks,
+                partitioned_by_shard=partitioned_by_shard,
+            )
+            source = UnpromisedSource(stage, event_time, lambda given: again(strategy=given))
+            return self._unpromised.add(frame, source)
+        parts = resolved(strategy)
         if isinstance(parts.clock, IngressTime):
             frame = with_ingress_time(frame, event_time)
         check_time(frame, event_time)
@@ -451,6 +473,69 @@ class Pipeline:
         )
         return self._watermarked(frame, event_time, control, delay_ms)
 
+    def sql(
+        self,
+        query: str,
+        *,
+        stage: str,
+        event_time: str | None = None,
+        delay: Duration | None = None,
+        late: Literal["pass", "drop"] = "pass",
+        allowed_lateness: Duration | None = None,
+    ) -> DataFrame:
+        """Return the rows of a stage that is written in SQL, as from `watermarked` and `report`.
+
+        Each stream that the query reads is a view with a clause of Spark 4.3,
+        `FROM view WATERMARK column DELAY OF INTERVAL 10 MINUTES`. If the view is of what `source` has
+        returned without a strategy, the delay is the bound of the source: `BoundedOutOfOrderness`. Any
+        other view has its watermark from elsewhere, and a delay of 0 seconds.
+
+        `event_time` and `delay` are those of `report`, `late` and `allowed_lateness` those of
+        `watermarked`. Raises `ValueError`.
+        """
+        clauses = clauses_of(self._spark, query)
+        if not clauses:
+            raise ValueError(
+                f"stage {stage!r}: the query has not a WATERMARK: write FROM view WATERMARK column "
+                f"DELAY OF INTERVAL 10 MINUTES, for each stream"
+            )
+        names: dict[str, str] = {}
+        """By temporary view: the name in the text."""
+        try:
+            for clause in reversed(clauses):
+                rows = self._unpromised.read(clause, *self._relation(clause.relation))
+                rows = self.watermarked(
+                    rows,
+                    stage=stage,
+                    event_time=clause.column_of(rows.columns),
+                    late=late,
+                    allowed_lateness=allowed_lateness,
+                )
+                view = f"tidegauge_{uuid4().hex}"
+                names[view] = clause.relation
+                rows.createOrReplaceTempView(view)
+                query = clause.replaced(query, view)
+            found = self._spark.sql(query)
+        except AnalysisException as error:
+            message = error.getMessage() or ""
+            for view, name in names.items():
+                message = message.replace(f"`{view}`", name)
+            raise ValueError(f"stage {stage!r}: the query cannot be run: {message}") from error
+        finally:
+            for view in names:
+                self._spark.catalog.dropTempView(view)
+        return self.report(found, stage=stage, event_time=event_time, delay=delay)
+
+    def _relation(self, name: str) -> tuple[DataFrame, Node]:
+        """Return a stream by its name, with its plan. Raises `ValueError`, `AnalysisException`."""
+        rows = self._spark.table(name)
+        if not rows.isStreaming:
+            raise ValueError(
+                f"{name} is not a stream, and has not a watermark: leave WATERMARK out, or make a view "
+                f"of a readStream"
+            )
+        return rows, self._plans.read(rows)
+
     def split_late(
         self,
         frame: DataFrame,
@@ -492,7 +577,9 @@ class Pipeline:
     def _check_watermarked(self, frame: DataFrame, stage: str, event_time: str) -> None:
         self._job.stage(stage, "keyed stage")
         check_time(frame, event_time)
-        if any(node.operator == "EventTimeWatermark" for node in self._plans.read(frame).walk()):
+        plan = self._plans.read(frame)
+        self._unpromised.check(plan)
+        if any(node.operator == "EventTimeWatermark" for node in plan.walk()):
             raise ValueError(
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
                 f"back Spark's watermark: leave it out"
@@ -656,6 +743,7 @@ class Pipeline:
             check_late_writer(each)
         frame = frame_of(writer)
         tree = self._plans.read(frame)
+        self._unpromised.check(tree)
         late_plans = [self._plans.read(frame_of(each)) for each in late_writers]
         check_late_rows(tree, late_plans)
         controls = [node.control for node in tree.walk() if node.control is not None]

@@ -364,12 +364,16 @@ def _joined(stored: StoredJob, spec: PipelineSpec) -> dict[str, Sequence[str]]:
 
 
 def _declares_the_same(stored: StoredJob, spec: PipelineSpec) -> bool:
-    """Return whether dynamic sources declare the same shards: layouts also contain joined ones."""
+    """Return whether two equal pipelines are also specified alike.
+
+    Layouts of dynamic sources contain joined shards besides the declared ones, and no pipeline has the
+    expressions of its sources' watermarks, which only their executors need.
+    """
     before = decode_spec(stored.spec).stages
     return all(
-        set(before[name].shards or ()) == set(stage.shards or ())
+        before[name].watermark == stage.watermark
+        and (not stage.dynamic or set(before[name].shards or ()) == set(stage.shards or ()))
         for name, stage in spec.stages.items()
-        if stage.dynamic and name in before
     )
 
 

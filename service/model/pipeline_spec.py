@@ -41,6 +41,7 @@ class KeyRangeSpec(Struct, frozen=True, forbid_unknown_fields=True):
     end: Annotated[int, Meta(gt=0, le=KEY_SPACE)]
 
 
+_LONGEST_EXPRESSION = 1_000
 NONE_JOINED: Mapping[str, Sequence[str]] = {}
 
 
@@ -102,6 +103,20 @@ class StageSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             " final. They are not shown in the specification"
         ),
     ] = False
+    watermark: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=_LONGEST_EXPRESSION,
+                description="A source: the expression of SQL from which its executor makes a shard's"
+                " promise, as the greatest value over the shard's rows. The service shows it, and does"
+                " not evaluate it",
+                examples=["at - INTERVAL 10 MINUTES"],
+            ),
+        ]
+        | None
+    ) = None
 
 
 class ThrottleGroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,6 +229,12 @@ def _policy(name: str, spec: StageSpec, *, is_throttled: bool) -> StagePolicy:
         member = "dynamic" if spec.dynamic else "idle"
         raise InvalidPipelineSpecError(
             f"stage {name!r}: `{member}` is for a source: only shards come, go and become quiet",
+            stage=name,
+        )
+    if spec.shards is None and spec.watermark is not None:
+        raise InvalidPipelineSpecError(
+            f"stage {name!r}: `watermark` is for a source: the watermark of any other stage follows from"
+            f" its inputs",
             stage=name,
         )
     if spec.passthrough and percentiles:

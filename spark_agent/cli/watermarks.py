@@ -109,10 +109,14 @@ def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [each for each in problems_of(client, job) if each["stage"] == stage]
+    promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
     if json_:
-        typer.echo(json.dumps({"watermark": watermark, "held_by": ranges, "problems": problems}))
+        shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
+        typer.echo(json.dumps({**shown, "promise": promise}))
         return
     _print_stages({stage: watermark})
+    if promise is not None:
+        typer.echo(f"\npromise of a shard: {promise}")
     _print_problems(problems)
     if ranges:
         typer.echo()

@@ -46,6 +46,8 @@ class StageSpec:
     """The percentile watermarks that the service keeps of the stage."""
     is_dynamic: bool = False
     """True if shards that are not in the specification join when they are claimed."""
+    watermark: str | None = None
+    """The expression of SQL for the promises of a source's shards; None: not in the specification."""
 
     @property
     def role(self) -> str:
@@ -94,6 +96,7 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
             has_idle_policy=has_policy,
             percentiles=percentiles,
             is_dynamic=bool(stage.get("dynamic")),
+            watermark=_expression(name, stage.get("watermark")),
         )
     if "ranges" in stage:
         if isinstance(stage["ranges"], int):
@@ -108,6 +111,15 @@ def _read_stage(name: str, stage: Mapping[str, Any]) -> StageSpec:
         f"spec: stage {name!r} has neither 'shards' (a source), nor 'ranges' (a keyed stage), nor "
         f"'passthrough': {dict(stage)!r}"
     )
+
+
+def _expression(name: str, watermark: object) -> str | None:
+    if watermark is not None and not isinstance(watermark, str):
+        raise ValueError(
+            f"spec: stage {name!r}: watermark must be an expression of SQL, such as "
+            f"'at - INTERVAL 10 MINUTES', not {watermark!r}"
+        )
+    return watermark
 
 
 def _listed(name: str, stage: Mapping[str, Any], member: str) -> Sequence[object]:

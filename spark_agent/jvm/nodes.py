@@ -14,6 +14,8 @@ RANGES_TAG: Final = f"{TAG}ranges."
 """Prefixes of the two reporters' names in a plan. A unique number and the stage follow."""
 LATE_ALIAS: Final = "tidegauge_late_"
 """Prefix of the alias of late rows in a plan. The id of the call's control source follows."""
+UNPROMISED_ALIAS: Final = "tidegauge_source_"
+"""Prefix of the alias of a source without a strategy. Its id follows."""
 
 _SOURCES: Final = frozenset(
     {"StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"}
@@ -145,6 +147,8 @@ class Node:
     """Columns with windows that the node computes, by column id."""
     late_of: str = ""
     """Id of the call of `split_late` whose late rows leave the node; empty: not such a node."""
+    unpromised: str = ""
+    """Id of the source without a strategy whose rows leave the node; empty: not such a node."""
 
     def walk(self) -> Iterator[Node]:
         """Yield the node and every node below."""

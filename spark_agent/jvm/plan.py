@@ -20,6 +20,7 @@ from spark_agent.jvm.nodes import (
     LATE_ALIAS,
     SOURCE_TAG,
     TAG,
+    UNPROMISED_ALIAS,
     Bounds,
     Column,
     Control,
@@ -149,7 +150,8 @@ class PlanReader:
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
-            late_of=_late_of(node) if name == "SubqueryAlias" else "",
+            late_of=_aliased(node, LATE_ALIAS),
+            unpromised=_aliased(node, UNPROMISED_ALIAS),
         )
 
     def _bounds(self, join: JavaObject) -> Bounds:
@@ -321,9 +323,10 @@ def _copied(expression: JavaObject) -> tuple[int, str] | None:
     return None
 
 
-def _late_of(node: JavaObject) -> str:
-    alias = str(node.alias())
-    return alias.removeprefix(LATE_ALIAS) if alias.startswith(LATE_ALIAS) else ""
+def _aliased(node: JavaObject, prefix: str) -> str:
+    """Return the rest of a node's alias, if the node has one with this prefix."""
+    alias = str(node.alias()) if node.nodeName() == "SubqueryAlias" else ""
+    return alias.removeprefix(prefix) if alias.startswith(prefix) else ""
 
 
 def _tag(node: JavaObject) -> str:

@@ -188,6 +188,7 @@ _ALTERNATIVES: Final[Mapping[str, str]] = MappingProxyType(
         "FlatMapCoGroupsInPandas": "join the two streams, or use transformWithState on their union",
         "EventTimeWatermark": "leave withWatermark out: watermarked() replaces it",
         "WithCTE": "turn the WITH clause of your SQL into a temporary view",
+        "PipeOperator": "write the query without |>, as SELECT … FROM … WHERE …",
         "Window": "use groupBy(window(…)): a window function would need all rows at once",
     }
 )

@@ -448,6 +448,25 @@ def test_allowed_lateness(session: Session) -> None:
 
 
 @in_spark
+def test_a_stage_in_sql(session: Session) -> None:
+    rows = [
+        {"panel": panel, "at": f"2026-01-01T{at}:00Z", "kwh": 0.5}
+        for panel in ("roof", "field")
+        for at in ("10:10", "10:50", "11:09")
+    ]
+    write(session.folder / "sun/panels", "1.json", rows)
+    session.run(block("python", 'job="sun"'))
+    assert not written(session.folder / "sun/yields"), "it is 10:59 for the watermark"
+    later = [
+        {"panel": panel, "at": "2026-01-01T11:10:00Z", "kwh": 1} for panel in ("roof", "field")
+    ]
+    write(session.folder / "sun/panels", "2.json", later)
+    session.run(block("python", 'job="sun"'))
+    found = written(session.folder / "sun/yields")
+    assert [(row["kwh"], str(row["until"])[11:16]) for row in found] == [(1.0, "11:00")] * 2
+
+
+@in_spark
 def test_strategies(session: Session) -> None:
     """Each strategy promises what its row of the table has."""
     rows = [

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 FULL = {
     "mobile": {"shards": ["mobile-0", "mobile-1"]},
-    "console": {"shards": ["console-0"]},
+    "console": {"shards": ["console-0"], "watermark": "at - INTERVAL 10 MINUTES"},
     "sessions": {"inputs": ["mobile"], "ranges": 4},
     "both": {"inputs": ["sessions", "console"], "passthrough": True},
     "average": {
@@ -73,6 +73,17 @@ async def test_an_equal_spec_changes_nothing_whatever_if_match_says(api: Api):
         again = await api.put(FULL, etag=etag)
         assert ok(again) == created.json()
         assert again.headers["etag"] == created.headers["etag"]
+
+
+async def test_another_watermark_of_a_source_is_a_change(api: Api):
+    first = await api.put({"s": {"shards": ["0"], "watermark": "at - INTERVAL 1 HOUR"}})
+    other = {"s": {"shards": ["0"], "watermark": "at - INTERVAL 2 HOURS"}}
+    problem(await api.put(other), 428, "precondition-required")
+    ok(await api.put(other, etag=first.headers["etag"]))
+    assert (await api.spec()).json()["stages"] == other
+    etag = (await api.spec()).headers["etag"]
+    ok(await api.put(SMALL, etag=etag))
+    assert (await api.spec()).json()["stages"] == SMALL
 
 
 async def test_a_change_needs_the_current_etag(api: Api):
@@ -324,6 +335,13 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
         SMALL | {"x": {"inputs": ["s"], "ranges": 1, "passthrough": True}},
         "x",
     ),
+    "a watermark of a keyed stage": (
+        SMALL | {"x": {"inputs": ["s"], "ranges": 1, "watermark": "at"}},
+        "x.*watermark. is for a source",
+    ),
+    "a watermark without text": ({"x": {"shards": ["0"], "watermark": ""}}, "watermark"),
+    "a long watermark": ({"x": {"shards": ["0"], "watermark": "a" * 1_001}}, "watermark"),
+    "a watermark of the wrong type": ({"x": {"shards": ["0"], "watermark": 5}}, "watermark"),
     "an unknown member": ({"x": {"shards": ["0"], "colour": "blue"}}, "x|colour"),
     "a bad stage name": ({"-x": {"shards": ["0"]}}, "stages"),
     "a long stage name": ({"x" * 129: {"shards": ["0"]}}, "x"),

@@ -67,6 +67,18 @@ def test_show_lists_jobs_stages_and_what_holds_a_stage(water: Water) -> None:
     assert len(found["held_by"]) == 2
 
 
+def test_show_has_the_promise_of_a_source_from_the_specification(water: Water) -> None:
+    promise = "at - INTERVAL 10 MINUTES"
+    taps = {"shards": ["north"], "watermark": promise}
+    water.client.declare(water.job, {**SPEC, "taps": taps}, replace=True)
+    url = ("--url", water.service.url)
+    assert f"promise of a shard: {promise}\n" in run("show", water.job, "taps", *url).stdout
+    assert "promise of a shard" not in run("show", water.job, "hourly", *url).stdout
+    for stage, expected in (("taps", promise), ("hourly", None)):
+        found = json.loads(run("show", water.job, stage, "--json", *url).stdout)
+        assert found["promise"] == expected
+
+
 def test_history_is_a_table_or_the_answer(water: Water) -> None:
     water.report(NEW_YEAR, NEW_YEAR + MINUTE)
     asked = ("history", water.job, "taps", "--points", "10000", "--url", water.service.url)
