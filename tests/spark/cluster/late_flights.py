@@ -34,6 +34,8 @@ def averages(flights: DataFrame, window: str) -> DataFrame:
 def run(url: str, folder: Path, days: int, window: str, *, corrects: bool) -> None:
     """`corrects`: late rows correct their windows for some hours; else they are put aside."""
     spark = session(Order(Shape.TUMBLING, url, str(folder)))
+    # The test reads the watermarks of all batches from the checkpoint.
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", 100_000)
     shards = load_flights(days).carriers(NEW_YORK)
     spec = {NEW_YORK: {"shards": shards}, COUNTS: {"inputs": [NEW_YORK], "ranges": RANGES}}
     with Pipeline(url, JOB, spec, spark=spark, poll="50 ms", patience="5 s") as pipeline:

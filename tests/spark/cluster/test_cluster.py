@@ -148,7 +148,9 @@ def test_averages_of_flights_are_corrected(
         F.max_by(F.struct("*"), "version").alias("row")
     )
     _check_equal(newest.select("row.*"), averages(lines.exceptAll(late), window))
-    assert results.filter("NOT on_time").count(), "some windows are corrected"
+    if window == "1 hour":
+        # A bound of two hours leaves hardly a flight behind the end of its week.
+        assert results.filter("NOT on_time").count(), "some windows are corrected"
     seen = flights_on_time(spark, logs, tmp_path / "checkpoint", window, 12 * 3_600_000)
     _check_equal(results.filter("on_time"), averages(seen, window))
 
