@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Wrong,
     )
     from spark_agent.pipeline import Pipeline
+    from spark_agent.soundness.output_times import OutputTime
     from spark_agent.strategies import (
         Ascending,
         BoundedOutOfOrderness,
@@ -59,6 +60,7 @@ __all__ = [
     "NoWatermarks",
     "NotInTime",
     "OldCheckpointError",
+    "OutputTime",
     "Pipeline",
     "Punctuated",
     "Rows",
@@ -86,6 +88,7 @@ _MODULES = {
     "NoWatermarks": "spark_agent.strategies",
     "NotInTime": "spark_agent.exceptions",
     "OldCheckpointError": "spark_agent.exceptions",
+    "OutputTime": "spark_agent.soundness.output_times",
     "Pipeline": "spark_agent.pipeline",
     "Punctuated": "spark_agent.strategies",
     "Rows": "spark_agent.strategies",

@@ -25,6 +25,7 @@ from spark_agent.firing_frames import ON_TIME, VERSION
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
 from spark_agent.late_frames import FLAG
+from spark_agent.soundness.output_times import DatedBy, OutputTime
 from spark_agent.strategies import AnyStrategy, WallClock
 from spark_agent.strategies.resolved import Resolved
 from spark_agent.times import Duration, duration_ms
@@ -227,6 +228,34 @@ def strategy_of(stage: StageSpec, strategy: AnyStrategy | None) -> AnyStrategy |
             f"strategy={strategy!r} out, or the watermark"
         )
     return stage.watermark if strategy is None else strategy
+
+
+def check_output_time(
+    stage: str,
+    output_time: OutputTime | str | None,
+    *,
+    delay: Duration | None,
+    longest: Duration | None,
+) -> DatedBy:
+    """Check the arguments for output times. Raises `ValueError`."""
+    if output_time is None:
+        raise ValueError(
+            f"stage {stage!r}: longest= bounds the sessions of an output time: add "
+            f"output_time='earliest', or leave longest= out"
+        )
+    try:
+        found = OutputTime(output_time)
+    except ValueError:
+        choices = ", ".join(repr(each.value) for each in OutputTime)
+        raise ValueError(
+            f"stage {stage!r}: invalid output_time {output_time!r}: write one of {choices}"
+        ) from None
+    if delay is not None:
+        raise ValueError(
+            f"stage {stage!r}: output_time='{found}' has its distance behind the watermark from the "
+            f"query's plan: leave delay={delay!r} out"
+        )
+    return DatedBy(found, None if longest is None else duration_ms(longest, name="longest"))
 
 
 def check_clock_strategy(stage: StageSpec, strategy: object) -> None:

@@ -135,6 +135,17 @@ def with_ingress_time(frame: DataFrame, name: str) -> DataFrame:
     return frame.withColumn(name, F.current_timestamp())
 
 
+def with_output_time(frame: DataFrame, name: str, window: str, reach_us: int) -> DataFrame:
+    """Date windows by a column, which is at most `reach_us` before their end.
+
+    In overlapping windows an output time is then at or after the end of the window before (Beam's rule
+    for sliding windows).
+    """
+    end_us = F.unix_micros(time_of(frame, window))
+    earliest = F.timestamp_micros(end_us - F.lit(reach_us))
+    return frame.withColumn(name, F.greatest(column(name), earliest))
+
+
 def mark_of(frame: DataFrame, mark: Column) -> Column:
     """Return a strategy's mark, which must be a timestamp. Raises `ValueError`."""
     try:

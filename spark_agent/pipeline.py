@@ -32,6 +32,7 @@ from spark_agent.arguments import (
     check_is_writer,
     check_keeps_checkpoint,
     check_lease_ttl,
+    check_output_time,
     check_session,
     check_url,
     check_writer,
@@ -52,6 +53,7 @@ from spark_agent.columns import (
     quoted,
     time_of,
     with_ingress_time,
+    with_output_time,
 )
 from spark_agent.driver.firings import Firings
 from spark_agent.driver.job import DeclaredJob, host
@@ -78,6 +80,8 @@ from spark_agent.soundness.late_rows import (
     check_shares_shuffles,
     lateness_by_call,
 )
+from spark_agent.soundness.output_time_plans import output_times_of
+from spark_agent.soundness.output_times import OutputTime
 from spark_agent.soundness.query_stages import (
     ReportCall,
     check,
@@ -480,6 +484,8 @@ class Pipeline:
         stage: str,
         event_time: str | None = None,
         delay: Duration | None = None,
+        output_time: OutputTime | str | None = None,
+        longest: Duration | None = None,
         late: Literal["pass", "drop"] = "pass",
         allowed_lateness: Duration | None = None,
     ) -> DataFrame:
@@ -490,8 +496,8 @@ class Pipeline:
         returned without a strategy, the delay is the bound of the source: `BoundedOutOfOrderness`. Any
         other view has its watermark from elsewhere, and a delay of 0 seconds.
 
-        `event_time` and `delay` are those of `report`, `late` and `allowed_lateness` those of
-        `watermarked`. Raises `ValueError`.
+        `event_time`, `delay`, `output_time` and `longest` are those of `report`, `late` and
+        `allowed_lateness` those of `watermarked`. Raises `ValueError`.
         """
         clauses = clauses_of(self._spark, query)
         if not clauses:
@@ -524,7 +530,14 @@ class Pipeline:
         finally:
             for view in names:
                 self._spark.catalog.dropTempView(view)
-        return self.report(found, stage=stage, event_time=event_time, delay=delay)
+        return self.report(
+            found,
+            stage=stage,
+            event_time=event_time,
+            delay=delay,
+            output_time=output_time,
+            longest=longest,
+        )
 
     def _relation(self, name: str) -> tuple[DataFrame, Node]:
         """Return a stream by its name, with its plan. Raises `ValueError`, `AnalysisException`."""
@@ -645,6 +658,8 @@ class Pipeline:
         stage: str,
         event_time: str | None = None,
         delay: Duration | None = None,
+        output_time: OutputTime | str | None = None,
+        longest: Duration | None = None,
         on_early: Literal["count", "fail"] = "count",
     ) -> DataFrame:
         """Report the keyed stage's progress after its operators; rows pass through unchanged.
@@ -654,6 +669,13 @@ class Pipeline:
         event time, a window's end, or `window_time()`. For any other column, and for rows from state
         functions, the plan does not show how old they may be. Declare it with `delay`: how far behind
         the watermark a row may be, in addition to what Spark's operators allow (`"0 s"`: never behind).
+
+        With an `output_time`, the results of windows are dated by it. For `EARLIEST` and `LATEST`,
+        `event_time` is the column with `min()` or `max()` of the event time, and may be left out.
+        `report` replaces its values in overlapping windows, where an output time is not before the end
+        of the window before.
+        `longest` is the length of the longest session: `EARLIEST` of a longer one is that much before
+        its end.
 
         Rows that leave older than the stage has already promised are counted (`early_rows`); with
         `on_early="fail"` they fail the query. Call it last: nothing after it may hold rows back or
@@ -671,13 +693,19 @@ class Pipeline:
             )
         if on_early not in {"count", "fail"}:
             raise ValueError(f"invalid on_early {on_early!r}: write 'count' or 'fail'")
+        plan = self._plans.read(frame)
+        output = None
+        if output_time is not None or longest is not None:
+            dated_by = check_output_time(stage, output_time, delay=delay, longest=longest)
+            event_time, output = output_times_of(plan, stage, event_time, dated_by)
+            if output is not None:
+                frame = with_output_time(frame, event_time, output.window, output.reach_us)
         event_time = event_time_of(frame, stage, event_time)
         tag = f"{RANGES_TAG}{next(self._tags)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
-        self._reports[tag] = ReportCall(stage, event_time, delay_ms)
+        self._reports[tag] = ReportCall(stage, event_time, delay_ms, output)
         corrects = any(
-            node.control is not None and node.control.allowed_lateness_ms
-            for node in self._plans.read(frame).walk()
+            node.control is not None and node.control.allowed_lateness_ms for node in plan.walk()
         )
         if corrects and on_early == "fail":
             raise ValueError(

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+from py4j.java_gateway import get_field
+
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.nodes import Stamp
 
@@ -39,6 +41,12 @@ def stamp(attribute: JavaObject) -> Stamp | None:
 def metadata(attribute: JavaObject) -> dict[str, Any]:
     """Return a column's metadata."""
     return json.loads(attribute.metadata().json())
+
+
+def number(of: JavaObject, name: str) -> int:
+    """Return a public field of a Java object, a whole number."""
+    found: JavaObject = get_field(of, name)
+    return int(found)
 
 
 def is_a(expression: JavaObject, class_name: str) -> bool:

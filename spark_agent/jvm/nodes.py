@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 TAG: Final = "tidegauge."
 """The prefix of the names of the agent's own functions in a plan."""
@@ -17,6 +20,7 @@ LATE_ALIAS: Final = "tidegauge_late_"
 UNPROMISED_ALIAS: Final = "tidegauge_source_"
 """Prefix of the alias of a source without a strategy. Its id follows."""
 
+_US_PER_MS: Final = 1_000
 _SOURCES: Final = frozenset(
     {"StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"}
 )
@@ -67,6 +71,20 @@ class WindowGrid:
     size_us: int
     slide_us: int
     offset_us: int
+
+    def first_open_us(self, watermark_ms: int) -> int:
+        """Return the start (µs) of the first window that ends after a watermark (ms).
+
+        >>> hour = 3_600_000_000
+        >>> tumbling = WindowGrid(size_us=hour, slide_us=hour, offset_us=0)
+        >>> [tumbling.first_open_us(ms) // hour for ms in (3_599_999, 3_600_000, 7_199_999)]
+        [0, 1, 1]
+        >>> sliding = WindowGrid(size_us=10_000, slide_us=5_000, offset_us=0)
+        >>> [sliding.first_open_us(ms) for ms in (9, 10, 14, 15)]
+        [0, 5000, 5000, 10000]
+        """
+        periods = (watermark_ms * _US_PER_MS - self.size_us - self.offset_us) // self.slide_us + 1
+        return periods * self.slide_us + self.offset_us
 
 
 class LateFate(StrEnum):
@@ -145,6 +163,10 @@ class Node:
     """The delay of a `withWatermark`."""
     windows: Mapping[int, WindowGrid] = field(default_factory=dict[int, WindowGrid])
     """Columns with windows that the node computes, by column id."""
+    gaps_us: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Gaps (µs) of the sessions that the node computes, by column id."""
+    extremes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    """By column id: `Min` or `Max` of which column an aggregation computes, over all rows of a group."""
     late_of: str = ""
     """Id of the call of `split_late` whose late rows leave the node; empty: not such a node."""
     unpromised: str = ""
@@ -165,6 +187,30 @@ class Node:
     def is_control_union(self) -> bool:
         """True for the union of control source and data that `Pipeline.watermarked` makes."""
         return self.operator == "Union" and _leads_to_control(self.children[0])
+
+
+def origin(path: Sequence[Node], column: int) -> tuple[int, str]:
+    """Return the column of the last node that a column of the first one copies, and its field."""
+    part = ""
+    for node in path:
+        column, of = node.copies.get(column, (column, ""))
+        part = part or of
+    return column, part
+
+
+def made_in(path: Sequence[Node], column: int, made: Callable[[Node], Mapping[int, T]]) -> T | None:
+    """Return the windows in a column, made by one of these nodes, of which each reads the next."""
+    for node, below in itertools.pairwise(path):
+        if column in made(node):
+            return made(node)[column]
+        if node.operator == "Union":
+            position = [each.id for each in node.output].index(column)
+            column = below.output[position].id
+            continue
+        column, part = node.copies.get(column, (column, ""))
+        if part:
+            return None
+    return None
 
 
 def _leads_to_control(node: Node) -> bool:

@@ -29,7 +29,7 @@ from spark_agent.jvm.nodes import (
     Node,
     Stamp,
 )
-from spark_agent.jvm.windows import windows_of
+from spark_agent.jvm.windows import gaps_of, windows_of
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -59,6 +59,8 @@ _UNLIMITED: Final = frozenset(
 )
 """Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
 rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
+_EXTREMES: Final = frozenset({"Min", "Max"})
+_ATTRIBUTE: Final = "AttributeReference"
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
@@ -150,6 +152,8 @@ class PlanReader:
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
+            gaps_us=gaps_of(node),
+            extremes=_extremes(node) if name == "Aggregate" else {},
             late_of=_aliased(node, LATE_ALIAS),
             unpromised=_aliased(node, UNPROMISED_ALIAS),
         )
@@ -217,14 +221,14 @@ def _filtered_nulls(side: JavaObject) -> set[int]:
     return {
         each.child().exprId().id()
         for each in items(side.constraints().toSeq())
-        if is_a(each, "IsNotNull") and is_a(each.child(), "AttributeReference")
+        if is_a(each, "IsNotNull") and is_a(each.child(), _ATTRIBUTE)
     }
 
 
 def _may_be_null(expression: JavaObject, filtered: set[int]) -> bool:
     if not expression.nullable():
         return False
-    is_column = is_a(expression, "AttributeReference")
+    is_column = is_a(expression, _ATTRIBUTE)
     return not (is_column and expression.exprId().id() in filtered)
 
 
@@ -247,7 +251,7 @@ def _conjuncts(expression: JavaObject) -> Iterator[JavaObject]:
 
 
 def _is_event_time(expression: JavaObject) -> bool:
-    is_column = is_a(expression, "AttributeReference")
+    is_column = is_a(expression, _ATTRIBUTE)
     return is_column and stamp(expression) is not None
 
 
@@ -283,6 +287,20 @@ def _groups(aggregate: JavaObject) -> tuple[Column, ...]:
     return tuple(found)
 
 
+def _extremes(aggregate: JavaObject) -> dict[int, tuple[str, int]]:
+    """Return the columns that are the least or the greatest value of a column, over all rows."""
+    found: dict[int, tuple[str, int]] = {}
+    for each in items(aggregate.aggregateExpressions()):
+        if not is_a(each, "Alias") or not is_a(each.child(), "AggregateExpression"):
+            continue
+        call = each.child()
+        function = call.aggregateFunction()
+        name = function.getClass().getSimpleName()
+        if name in _EXTREMES and call.filter().isEmpty() and is_a(function.child(), _ATTRIBUTE):
+            found[each.exprId().id()] = name, function.child().exprId().id()
+    return found
+
+
 def _has(thing: JavaObject, method: str) -> bool:
     return any(each.getName() == method for each in thing.getClass().getMethods())
 
@@ -302,7 +320,7 @@ def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for each in [] if projections is None else items(projections):
         class_name = each.getClass().getSimpleName()
-        if class_name == "AttributeReference":
+        if class_name == _ATTRIBUTE:
             found[each.exprId().id()] = each.exprId().id(), ""
         elif class_name == "Alias":
             copied = _copied(each.child())
@@ -313,11 +331,11 @@ def _copies(projections: JavaObject) -> dict[int, tuple[int, str]]:
 
 def _copied(expression: JavaObject) -> tuple[int, str] | None:
     class_name = expression.getClass().getSimpleName()
-    if class_name == "AttributeReference":
+    if class_name == _ATTRIBUTE:
         return expression.exprId().id(), ""
     if class_name == "GetStructField":
         of = expression.child()
-        if is_a(of, "AttributeReference"):
+        if is_a(of, _ATTRIBUTE):
             fields = of.dataType().fieldNames()
             return of.exprId().id(), str(fields[expression.ordinal()])
     return None

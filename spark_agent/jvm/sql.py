@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from py4j.java_gateway import get_field
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_agent.jvm import JavaObject
-from spark_agent.jvm.catalyst import is_a, items
+from spark_agent.jvm.catalyst import is_a, items, number
 
 _CLAUSE: Final = "UnresolvedEventTimeWatermark"
 _RELATION: Final = "UnresolvedRelation"
@@ -47,7 +46,7 @@ class WatermarkClause:
     def relation(self) -> str:
         """The relation's name, as Spark reads it.
 
-        >>> WatermarkClause(14, 53, ("a.b", "c`d"), False, "at", 0).relation
+        >>> WatermarkClause(14, 55, ("a.b", "c`d"), False, "at", 0).relation
         '`a.b`.`c``d`'
         """
         return ".".join("`{}`".format(part.replace("`", "``")) for part in self.name)
@@ -55,7 +54,7 @@ class WatermarkClause:
     def column_of(self, columns: Sequence[str]) -> str:
         """Return the column of the event time, which SQL may write in another case.
 
-        >>> clause = WatermarkClause(14, 53, ("taps",), False, "AT", 0)
+        >>> clause = WatermarkClause(14, 55, ("taps",), False, "AT", 0)
         >>> clause.column_of(["tap", "at"]), clause.column_of(["at", "AT"]), clause.column_of([])
         ('at', 'AT', 'AT')
         """
@@ -65,7 +64,7 @@ class WatermarkClause:
     def replaced(self, text: str, view: str) -> str:
         """Return the text with a view in place of the relation and its clause.
 
-        >>> clause = WatermarkClause(14, 53, ("taps",), False, "at", 60_000)
+        >>> clause = WatermarkClause(14, 55, ("taps",), False, "at", 60_000)
         >>> clause.replaced("SELECT * FROM taps WATERMARK at DELAY OF INTERVAL 1 MIN, b", "v")
         'SELECT * FROM `v` AS `taps`, b'
         """
@@ -159,9 +158,9 @@ def _clause(parser: JavaObject, node: JavaObject, text: str) -> WatermarkClause:
             f"backquotes if it has a dot, and make a column of a part of a structure"
         )
     delay = node.delay()
-    if _field(delay, "months"):
+    if number(delay, "months"):
         raise ValueError(f"{shown!r} has years or months, whose length differs: write it in days")
-    microseconds = _field(delay, "days") * _DAY_MS * 1_000 + _field(delay, "microseconds")
+    microseconds = number(delay, "days") * _DAY_MS * 1_000 + number(delay, "microseconds")
     if microseconds < 0 or microseconds % 1_000:
         raise ValueError(f"{shown!r}: the delay must be whole milliseconds, 0 or more")
     return WatermarkClause(start, stops, name, is_named, parts[0], microseconds // 1_000)
@@ -194,8 +193,3 @@ def _relation(child: JavaObject, shown: str) -> tuple[JavaObject, bool]:
             f"of it, and write FROM view WATERMARK …"
         )
     return child, is_named
-
-
-def _field(of: JavaObject, name: str) -> int:
-    found: JavaObject = get_field(of, name)
-    return int(found)

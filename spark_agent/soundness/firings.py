@@ -11,12 +11,12 @@ W of a batch is in the checkpoint, so a repeated batch has the same firings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import RANGES_TAG, Node, Stamp, WindowGrid
-from spark_agent.soundness.late_rows import Lateness, has_state, paths_to_controls, windows_of
+from spark_agent.jvm.nodes import RANGES_TAG, Node, Stamp, WindowGrid, origin
+from spark_agent.soundness.late_rows import has_state, paths_to_controls, windows_of
 from spark_agent.soundness.operators import Promise, row_name
 
 _PASSING = frozenset({"Project", "SubqueryAlias", "View", "DataFrameDropColumns"})
@@ -56,7 +56,7 @@ class Firing:
         """
         if now_ms is None or now_ms == before_ms:
             return False
-        first_open_us = Lateness(self.windows).first_on_time_us
+        first_open_us = self.windows.first_open_us
         return before_ms is None or first_open_us(now_ms) > first_open_us(before_ms)
 
 
@@ -119,13 +119,13 @@ def _windows_at(path: Sequence[Node], stage: str) -> int:
 def _keys(path: Sequence[Node], stage: str) -> tuple[str, tuple[str, ...]]:
     """Return the columns of the first node that have the window, and all groups, of the last node."""
     names = [column.name.lower() for column in path[0].output]
-    origins = {column.name: _origin(path, column.id) for column in path[0].output}
+    origins = {column.name: origin(path, column.id) for column in path[0].output}
     keys: dict[int, str] = {}
     window = ""
-    for name, (origin, part) in origins.items():
+    for name, (copied, part) in origins.items():
         for group in path[-1].groups:
             is_window = group.stamp is Stamp.WINDOW
-            if origin == group.id and (not part or (is_window and part == "end")):
+            if copied == group.id and (not part or (is_window and part == "end")):
                 keys.setdefault(group.id, name)
                 window = window or (name if is_window else "")
     missing = [group.name for group in path[-1].groups if group.id not in keys]
@@ -138,13 +138,3 @@ def _keys(path: Sequence[Node], stage: str) -> tuple[str, tuple[str, ...]]:
     if len(set(names)) < len(names):
         raise UnsoundPlanError(f"stage {stage!r}: two of the columns that are written are alike")
     return window, tuple(keys.values())
-
-
-def _origin(path: Sequence[Node], column: int) -> tuple[int, str]:
-    """Return the column of the last node that a column of the first one copies, and its field."""
-    part = ""
-    for node in path:
-        copies: Mapping[int, tuple[int, str]] = node.copies
-        column, of = copies.get(column, (column, ""))
-        part = part or of
-    return column, part

@@ -7,13 +7,12 @@ of a batch is not, which is why it never decides.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import Control, Node, WindowGrid
+from spark_agent.jvm.nodes import Control, Node, WindowGrid, made_in
 from spark_agent.soundness.operators import AGGREGATE_BY_TIME, TABLE, row_name
 
 _US_PER_MS: Final = 1_000
@@ -45,13 +44,9 @@ class Lateness:
         >>> Lateness().first_on_time_us(7), Lateness(at_watermark=True).first_on_time_us(7)
         (7000, 7001)
         """
-        watermark_us = watermark_ms * _US_PER_MS
         if self.windows is None:
-            return watermark_us + self.at_watermark
-        grid = self.windows
-        # The first start s on the grid with s + size > W.
-        periods = (watermark_us - grid.size_us - grid.offset_us) // grid.slide_us + 1
-        return periods * grid.slide_us + grid.offset_us
+            return watermark_ms * _US_PER_MS + self.at_watermark
+        return self.windows.first_open_us(watermark_ms)
 
 
 def lateness_by_call(plan: Node) -> dict[str, Lateness]:
@@ -194,25 +189,10 @@ def windows_of(path: Sequence[Node], stage: str) -> WindowGrid:
     Raises `UnsoundPlanError` if the nodes do not show them.
     """
     [window] = [column.id for column in path[0].groups if column.stamp is not None]
-    grid = _grid(path[1:], window)
+    grid = made_in(path[1:], window, lambda node: node.windows)
     if grid is None:
         raise UnsoundPlanError(
             f"stage {stage!r}: the windows cannot be read from the query's plan, so it is unknown "
             f"which rows are late for them: group by window(…) of the event time"
         )
     return grid
-
-
-def _grid(path: Sequence[Node], window: int) -> WindowGrid | None:
-    """Return the windows in a column, made by one of these nodes, of which each reads the next."""
-    for node, below in itertools.pairwise(path):
-        if window in node.windows:
-            return node.windows[window]
-        if node.operator == "Union":
-            position = [column.id for column in node.output].index(window)
-            window = below.output[position].id
-            continue
-        window, part = node.copies.get(window, (window, ""))
-        if part:
-            return None
-    return None

@@ -20,6 +20,7 @@ from typing import Final
 from spark_agent.client.reports import StageProgress
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import SOURCE_TAG, Column, Node, Stamp
+from spark_agent.soundness.output_times import OutputTimes
 from spark_agent.sources.control import END_MS
 
 
@@ -427,6 +428,8 @@ class Promise:
 
     The windows fire by the stage's watermark all the same, so the promise does not wait for them.
     """
+    output: OutputTimes | None = None
+    """Output times of its windows other than their ends."""
 
     def spark_ms(self, watermark_ms: int) -> int:
         """Convert the stage's input watermark to the one given to Spark.
@@ -462,9 +465,13 @@ class Promise:
         (60000, 60000)
         >>> Promise(behind_ms=1_000, spark_lag_ms=1, buffered=True).promise_ms(59_999)
         58999
+        >>> sessions = OutputTimes("session_window", reach_us=9_000_000)
+        >>> Promise(spark_lag_ms=1, buffered=True, output=sessions).promise_ms(59_999)
+        50999
         """
         lag_ms = self.spark_lag_ms if self.buffered else 0
-        return self.input_ms(spark_ms) - self.behind_ms - lag_ms
+        passed_ms = self.input_ms(spark_ms) - self.behind_ms - lag_ms
+        return passed_ms if self.output is None else self.output.earliest_ms(passed_ms)
 
     def progress(self, spark_ms: int) -> StageProgress:
         """Return the progress to commit after a batch with this Spark watermark.
@@ -485,26 +492,32 @@ class Promise:
 
 
 def promise_of(
-    stage: str, rows: OutputRows, column: Column | None, delay_ms: int | None
+    stage: str,
+    rows: OutputRows,
+    column: Column | None,
+    delay_ms: int | None,
+    output: OutputTimes | None = None,
 ) -> Promise:
     """Derive a stage's promise for rows stamped with a column; None: rows without an event time.
 
-    `delay_ms` is the declared delay, added to the operators' own. Without it, raises
-    `UnsoundPlanError` if the plan does not bound the age of the rows or of the column.
+    `delay_ms` is the declared delay, added to the operators' own. `output` are the output times of
+    windows. Without either, raises `UnsoundPlanError` if the plan does not bound the age of the rows
+    or of the column.
     """
     if not rows.watermarked:
         raise UnsoundPlanError(
             f"stage {stage!r}: some rows that reach report() did not come through watermarked(): call "
             f"watermarked() on every stream before the stage's operators"
         )
-    if delay_ms is None:
+    if delay_ms is None and output is None:
         _check_bounded(stage, rows, column)
     return Promise(
         behind_ms=rows.behind_ms + (delay_ms or 0),
         spark_lag_ms=int(rows.late_at_watermark),
         buffered=rows.buffered,
-        component=rows.component,
+        component=rows.component if output is None else "output_time",
         allowed_lateness_ms=rows.allowed_lateness_ms,
+        output=output,
     )
 
 

@@ -16,6 +16,7 @@ from spark_agent.jvm.nodes import (
     Stamp,
 )
 from spark_agent.soundness.operators import Promise, output_rows, promise_of
+from spark_agent.soundness.output_times import OutputTimes
 
 T = TypeVar("T")
 
@@ -44,6 +45,8 @@ class ReportCall:
     stage: str
     event_time: str | None
     delay_ms: int | None
+    output: OutputTimes | None = None
+    """Output times other than the ends of windows, in the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +347,7 @@ def _promise(node: Node, report: ReportCall) -> Promise:
     column = None
     if report.event_time is not None:
         column = next(each for each in below.output if each.name == report.event_time)
-    return promise_of(report.stage, output_rows(below), column, report.delay_ms)
+    return promise_of(report.stage, output_rows(below), column, report.delay_ms, report.output)
 
 
 def _check_deduplication(plan: Node) -> None:
