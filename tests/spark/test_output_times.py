@@ -1,0 +1,327 @@
+"""Output times: results of windows are dated by their end, their earliest row, or their latest one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_agent import Ascending, OutputTime, Pipeline, UnsoundPlanError
+from spark_agent.columns import with_output_time
+from tests.spark.flow import (
+    AVAILABLE_NOW,
+    COUNTS,
+    JOB,
+    SOURCE,
+    SPEC,
+    START_S,
+    Flow,
+    Reading,
+    ended,
+    steady,
+)
+
+GAP_S, LONGEST_S, SIZE_S, SLIDE_S = 4, 12, 15, 5
+
+
+def tumbling() -> Column:
+    return F.window("at", f"{SLIDE_S} seconds")
+
+
+def sliding() -> Column:
+    return F.window("at", f"{SIZE_S} seconds", f"{SLIDE_S} seconds")
+
+
+def sessions() -> Column:
+    return F.session_window("at", f"{GAP_S} seconds")
+
+
+def extreme(output_time: OutputTime) -> Column:
+    return F.min("at") if output_time is OutputTime.EARLIEST else F.max("at")
+
+
+def instants(spark: SparkSession, times: Iterable[int]) -> DataFrame:
+    rows = [(datetime.fromtimestamp(ms / 1_000, UTC),) for ms in times]
+    return spark.createDataFrame(rows, "at timestamp")
+
+
+def dated(windowed: DataFrame, window: str, reach_ms: int) -> list[tuple[int, int]]:
+    """Return the end and the output time of each window, in order."""
+    rows = with_output_time(windowed, "at", window, reach_ms * 1_000)
+    end, at = F.unix_millis(F.col(window)["end"]), F.unix_millis("at")
+    return sorted((row[0], row[1]) for row in rows.select(end, at).collect())
+
+
+@pytest.mark.parametrize(("output_time", "at"), [(OutputTime.EARLIEST, 0), (OutputTime.LATEST, 10)])
+def test_beam_fixed_windows(spark: SparkSession, output_time: OutputTime, at: int) -> None:
+    """Beam's GroupByKeyTest, testTimestampCombinerEarliest and testTimestampCombinerLatest."""
+    rows = instants(spark, [0, 10]).groupBy(F.window("at", "10 minutes"))
+    found = dated(rows.agg(extreme(output_time).alias("at")), "window", 600_000)
+    assert found == [(600_000, at)]
+
+
+@pytest.mark.parametrize("ms", [200, 800, 499, 500, 501, 700, 1000])
+def test_beam_sliding_windows(spark: SparkSession, ms: int) -> None:
+    """Beam's SlidingWindowsTest, testValidOutputTimes and testOutputTimesNonInterference.
+
+    A time is in its window, not before the row's, and not before the end of the window before.
+    """
+    rows = instants(spark, [ms]).groupBy(F.window("at", "1000 milliseconds", "500 milliseconds"))
+    found = dated(rows.agg(F.min("at").alias("at")), "window", 500)
+    assert len(found) == 2
+    before = 0
+    for end, at in found:
+        assert max(ms, before) <= at < end
+        before = end
+
+
+def test_element_of_two_overlapping_windows(spark: SparkSession) -> None:
+    """Size 10, period 5, element 7: 7 in [0, 10), and 10 in [5, 15)."""
+    rows = instants(spark, [7]).groupBy(F.window("at", "10 milliseconds", "5 milliseconds"))
+    assert dated(rows.agg(F.min("at").alias("at")), "window", 5) == [(10, 7), (15, 10)]
+
+
+@pytest.mark.parametrize(
+    ("output_time", "reach_ms", "times"),
+    [
+        (OutputTime.EARLIEST, 100, [(13, 1), (30, 0)]),
+        (OutputTime.EARLIEST, 20, [(13, 1), (30, 10)]),
+        (OutputTime.LATEST, 10, [(13, 3), (30, 20)]),
+    ],
+)
+def test_beam_sessions(
+    spark: SparkSession, output_time: OutputTime, reach_ms: int, times: list[tuple[int, int]]
+) -> None:
+    """Beam's SessionsTest, testInvalidOutputAtEarliest: the sessions of two users, with a gap of 10."""
+    first = instants(spark, [1, 3]).withColumn("user", F.lit(1))
+    both = first.union(instants(spark, [0, 5, 10, 15, 20]).withColumn("user", F.lit(2)))
+    grouped = both.groupBy(F.session_window("at", "10 milliseconds"), "user")
+    found = dated(grouped.agg(extreme(output_time).alias("at")), "session_window", reach_ms)
+    assert found == times
+
+
+@dataclass(frozen=True)
+class Case:
+    """Windows, and the reach of their output times before their end, in seconds."""
+
+    windows: Callable[[], Column]
+    name: str
+    reach_s: int
+    output_time: OutputTime
+    longest_s: int | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        longest = {} if self.longest_s is None else {"longest": f"{self.longest_s} s"}
+        return {"output_time": self.output_time.value} | longest
+
+    def aggregated(self, rows: DataFrame) -> DataFrame:
+        at = extreme(self.output_time).alias("at")
+        return rows.groupBy(self.windows(), "key").agg(F.count("*").alias("rows"), at)
+
+    def expected(self, rows: DataFrame) -> DataFrame:
+        reach = F.expr(f"INTERVAL {self.reach_s} SECONDS")
+        bounded = F.greatest("at", F.col(self.name)["end"] - reach)
+        return self.aggregated(rows).withColumn("at", bounded)
+
+
+CASES = [
+    Case(tumbling, "window", SLIDE_S, OutputTime.EARLIEST),
+    Case(tumbling, "window", SLIDE_S, OutputTime.LATEST),
+    Case(sliding, "window", SLIDE_S, OutputTime.EARLIEST),
+    Case(sliding, "window", SLIDE_S, OutputTime.LATEST),
+    Case(sessions, "session_window", LONGEST_S, OutputTime.EARLIEST, LONGEST_S),
+    Case(sessions, "session_window", GAP_S, OutputTime.LATEST),
+]
+
+
+def readings() -> list[list[Reading]]:
+    """Return batches with pauses, so that there are sessions, one of them longer than is declared."""
+    seconds = [second for second in range(60) if second < 20 or second % 10 < 5]
+    return [steady(seconds[at : at + 4]) for at in range(0, len(seconds), 4)]
+
+
+def watermarked(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    return pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+
+
+def alike(frame: DataFrame) -> Counter[tuple[object, ...]]:
+    return Counter(tuple(row) for row in frame.collect())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.output_time}")
+def test_windows_are_dated_and_none_is_early(flow: Flow, pipeline: Pipeline, case: Case) -> None:
+    for batch in readings():
+        flow.write(batch)
+    frame = case.aggregated(watermarked(flow, pipeline))
+    frame = pipeline.report(frame, stage=COUNTS, on_early="fail", **case.arguments)  # type: ignore[arg-type]
+    ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+    found = flow.spark.read.schema(frame.schema).json(str(flow.output))
+    rows = flow.spark.read.schema("sensor string, key string, at timestamp").json(str(flow.inbox))
+    assert alike(found) == alike(case.expected(rows)) != Counter()
+    assert pipeline.counts["early_rows"] == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.output_time}")
+def test_the_promise_waits_for_open_windows(flow: Flow, pipeline: Pipeline, case: Case) -> None:
+    """W is at 17 s. The last end that tumbling and sliding windows have passed is at 15 s."""
+    flow.write([Reading(sensor, "a", second) for sensor in ("left", "right") for second in (3, 17)])
+    rows = pipeline.watermarked(flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at")
+    frame = pipeline.report(case.aggregated(rows), stage=COUNTS, **case.arguments)  # type: ignore[arg-type]
+    ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+    answer = flow.watermark(COUNTS)
+    assert answer.input_ms == (START_S + 17) * 1_000
+    # Spark is given a millisecond less where a session would be split by a row dated W.
+    promise_ms = 15_000 if case.name == "window" else (17 - case.reach_s) * 1_000 - 1
+    assert answer.output_ms == START_S * 1_000 + promise_ms
+    explanation = flow.client.explain(JOB, COUNTS)
+    assert "output_time" in str(explanation)
+
+
+# Three windows that overlap, of the book's section on output timestamps: one element at second 7 in
+# windows of 15 seconds that begin every 5.
+
+THREE: Mapping[str, Mapping[str, object]] = {
+    **SPEC,
+    "second": {"inputs": [COUNTS], "ranges": 2},
+}
+
+
+def outcomes(flow: Flow, arguments: Mapping[str, str]) -> dict[int, int]:
+    """Return, by window of the second stage, the watermark (s) at which the second stage wrote it."""
+    found: dict[int, int] = {}
+    with Pipeline(flow.url, "three", THREE, spark=flow.spark, poll="50 ms") as pipeline:
+        for second in (7, 10, 15, 20, 22, 25, 30):
+            key = "a" if second == 7 else "tick"
+            flow.write([Reading(sensor, key, second) for sensor in ("left", "right")])
+            ended(_first_stage(flow, pipeline, arguments))
+            ended(_second_stage(flow, pipeline))
+            written = flow.spark.read.schema("start long").json(str(flow.output.parent / "second"))
+            for row in written.collect():
+                found.setdefault(row["start"] - START_S, second)
+    return found
+
+
+def _first_stage(flow: Flow, pipeline: Pipeline, arguments: Mapping[str, str]) -> StreamingQuery:
+    rows = pipeline.watermarked(flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at")
+    first = rows.groupBy(sliding(), "key").agg(F.min("at").alias("at"))
+    frame = pipeline.report(first, stage=COUNTS, event_time="at", **arguments)  # type: ignore[arg-type]
+    return flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+
+
+def _second_stage(flow: Flow, pipeline: Pipeline) -> StreamingQuery:
+    schema = "window struct<start: timestamp, end: timestamp>, key string, at timestamp"
+    rows = flow.spark.readStream.schema(schema).json(str(flow.output)).filter("key = 'a'")
+    rows = pipeline.watermarked(rows, stage="second", event_time="at")
+    second = rows.groupBy(tumbling()).agg(F.count("*").alias("rows"))
+    second = second.select(F.unix_seconds("window.start").alias("start"), "window", "rows")
+    frame = pipeline.report(second, stage="second", event_time="window")
+    writer = frame.writeStream.format("json").option("path", str(flow.output.parent / "second"))
+    writer = writer.option("checkpointLocation", str(flow.output.parent / "second-checkpoint"))
+    return pipeline.start(writer.trigger(availableNow=True))
+
+
+def test_overlapping_windows_do_not_stall_the_stage_below(flow: Flow) -> None:
+    """Each window comes out of the second stage as soon as it has come out of the first one."""
+    found = outcomes(flow, {"output_time": "earliest"})
+    assert found == {5: 10, 10: 15, 15: 20}
+
+
+def test_overlapping_windows_stall_the_stage_below_without_the_rule(flow: Flow) -> None:
+    """All three are dated 7, and the one window with them waits for the last of them."""
+    found = outcomes(flow, {"delay": f"{SIZE_S} s"})
+    assert found == {5: 25}
+
+
+REFUSED = [
+    ({"output_time": "first"}, "write one of 'end_of_window', 'earliest', 'latest'"),
+    ({"output_time": "earliest", "delay": "1 s"}, "leave delay='1 s' out"),
+    ({"longest": "1 s"}, "add output_time='earliest'"),
+    ({"output_time": "earliest", "longest": "1 s"}, "leave longest= out"),
+    ({"output_time": "latest"}, "none of the columns is max() of the event time"),
+    ({"output_time": "earliest", "event_time": "window"}, "'window' is not min() of the event"),
+    ({"output_time": "earliest", "event_time": "x"}, "0 columns are named 'x'"),
+    ({"output_time": "end_of_window", "event_time": "at"}, "'at' is not the end of a window"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), REFUSED)
+def test_refused_arguments(
+    flow: Flow, pipeline: Pipeline, arguments: Mapping[str, str], reason: str
+) -> None:
+    frame = CASES[0].aggregated(watermarked(flow, pipeline))
+    with pytest.raises(ValueError, match="stage 'counts'") as error:
+        pipeline.report(frame, stage=COUNTS, **arguments)  # type: ignore[arg-type]
+    assert reason in str(error.value)
+
+
+def test_sessions_need_a_bound_for_their_earliest_row(flow: Flow, pipeline: Pipeline) -> None:
+    frame = CASES[4].aggregated(watermarked(flow, pipeline))
+    with pytest.raises(UnsoundPlanError, match="longest='2 hours'"):
+        pipeline.report(frame, stage=COUNTS, output_time=OutputTime.EARLIEST)
+
+
+def test_refused_plans(flow: Flow, pipeline: Pipeline) -> None:
+    rows = watermarked(flow, pipeline)
+    grouped = rows.groupBy(tumbling(), "key")
+    of_some = F.expr("min(at) FILTER (WHERE key = 'a')").alias("at")
+    months = rows.groupBy(F.session_window("at", "1 month"), "key").agg(F.max("at").alias("at"))
+    by_row = F.session_window(
+        "at", F.expr("CASE WHEN key = 'a' THEN '1 second' ELSE '9 second' END")
+    )
+    for frame, output_time, reason in [
+        (rows, "earliest", "is of windows"),
+        (rows.dropDuplicates(["key", "at"]), "earliest", "is of windows"),
+        (rows.groupBy("at").count(), "earliest", "is of windows"),
+        (grouped.agg(F.min("at").alias("at")).drop("window"), "earliest", "keep the window"),
+        (grouped.agg(of_some), "earliest", "over all rows of the window"),
+        (grouped.agg(F.avg("at").cast("timestamp").alias("at")), "earliest", "none of the columns"),
+        (
+            grouped.agg(F.min(F.col("at") + F.expr("INTERVAL 1 DAY")).alias("at")),
+            "earliest",
+            "none",
+        ),
+        (months, "latest", "cannot be read"),
+        (rows.groupBy(by_row, "key").agg(F.max("at").alias("at")), "latest", "cannot be read"),
+    ]:
+        with pytest.raises(UnsoundPlanError) as error:
+            pipeline.report(frame, stage=COUNTS, output_time=output_time)
+        assert reason in str(error.value)
+
+
+def test_end_of_window_is_the_default(flow: Flow, pipeline: Pipeline) -> None:
+    for batch in readings():
+        flow.write(batch)
+    rows = watermarked(flow, pipeline).groupBy(tumbling(), "key").agg(F.min("at").alias("at"))
+    frame = pipeline.report(rows, stage=COUNTS, output_time=OutputTime.END_OF_WINDOW)
+    query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+    ended(query)
+    answer = flow.watermark(COUNTS)
+    assert answer.output_ms == answer.input_ms
+    assert flow.watermark(SOURCE).output_ms == answer.input_ms
+
+
+def test_days_of_sessions_may_have_25_hours(flow: Flow, pipeline: Pipeline) -> None:
+    """The gap of a session is in days of the time zone; the promise goes by the longest of them."""
+    flow.write([Reading(sensor, "a", 17) for sensor in ("left", "right")])
+    zone = "spark.sql.session.timeZone"
+    before = str(flow.spark.conf.get(zone))
+    flow.spark.conf.set(zone, "America/New_York")
+    try:
+        rows = pipeline.watermarked(
+            flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at"
+        )
+        grouped = rows.groupBy(F.session_window("at", "1 day"), "key")
+        frame = pipeline.report(
+            grouped.agg(F.max("at").alias("at")), stage=COUNTS, output_time="latest"
+        )
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+    finally:
+        flow.spark.conf.set(zone, before)
+    assert flow.watermark(COUNTS).output_ms == (START_S + 17 - 25 * 3_600) * 1_000 - 1
