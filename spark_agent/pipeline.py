@@ -67,6 +67,7 @@ from spark_agent.firing_frames import kept_schema
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate, Node
+from spark_agent.jvm.open_sessions import reader_of
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
@@ -80,7 +81,7 @@ from spark_agent.soundness.late_rows import (
     check_shares_shuffles,
     lateness_by_call,
 )
-from spark_agent.soundness.output_time_plans import output_times_of
+from spark_agent.soundness.output_time_plans import check_reads_state, output_times_of
 from spark_agent.soundness.output_times import OutputTime
 from spark_agent.soundness.query_stages import (
     ReportCall,
@@ -674,8 +675,8 @@ class Pipeline:
         `event_time` is the column with `min()` or `max()` of the event time, and may be left out.
         `report` replaces its values in overlapping windows, where an output time is not before the end
         of the window before.
-        `longest` is the length of the longest session: `EARLIEST` of a longer one is that much before
-        its end.
+        The start of a session that is open holds the stage's promise back. Or `longest` is the length
+        of the longest session: `EARLIEST` of a longer one is that much before its end.
 
         Rows that leave older than the stage has already promised are counted (`early_rows`); with
         `on_early="fail"` they fail the query. Call it last: nothing after it may hold rows back or
@@ -698,7 +699,7 @@ class Pipeline:
         if output_time is not None or longest is not None:
             dated_by = check_output_time(stage, output_time, delay=delay, longest=longest)
             event_time, output = output_times_of(plan, stage, event_time, dated_by)
-            if output is not None:
+            if output is not None and not output.reads_state:
                 frame = with_output_time(frame, event_time, output.window, output.reach_us)
         event_time = event_time_of(frame, stage, event_time)
         tag = f"{RANGES_TAG}{next(self._tags)}.{stage}"
@@ -798,6 +799,8 @@ class Pipeline:
         if firing is not None:
             check_continues(firing.stage, on_lost_checkpoint)
         firings = None if firing is None else self._firings(firing, writer, checkpoint)
+        reading = [stage for stage, each in stages.promises.items() if each.reads_state]
+        check_reads_state(tree, reading, has_checkpoint=checkpoint.location is not None)
         query = StartedQuery(
             job=self._job.name,
             name=f"{host()}-{os.getpid()}.{self._new_id()}",
@@ -811,6 +814,9 @@ class Pipeline:
             stateful={stage: each.stateful for stage, each in strategies.items() if each.stateful},
             clocks={stage: each.clock for stage, each in strategies.items() if each.clock},
             corrections=not_one if firings is None else firings.corrections,
+            open_sessions=reader_of(self._spark, checkpoint.location)
+            if reading and checkpoint.location is not None
+            else None,
         )
         late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
         if late_writers or firings is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spark_agent.executor.task import Reaction
+from spark_agent.jvm.open_sessions import ReadSessions
 from spark_agent.jvm.writer import Trigger
 from spark_agent.soundness.query_stages import QueryStages
 from spark_agent.strategies import ClockStrategy, StatefulStrategy
@@ -57,6 +58,8 @@ class StartedQuery:
     """Strategies that go by the clock, by source."""
     corrections: Callable[[int], int] = not_one
     """The number of corrections of windows in a batch that this start has run."""
+    open_sessions: ReadSessions | None = None
+    """Reader of the start (ms) of the earliest session after a batch; None: promises do not need it."""
 
     @property
     def ends(self) -> bool:

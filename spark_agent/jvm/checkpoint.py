@@ -97,6 +97,11 @@ class Checkpoint:
         """True if the user has given the checkpoint a place, so that another start finds it."""
         return self._location is not None
 
+    @property
+    def location(self) -> str | None:
+        """The folder, if the user has given it."""
+        return self._location
+
     def read(self) -> Beginning:
         """Return the position at which the query begins. Writes nothing."""
         spark, location = self._spark, self._location

@@ -20,7 +20,7 @@ from typing import Final
 from spark_agent.client.reports import StageProgress
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import SOURCE_TAG, Column, Node, Stamp
-from spark_agent.soundness.output_times import OutputTimes
+from spark_agent.soundness.output_times import OpenSessions, OutputTimes
 from spark_agent.sources.control import END_MS
 
 
@@ -473,15 +473,37 @@ class Promise:
         passed_ms = self.input_ms(spark_ms) - self.behind_ms - lag_ms
         return passed_ms if self.output is None else self.output.earliest_ms(passed_ms)
 
-    def progress(self, spark_ms: int) -> StageProgress:
+    @property
+    def reads_state(self) -> bool:
+        """True if the promise depends on the sessions that Spark keeps."""
+        return self.output is not None and self.output.reads_state
+
+    def progress(self, spark_ms: int, kept: OpenSessions | None = None) -> StageProgress:
         """Return the progress to commit after a batch with this Spark watermark.
+
+        `kept` are the sessions that were open after this batch or an earlier one. Rows that are read
+        later begin sessions, or go on with these. So an old reading gives a promise that is lower, and
+        holds. Without any, there is not a promise yet.
 
         >>> Promise(behind_ms=1_000, component="join").progress(60_000)
         StageProgress(input_ms=60000, holds={'join': 59000})
         >>> Promise().progress(60_000)
         StageProgress(input_ms=60000, holds={})
+        >>> starts = OutputTimes("session_window", reach_us=5_000_000, reads_state=True)
+        >>> sessions = Promise(buffered=True, component="open_session", output=starts)
+        >>> sessions.progress(60_000, OpenSessions(3, 58_000, 7_000)).holds
+        {'open_session': 7000}
+        >>> sessions.progress(60_000, OpenSessions(3, 58_000, None)).holds, sessions.progress(60_000)
+        ({'open_session': 53000}, StageProgress(input_ms=None, holds={}))
         """
-        input_ms, promise_ms = self.input_ms(spark_ms), self.promise_ms(spark_ms)
+        input_ms = self.input_ms(spark_ms)
+        if not self.reads_state:
+            promise_ms = self.promise_ms(spark_ms)
+        elif kept is None:
+            return StageProgress(None)
+        else:
+            begins_ms = self.promise_ms(kept.spark_ms)
+            promise_ms = begins_ms if kept.earliest_ms is None else min(begins_ms, kept.earliest_ms)
         holds = {self.component or "delay": promise_ms} if promise_ms < input_ms else {}
         return StageProgress(input_ms, holds)
 
@@ -515,10 +537,14 @@ def promise_of(
         behind_ms=rows.behind_ms + (delay_ms or 0),
         spark_lag_ms=int(rows.late_at_watermark),
         buffered=rows.buffered,
-        component=rows.component if output is None else "output_time",
+        component=rows.component if output is None else _component(output),
         allowed_lateness_ms=rows.allowed_lateness_ms,
         output=output,
     )
+
+
+def _component(output: OutputTimes) -> str:
+    return "open_session" if output.reads_state else "output_time"
 
 
 def _check_bounded(stage: str, rows: OutputRows, column: Column | None) -> None:

@@ -14,6 +14,7 @@ _US_PER_MS: Final = 1_000
 _PASSING: Final = frozenset({"DataFrameDropColumns", "Filter", "Project", "SubqueryAlias", "View"})
 """Operators that may come between the windows and `report()`."""
 _WINDOWS: Final = frozenset({Stamp.WINDOW, Stamp.SESSION})
+_SESSION_KEY: Final = "sessionstarttime"
 _FUNCTIONS: Final[Mapping[OutputTime, str]] = {OutputTime.EARLIEST: "Min", OutputTime.LATEST: "Max"}
 """By output time: Spark's name of the function that gives it."""
 
@@ -50,14 +51,38 @@ def output_times_of(
         return column, OutputTimes(window, grid.slide_us, grid)
     if output_time is OutputTime.LATEST:
         return column, OutputTimes(window, _made(path, stage, group, _gaps))
-    if longest_ms is None:
+    if longest_ms is not None:
+        return column, OutputTimes(window, longest_ms * _US_PER_MS)
+    if _SESSION_KEY in {each.name.lower() for each in path[-1].groups}:
         raise UnsoundPlanError(
-            f"stage {stage!r}: a session is as long as its rows keep coming, so the plan does not bound "
-            f"the age of its earliest row: declare the length of the longest session, "
-            f"report(…, output_time='earliest', longest='2 hours'). A longer one is dated 2 hours "
-            f"before its end"
+            f"stage {stage!r}: a key of the sessions is named sessionStartTime, as Spark names their "
+            f"start in its state, which is read for output_time='earliest': rename the key"
         )
-    return column, OutputTimes(window, longest_ms * _US_PER_MS)
+    gap_us = _made(path, stage, group, _gaps)
+    return column, OutputTimes(window, gap_us, reads_state=True)
+
+
+def check_reads_state(plan: Node, reading: Sequence[str], *, has_checkpoint: bool) -> None:
+    """Check that the open sessions of these stages can be read. Raises `UnsoundPlanError`."""
+    if not reading:
+        return
+    longest = (
+        "declare the length of the longest session, "
+        "report(…, output_time='earliest', longest='2 hours')"
+    )
+    sessions = [
+        node for node in plan.walk() if any(each.stamp is Stamp.SESSION for each in node.groups)
+    ]
+    if len(sessions) > 1:
+        raise UnsoundPlanError(
+            f"stage {reading[0]!r}: the query has several session_window(…), and Spark's state does not "
+            f"show which is whose: {longest}, or start a query for each"
+        )
+    if not has_checkpoint:
+        raise UnsoundPlanError(
+            f"stage {reading[0]!r}: with output_time='earliest', the open sessions are read from the "
+            f"checkpoint: writer.option('checkpointLocation', …). Or {longest}"
+        )
 
 
 def _path_to_windows(plan: Node, stage: str) -> Sequence[Node]:

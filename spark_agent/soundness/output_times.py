@@ -36,6 +36,18 @@ class DatedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSessions:
+    """The sessions that Spark keeps after a batch."""
+
+    epoch: int
+    """The batch."""
+    spark_ms: int
+    """Spark's watermark in the batch."""
+    earliest_ms: int | None
+    """The start of the earliest session; None: not one is open."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutputTimes:
     """The output times of a stage's windows: each is after the window's end less the reach, or then."""
 
@@ -44,6 +56,9 @@ class OutputTimes:
     reach_us: int
     windows: WindowGrid | None = None
     """Tumbling or sliding windows; None: sessions, which may end at any time."""
+    reads_state: bool = False
+    """True if a session's output time is its start. The reach is then the gap: a session that is not
+    open yet begins at most the gap before the watermark. The open ones are read from Spark's state."""
 
     def earliest_ms(self, watermark_ms: int) -> int:
         """Return the earliest output time of windows that the watermark (ms) has not passed.

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_agent.client.client import Client
@@ -28,6 +28,7 @@ from spark_agent.supervision.joined_shards import JoinedShards
 from spark_agent.supervision.pending_reports import PendingReports, add_reports
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.row_counts import RowCounts
+from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates
 from spark_agent.times import MAX_MS
 
@@ -74,6 +75,7 @@ class EpochCommits:
         in_flight: InFlightReports,
         states: ShardStates,
         read: ReadThrough,
+        sessions: SessionReadings,
         clock: Clock,
     ) -> None:
         self._query = query
@@ -86,6 +88,9 @@ class EpochCommits:
         self._in_flight = in_flight
         self._states = states
         self._read = read
+        self._sessions = sessions
+        self._watermark_ms = 0
+        """Spark's watermark in the latest batch that the service has taken."""
         self._uncommitted: CommittedBatch | None = None
         self._late: Counter[str] = Counter()
         """By stage: late rows that no attempt of a commit has brought yet."""
@@ -118,6 +123,8 @@ class EpochCommits:
         self._uncommitted = batch
         self._read.note_batch(batch)
         self._promise_by_state(batch)
+        if 0 < batch.watermark_ms < END_MS - 1:
+            self._sessions.add(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
             corrections = self._query.corrections(batch.epoch)
@@ -159,7 +166,7 @@ class EpochCommits:
         if batch is None:
             return
         self._joined.check_ledger()
-        promised = self._progress(batch)
+        promised = self._progress(batch.watermark_ms)
         stages: dict[str, StageProgress | None] = {
             stage.name: None for stage in self._stages.sources
         }
@@ -179,6 +186,15 @@ class EpochCommits:
         self.committed = Committed(batch.epoch, promised, self._emitted_ms(batch, promised))
         self._reconcile(batch, promised, applied)
         self._uncommitted = None
+        self._watermark_ms = batch.watermark_ms
+
+    def promise_by_sessions(self) -> None:
+        """Promise for the latest committed batch again, by a new reading of its sessions."""
+        progress = self._progress(self._watermark_ms)
+        for stage, promise in self._stages.promises.items():
+            if promise.reads_state and stage in progress:
+                self.pending.set_progress(stage, progress[stage])
+        self.committed = replace(self.committed, progress=progress)
 
     def _commit_once(
         self, run: int, epoch: int, stages: Mapping[str, StageProgress | None]
@@ -231,15 +247,18 @@ class EpochCommits:
             and self._stages.promises[stage].is_of_windows
         }
 
-    def _progress(self, batch: CommittedBatch) -> dict[str, StageProgress]:
+    def _progress(self, watermark_ms: int) -> dict[str, StageProgress]:
         """Return how far each keyed stage is after a batch, given Spark's watermark in it."""
-        if batch.watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
+        if watermark_ms <= 0:  # Spark has no watermark yet, which it writes as 1970
             return {}
-        if batch.watermark_ms >= END_MS - 1:
+        if watermark_ms >= END_MS - 1:
             return dict.fromkeys(self._stages.promises, StageProgress(MAX_MS))
-        return {
-            stage: promise.progress(batch.watermark_ms)
+        found = {
+            stage: promise.progress(watermark_ms, self._sessions.newest)
             for stage, promise in self._stages.promises.items()
+        }
+        return {
+            stage: progress for stage, progress in found.items() if progress.input_ms is not None
         }
 
     def _warn_of_old_checkpoint(self, batch: CommittedBatch, error: StaleEpoch) -> None:

@@ -50,6 +50,7 @@ from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.lease_keeper import LeaseKeeper
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
+from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates, StateNotes
 
 _log: Final = logging.getLogger("spark_agent")
@@ -57,6 +58,8 @@ _log: Final = logging.getLogger("spark_agent")
 _TICK_MS: Final = 200
 _LONGEST_PAUSE_MS: Final = 5_000
 _SHUTDOWN_GRACE_MS: Final = 2_000
+_READING_GRACE_MS: Final = 30_000
+"""The longest wait at the end for a reading of open sessions, a job of Spark's."""
 _LOG_AGAIN_MS: Final = 60_000
 """Interval at which a repeated error is logged."""
 
@@ -123,6 +126,7 @@ class Supervisor:
         self._joined = JoinedShards(query, client, notes)
         self._in_flight = InFlightReports(in_flight, query.stages.watched, clock)
         self._states = ShardStates(query, notes, tallies)
+        self._sessions = SessionReadings(query, clock)
         self._commits = EpochCommits(
             query,
             running,
@@ -133,6 +137,7 @@ class Supervisor:
             in_flight=self._in_flight,
             states=self._states,
             read=read,
+            sessions=self._sessions,
             clock=clock,
         )
         self._read = read
@@ -226,6 +231,7 @@ class Supervisor:
             self._supervise()
         finally:
             self._commits.drop_tallies()
+            self._sessions.close()
             self._notify_step(failing=True)
 
     def _supervise(self) -> None:
@@ -359,7 +365,7 @@ class Supervisor:
 
     @property
     def _has_reported_all(self) -> bool:
-        is_due = self._complete.is_due(self._commits.committed.epoch)
+        is_due = self._complete.is_due(self._commits.committed.epoch) or self._sessions.is_due
         return self._commits.are_reported and not is_due
 
     def _receive(self, timeout_ms: int) -> None:
@@ -385,9 +391,12 @@ class Supervisor:
 
     def _set_shutdown_deadline(self) -> None:
         """Set when to give up. A query that was ended is followed by another start, which makes good for
-        its last reports. A bounded one that has read everything may not be.
+        its last reports. A bounded one that has read everything may not be, and the sessions of one that
+        runs each night are read before the morning.
         """
         grace_ms = _SHUTDOWN_GRACE_MS
+        if self._sessions.is_due:
+            grace_ms = _READING_GRACE_MS
         if self._finalisation.is_unfinished and self.running.error is None:
             grace_ms = max(grace_ms, self.query.timing.finish_timeout_ms)
         if self._shutdown_deadline_ms is None:
@@ -406,6 +415,8 @@ class Supervisor:
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), batch)
             self._commits.commit(run)
+        if self._sessions.poll(at_end=self._shutdown_deadline_ms is not None):
+            self._commits.promise_by_sessions()
         committed, reporter = self._commits.committed, self._reporter(run)
         self._commits.pending.report(reporter)
         # In the step of the commit: `commit_epoch` returns once the last windows may come out.

@@ -18,6 +18,7 @@ from tests.spark.flow import (
     AVAILABLE_NOW,
     COUNTS,
     JOB,
+    SHARDS,
     SOURCE,
     SPEC,
     START_S,
@@ -25,6 +26,7 @@ from tests.spark.flow import (
     Reading,
     ended,
     steady,
+    until,
 )
 
 GAP_S, LONGEST_S, SIZE_S, SLIDE_S = 4, 12, 15, 5
@@ -174,14 +176,13 @@ def test_the_promise_waits_for_open_windows(flow: Flow, pipeline: Pipeline, case
     flow.write([Reading(sensor, "a", second) for sensor in ("left", "right") for second in (3, 17)])
     rows = pipeline.watermarked(flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at")
     frame = pipeline.report(case.aggregated(rows), stage=COUNTS, **case.arguments)  # type: ignore[arg-type]
-    ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
-    answer = flow.watermark(COUNTS)
-    assert answer.input_ms == (START_S + 17) * 1_000
-    # Spark is given a millisecond less where a session would be split by a row dated W.
+    query = flow.start(pipeline, frame, trigger={"processingTime": "100 milliseconds"})
+    # Spark is given a millisecond less where a row dated W would be split from its session.
     promise_ms = 15_000 if case.name == "window" else (17 - case.reach_s) * 1_000 - 1
-    assert answer.output_ms == START_S * 1_000 + promise_ms
-    explanation = flow.client.explain(JOB, COUNTS)
-    assert "output_time" in str(explanation)
+    until(lambda: flow.output_of(COUNTS) == START_S * 1_000 + promise_ms, "the promise is made")
+    assert input_of(flow) == (START_S + 17) * 1_000
+    assert "'output_time'" in str(flow.client.explain(JOB, COUNTS))
+    query.stop()
 
 
 # Three windows that overlap, of the book's section on output timestamps: one element at second 7 in
@@ -261,10 +262,15 @@ def test_refused_arguments(
     assert reason in str(error.value)
 
 
-def test_sessions_need_a_bound_for_their_earliest_row(flow: Flow, pipeline: Pipeline) -> None:
-    frame = CASES[4].aggregated(watermarked(flow, pipeline))
+def test_open_sessions_that_cannot_be_read(flow: Flow, pipeline: Pipeline) -> None:
+    rows = watermarked(flow, pipeline)
+    named = rows.withColumnRenamed("key", "sessionStartTime")
+    grouped = named.groupBy(sessions(), "sessionStartTime").agg(F.min("at").alias("at"))
+    with pytest.raises(UnsoundPlanError, match="rename the key"):
+        pipeline.report(grouped, stage=COUNTS, output_time="earliest")
+    frame = pipeline.report(starts(rows), stage=COUNTS, output_time="earliest")
     with pytest.raises(UnsoundPlanError, match="longest='2 hours'"):
-        pipeline.report(frame, stage=COUNTS, output_time=OutputTime.EARLIEST)
+        pipeline.start(frame.writeStream.format("noop"))
 
 
 def test_refused_plans(flow: Flow, pipeline: Pipeline) -> None:
@@ -325,3 +331,60 @@ def test_days_of_sessions_may_have_25_hours(flow: Flow, pipeline: Pipeline) -> N
     finally:
         flow.spark.conf.set(zone, before)
     assert flow.watermark(COUNTS).output_ms == (START_S + 17 - 25 * 3_600) * 1_000 - 1
+
+
+# Sessions by their earliest row, without a declared length: their starts are read from Spark's state.
+
+
+def starts(rows: DataFrame) -> DataFrame:
+    grouped = rows.groupBy(sessions(), "key")
+    return grouped.agg(F.count("*").alias("rows"), F.min("at").alias("at"))
+
+
+def test_an_open_session_holds_its_start(flow: Flow, pipeline: Pipeline) -> None:
+    """Key a has a row every three seconds, so its session goes on; that of b ends."""
+    spoken = [Reading(sensor, "a", second) for sensor in SHARDS for second in range(3, 40, 3)]
+    ending = [Reading(sensor, "b", 9) for sensor in SHARDS]
+    flow.write([*ending, *[reading for reading in spoken if reading.second < 20]])
+    rows = pipeline.watermarked(flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at")
+    frame = pipeline.report(starts(rows), stage=COUNTS, output_time="earliest")
+    query = flow.start(pipeline, frame, trigger={"processingTime": "100 milliseconds"})
+    until(lambda: flow.output_of(COUNTS) == (START_S + 3) * 1_000, "the session's start is read")
+    assert "'open_session'" in str(flow.client.explain(JOB, COUNTS))
+    flow.write([reading for reading in spoken if reading.second >= 20])
+    until(lambda: input_of(flow) == (START_S + 39) * 1_000, "the second file is read")
+    assert flow.output_of(COUNTS) == (START_S + 3) * 1_000
+    # The session of a ends, and those of c begin.
+    flow.write([Reading(sensor, "c", 60) for sensor in SHARDS])
+    begins_ms = (START_S + 60 - GAP_S) * 1_000 - 1
+    until(lambda: flow.output_of(COUNTS) == begins_ms, "the session has ended")
+    query.stop()
+    assert pipeline.counts["early_rows"] == 0
+
+
+def input_of(flow: Flow) -> int | None:
+    return flow.watermark(COUNTS).input_ms
+
+
+def test_the_end_of_a_run_waits_for_the_reading(flow: Flow) -> None:
+    """A job that runs each night ends with the promise of its last batch."""
+    flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (3, 5, 17)])
+    with flow.pipeline() as pipeline:
+        rows = pipeline.watermarked(
+            flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at"
+        )
+        frame = pipeline.report(starts(rows), stage=COUNTS, output_time="earliest")
+        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+    assert flow.output_of(COUNTS) == (START_S + 17 - GAP_S) * 1_000 - 1
+
+
+def test_sessions_are_dated_and_none_is_early(flow: Flow, pipeline: Pipeline) -> None:
+    for batch in readings():
+        flow.write(batch)
+    frame = starts(watermarked(flow, pipeline))
+    frame = pipeline.report(frame, stage=COUNTS, output_time="earliest", on_early="fail")
+    ended(flow.start(pipeline, frame, trigger={"processingTime": "200 milliseconds"}, bounded=True))
+    found = flow.spark.read.schema(frame.schema).json(str(flow.output))
+    rows = flow.spark.read.schema("sensor string, key string, at timestamp").json(str(flow.inbox))
+    assert alike(found) == alike(starts(rows)) != Counter()
+    assert flow.watermark(COUNTS).final

@@ -20,6 +20,7 @@ from spark_agent.supervision.finalisation import Finalisation
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedShards
 from spark_agent.supervision.read_through import ReadThrough
+from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates
 from tests.unit.agent.answers import Answer, Answers, FakeClock
 from tests.unit.agent.queries import NoNotes, source, started
@@ -59,6 +60,7 @@ def epoch_commits(server: Answers, corrections: Mapping[int, int] = NO_CORRECTIO
         in_flight=InFlightReports({}, query.stages.watched, clock),
         states=ShardStates(query, notes, {}),
         read=ReadThrough(query, 0),
+        sessions=SessionReadings(query, clock),
         clock=clock,
     )
 
