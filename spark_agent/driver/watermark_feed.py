@@ -282,13 +282,15 @@ class WatermarkFeed:
 
         Spark ends an `availableNow` run at the first trigger without news. The next watermark may be
         such news, but is there only once the service has taken the last epoch, has made drained sources
-        final, and has answered a poll after that. So the run goes on until a batch has read nothing,
-        and then waits for the service.
+        final, and has answered a poll after that. A query that is started by this one's end is to find
+        this one's promise, so open sessions are read before. So the run goes on until a batch has read
+        nothing, and then waits.
         """
         is_settled = (
             _epoch(latest) <= self._committed_epoch
             and not self._is_finalising
             and self._inputs[stage].is_current
+            and (not self._ends_when_idle or self._supervisor.has_read_sessions())
         )
         is_supervised = self._running.is_active and self._supervisor.alive
         if is_settled or not self._ends_when_idle or latest is None or not is_supervised:

@@ -123,8 +123,7 @@ class EpochCommits:
         self._uncommitted = batch
         self._read.note_batch(batch)
         self._promise_by_state(batch)
-        if 0 < batch.watermark_ms < END_MS - 1:
-            self._sessions.add(batch)
+        self._sessions.add(batch)
         for stage in self._stages.keyed[:1]:
             self.counts.add(stage.name, {Count.DROPPED_ROWS: batch.dropped_rows})
             corrections = self._query.corrections(batch.epoch)

@@ -16,6 +16,7 @@ from spark_agent.clock import Clock
 from spark_agent.jvm.open_sessions import ReadSessions
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.soundness.output_times import OpenSessions
+from spark_agent.sources.control import END_MS
 from spark_agent.started_query import StartedQuery
 
 _log: Final = logging.getLogger("spark_agent")
@@ -48,16 +49,17 @@ class SessionReadings:
         self.newest: OpenSessions | None = None
 
     def add(self, batch: CommittedBatch) -> None:
-        """Note a batch that Spark has committed, and that is not the last of a bounded query."""
+        """Note a batch that Spark has committed."""
         if self._query.open_sessions is None:
             return
-        self._batch = batch
-        if batch.keeps_nothing and self._query.counts_state:
+        # Before the first watermark there is not a promise, and at the end of time it has its own.
+        self._batch = batch if 0 < batch.watermark_ms < END_MS - 1 else None
+        if self._batch is not None and batch.keeps_nothing and self._query.counts_state:
             self.newest = OpenSessions(batch.epoch, batch.watermark_ms, None)
 
     @property
     def is_due(self) -> bool:
-        """True if the newest batch has not been read. What fails at the end is not repeated."""
+        """True if the newest batch has not been read. What fails at an end is not repeated."""
         if self._batch is None or self._has_failed_at_end:
             return False
         return self.newest is None or self.newest.epoch < self._batch.epoch

@@ -117,6 +117,8 @@ class Supervisor:
         self._failing = False
         self._settled_epoch = -1
         """The last epoch that is committed and of which the driver has sent what tasks could not."""
+        self._sessions_are_due = False
+        self._run_ends = False
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
@@ -191,6 +193,14 @@ class Supervisor:
         """
         self.notify(batch)
         return self._wait(lambda: self._settled_epoch >= batch.epoch, timeout_ms)
+
+    def has_read_sessions(self) -> bool:
+        """Return whether the promises go by the sessions of the last batch, before a run ends by itself.
+
+        From the first call on, readings do not pause: the next query may be started by this one's end.
+        """
+        self._run_ends = True
+        return not self._sessions_are_due
 
     def finalise_sources(self, timeout_ms: int) -> bool:
         """Make the sources of a drained query final and wait; return whether they became so in time."""
@@ -288,6 +298,9 @@ class Supervisor:
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
             else:
                 self._last_error = None
+                self._sessions_are_due = self._sessions.is_due or (
+                    self.query.open_sessions is not None and bool(self._commits.pending)
+                )
                 self._settled_epoch = self._commits.committed.epoch
                 self._notify_step(failing=False)
                 pause_ms = _TICK_MS
@@ -415,7 +428,8 @@ class Supervisor:
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), batch)
             self._commits.commit(run)
-        if self._sessions.poll(at_end=self._shutdown_deadline_ms is not None):
+        at_end = self._run_ends or self._shutdown_deadline_ms is not None
+        if self._sessions.poll(at_end=at_end):
             self._commits.promise_by_sessions()
         committed, reporter = self._commits.committed, self._reporter(run)
         self._commits.pending.report(reporter)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from docs.drawings import PLAYS, averages
 from service.model.keys import Role
 from service.server.app import create_app
 from service.settings import Settings
@@ -464,6 +465,26 @@ def test_a_stage_in_sql(session: Session) -> None:
     session.run(block("python", 'job="sun"'))
     found = written(session.folder / "sun/yields")
     assert [(row["kwh"], str(row["until"])[11:16]) for row in found] == [(1.0, "11:00")] * 2
+
+
+@in_spark
+def test_output_times(session: Session) -> None:
+    """The averages are those of the drawing."""
+    played = [
+        {"device": device, "player": player, "at": f"2026-01-01T12:{minute:02}:00Z"}
+        for device, player, minutes in PLAYS
+        for minute in minutes
+    ]
+    last = [
+        {"device": device, "player": None, "at": "2026-01-01T12:40:00Z"}
+        for device in ("console", "mobile")
+    ]
+    write(session.folder / "arcade/plays", "1.json", [*played, *last])
+    session.run(block("python", 'job=f"arcade-{output_time}"'))
+    for output_time in ("end_of_window", "earliest"):
+        rows = written(session.folder / f"arcade/{output_time}/averages")
+        found = {int(str(row["window"]["start"])[14:16]): row["minutes"] for row in rows}  # type: ignore[index]
+        assert found == averages(output_time)
 
 
 @in_spark

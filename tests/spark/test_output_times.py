@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 
+from docs import drawings
 from spark_agent import Ascending, OutputTime, Pipeline, UnsoundPlanError
 from spark_agent.columns import with_output_time
 from tests.spark.flow import (
@@ -388,3 +391,113 @@ def test_sessions_are_dated_and_none_is_early(flow: Flow, pipeline: Pipeline) ->
     rows = flow.spark.read.schema("sensor string, key string, at timestamp").json(str(flow.inbox))
     assert alike(found) == alike(starts(rows)) != Counter()
     assert flow.watermark(COUNTS).final
+
+
+# The book's figures 3-5 to 3-8, as the documentation draws them: sessions, and their mean lengths.
+
+ARCADE: Mapping[str, Mapping[str, object]] = {
+    "plays": {"shards": ["console", "mobile"]},
+    "sessions": {"inputs": ["plays"], "ranges": 2},
+    "averages": {"inputs": ["sessions"], "ranges": 2},
+}
+DATED_BY = {"end_of_window": "ended_at", "earliest": "began_at"}
+MINUTE_MS = 60_000
+NOON_MS = 1_767_268_800_000
+
+
+def play(folder: Path, before: int, step: int) -> None:
+    """Write the plays of some minutes, and a row of each shard that has its clock."""
+    rows = [
+        {"device": device, "player": player, "at": f"2026-01-01T12:{minute:02}:00Z"}
+        for device, player, minutes in drawings.PLAYS
+        for minute in minutes
+        if before < minute <= step
+    ]
+    clocks = [
+        {"device": device, "at": f"2026-01-01T12:{step:02}:00Z"} for device in ("console", "mobile")
+    ]
+    folder.mkdir(exist_ok=True)
+    hidden = folder / f".{step}"
+    hidden.write_text("\n".join(map(json.dumps, [*rows, *clocks])))
+    hidden.rename(folder / f"{step}.json")
+
+
+@dataclass(frozen=True)
+class Arcade:
+    """The two stages of the drawing, by one output time."""
+
+    flow: Flow
+    pipeline: Pipeline
+    output_time: str
+
+    @property
+    def folder(self) -> Path:
+        return self.flow.output.parent / self.output_time
+
+    def run(self, stage: str, frame: DataFrame) -> None:
+        writer = frame.writeStream.format("json").option("path", str(self.folder / stage))
+        writer = writer.option("checkpointLocation", str(self.folder / f"{stage}-checkpoint"))
+        ended(self.pipeline.start(writer.trigger(availableNow=True)))
+
+    def sessions(self) -> None:
+        schema = "device string, player string, at timestamp"
+        rows = self.flow.spark.readStream.schema(schema).json(str(self.folder / "plays"))
+        rows = self.pipeline.source(
+            rows, stage="plays", shard="device", event_time="at", strategy=Ascending()
+        )
+        rows = self.pipeline.watermarked(rows, stage="sessions", event_time="at")
+        grouped = rows.where("player IS NOT NULL").groupBy(
+            F.session_window("at", f"{drawings.GAP} minutes"), "player"
+        )
+        frame = grouped.agg(
+            F.min("at").alias("began_at"),
+            F.timestamp_diff("MINUTE", F.min("at"), F.max("at")).alias("minutes"),
+        ).withColumn("ended_at", F.col("session_window.end"))
+        at, output_time = DATED_BY[self.output_time], self.output_time
+        frame = self.pipeline.report(
+            frame, stage="sessions", event_time=at, output_time=output_time, on_early="fail"
+        )
+        self.run("sessions", frame)
+
+    def averages(self) -> None:
+        at = DATED_BY[self.output_time]
+        rows = self.flow.spark.readStream.schema(f"{at} timestamp, minutes long")
+        frame = self.pipeline.watermarked(
+            rows.json(str(self.folder / "sessions")), stage="averages", event_time=at
+        )
+        frame = frame.groupBy(F.window(at, f"{drawings.WINDOW} minutes"))
+        frame = frame.agg(F.avg("minutes").alias("minutes"))
+        self.run("averages", self.pipeline.report(frame, stage="averages"))
+
+    def written(self) -> dict[int, float]:
+        schema = "window struct<start: timestamp, end: timestamp>, minutes double"
+        rows = self.flow.spark.read.schema(schema).json(str(self.folder / "averages"))
+        start = F.unix_millis("window.start")
+        found = rows.select(start.alias("start"), "minutes").collect()
+        return {(row["start"] - NOON_MS) // MINUTE_MS: row["minutes"] for row in found}
+
+
+@pytest.mark.parametrize("output_time", list(DATED_BY))
+def test_figures_of_the_book(flow: Flow, output_time: str) -> None:
+    """The watermarks, the averages, and the moments at which they come out, are those of the drawing."""
+    job = f"arcade-{output_time}"
+    came_out: dict[int, int] = {}
+    with Pipeline(flow.url, job, ARCADE, spark=flow.spark, poll="50 ms") as pipeline:
+        arcade = Arcade(flow, pipeline, output_time)
+        arcade.folder.mkdir()
+        before = -1
+        for step in drawings.STEPS:
+            play(arcade.folder / "plays", before, step)
+            before = step
+            arcade.sessions()
+            expected_ms = NOON_MS + drawings.output_watermark(output_time, step) * MINUTE_MS
+            # A session that is not open yet begins after W less a millisecond, and the gap.
+            assert flow.client.watermark(job, "sessions").output_ms in {
+                expected_ms,
+                expected_ms - 1,
+            }
+            arcade.averages()
+            for window in arcade.written():
+                came_out.setdefault(window, step)
+        assert arcade.written() == drawings.averages(output_time)
+    assert came_out == {each: drawings.fires_at(output_time, each) for each in came_out}

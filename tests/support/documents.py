@@ -29,6 +29,7 @@ EXECUTED: Final = {
     'job="gas"': "tests/acceptance/test_readme.py",
     'job="pumps"': "tests/acceptance/test_readme.py",
     'job="sun"': "tests/acceptance/test_readme.py",
+    'job=f"arcade-{output_time}"': "tests/acceptance/test_readme.py",
     'job="power"': "tests/acceptance/test_readme.py",
     'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",

@@ -1,0 +1,13 @@
+"""The drawings of the site are those that their program draws."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.drawings import DRAWINGS, FOLDER
+
+
+@pytest.mark.parametrize("path", list(DRAWINGS))
+def test_drawings_are_drawn_by_their_program(path: str) -> None:
+    drawn = DRAWINGS[path]()
+    assert (FOLDER / path).read_text() == drawn, "run python -m docs.drawings"
