@@ -255,7 +255,12 @@ def check_output_time(
             f"stage {stage!r}: output_time='{found}' has its distance behind the watermark from the "
             f"query's plan: leave delay={delay!r} out"
         )
-    return DatedBy(found, None if longest is None else duration_ms(longest, name="longest"))
+    longest_ms = None if longest is None else duration_ms(longest, name="longest")
+    if longest_ms is not None and not 0 < longest_ms <= _LONGEST_LATENESS_MS:
+        raise ValueError(
+            f"stage {stage!r}: invalid longest {longest!r}: write more than 0, and 3,650 days at most"
+        )
+    return DatedBy(found, longest_ms)
 
 
 def check_clock_strategy(stage: StageSpec, strategy: object) -> None:

@@ -60,6 +60,7 @@ from spark_agent.driver.job import DeclaredJob, host
 from spark_agent.driver.late_rows import LateRows
 from spark_agent.driver.launch import Launch
 from spark_agent.driver.queries import Queries
+from spark_agent.driver.window_notes import note_of
 from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
@@ -67,7 +68,7 @@ from spark_agent.firing_frames import kept_schema
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate, Node
-from spark_agent.jvm.open_sessions import reader_of
+from spark_agent.jvm.open_sessions import ReadSessions, reader_of
 from spark_agent.jvm.plan import PlanReader
 from spark_agent.jvm.progress import LATE_COUNT, late_metric, links_of, program_of
 from spark_agent.jvm.several_sinks import Writers, check_late_writer
@@ -82,7 +83,7 @@ from spark_agent.soundness.late_rows import (
     lateness_by_call,
 )
 from spark_agent.soundness.output_time_plans import check_reads_state, output_times_of
-from spark_agent.soundness.output_times import OutputTime
+from spark_agent.soundness.output_times import OutputTime, OutputTimes
 from spark_agent.soundness.query_stages import (
     ReportCall,
     check,
@@ -799,8 +800,10 @@ class Pipeline:
         if firing is not None:
             check_continues(firing.stage, on_lost_checkpoint)
         firings = None if firing is None else self._firings(firing, writer, checkpoint)
-        reading = [stage for stage, each in stages.promises.items() if each.reads_state]
-        check_reads_state(tree, reading, has_checkpoint=checkpoint.location is not None)
+        outputs = {
+            stage: each.output for stage, each in stages.promises.items() if each.output is not None
+        }
+        sessions = self._sessions_reader(tree, outputs, checkpoint)
         query = StartedQuery(
             job=self._job.name,
             name=f"{host()}-{os.getpid()}.{self._new_id()}",
@@ -814,9 +817,7 @@ class Pipeline:
             stateful={stage: each.stateful for stage, each in strategies.items() if each.stateful},
             clocks={stage: each.clock for stage, each in strategies.items() if each.clock},
             corrections=not_one if firings is None else firings.corrections,
-            open_sessions=reader_of(self._spark, checkpoint.location)
-            if reading and checkpoint.location is not None
-            else None,
+            open_sessions=sessions,
         )
         late_rows = LateRows(lateness_by_call(tree), self._first_on_time_us, checkpoint)
         if late_writers or firings is not None:
@@ -833,15 +834,25 @@ class Pipeline:
             checkpoint,
             late_rows,
             sources=sum(each.sources for each in (tree, *late_plans)),
-            windows=None if firings is None else firings.note,
+            windows=note_of(firing, frame.schema, outputs),
         )
         return self._queries.start(query, launch)
+
+    def _sessions_reader(
+        self, plan: Node, outputs: Mapping[str, OutputTimes], checkpoint: Checkpoint
+    ) -> ReadSessions | None:
+        """Return the reader of open sessions if a promise depends on them. Raises `ValueError`."""
+        stages = [stage for stage, each in outputs.items() if each.reads_state]
+        if not stages:
+            return None
+        check_reads_state(plan, stages[0])
+        return reader_of(self._spark, stages[0], checkpoint.location)
 
     def _firings(self, firing: Firing, writer: DataStreamWriter, checkpoint: Checkpoint) -> Firings:
         rows = frame_of(writer).schema
         check_can_fire(firing.stage, rows, output_mode_of(writer))
         unfired = Unfired(self._spark, checkpoint.unfired, kept_schema(rows))
-        return Firings(firing, rows, checkpoint, unfired)
+        return Firings(firing, checkpoint, unfired)
 
     def reset(self) -> None:
         """Start the job over: its next generation has no watermarks, and no source is final.

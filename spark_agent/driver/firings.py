@@ -8,13 +8,10 @@ watermark has passed the window's end.
 
 from __future__ import annotations
 
-import json
-from dataclasses import astuple
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
-from pyspark.sql.types import StructType
 
 from spark_agent.firing_frames import end_us, ending, fired, kept, newest, open_after
 from spark_agent.soundness.firings import Firing
@@ -56,11 +53,7 @@ class LoggedWatermarks(Protocol):
 class Firings:
     """The firings of one query."""
 
-    def __init__(
-        self, firing: Firing, rows: StructType, checkpoint: LoggedWatermarks, windows: Kept
-    ) -> None:
-        """`rows` are the columns of the windows."""
-        self.note = note_of(firing, rows)
+    def __init__(self, firing: Firing, checkpoint: LoggedWatermarks, windows: Kept) -> None:
         self._firing = firing
         self._checkpoint = checkpoint
         self._windows = windows
@@ -104,38 +97,3 @@ class Firings:
 
 def _us(watermark_ms: int | None) -> int:
     return _NOT_YET_US if watermark_ms is None else watermark_ms * _US_PER_MS
-
-
-def note_of(firing: Firing, rows: StructType) -> str:
-    """Return the note of a checkpoint on its windows: what another start must not change."""
-    return json.dumps(
-        {
-            "allowed_lateness_ms": firing.allowed_lateness_ms,
-            "windows": astuple(firing.windows),
-            "columns": rows.simpleString(),
-            "keys": firing.keys,
-        }
-    )
-
-
-def check_note(noted: str | None, wanted: str | None) -> None:
-    """Check that a query goes on with the windows of its checkpoint. Raises `ValueError`."""
-    if noted == wanted:
-        return
-    before, now = json.loads(noted or "{}"), json.loads(wanted or "{}")
-    lateness_ms, wanted_ms = (each.get("allowed_lateness_ms", 0) for each in (before, now))
-    if lateness_ms != wanted_ms:
-        found = (
-            f"has an allowed_lateness of {lateness_ms:,} ms, and this query one of {wanted_ms:,} ms"
-        )
-    elif before["windows"] != now["windows"]:
-        found = "has other windows: their size, their slide or their offset is another"
-    else:
-        found = (
-            f"keeps windows with {before['columns']} by {', '.join(before['keys'])}, and this query "
-            f"writes {now['columns']} by {', '.join(now['keys'])}"
-        )
-    raise ValueError(
-        f"the checkpoint {found}, so windows would fire at the wrong time, or with the wrong values: "
-        f"start over, with Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
-    )

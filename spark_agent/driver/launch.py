@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_agent.driver.firings import check_note
 from spark_agent.driver.late_rows import LateRows
+from spark_agent.driver.window_notes import check_note
 from spark_agent.jvm.checkpoint import Checkpoint
 
 
@@ -27,7 +27,7 @@ class Launch:
     sources: int
     """Number of sources in its plan."""
     windows: str | None = None
-    """The note on its windows, if they fire more than once."""
+    """The note on its windows, if they fire more than once, or are not dated by their ends."""
 
     def check(self) -> None:
         """Check that the checkpoint is of such a query. Raises `ValueError`."""

@@ -46,6 +46,10 @@ class QuerySupervisor(Protocol):
         """Make the sources of a drained query final; return whether they became final in time."""
         ...
 
+    def has_read_sessions(self) -> bool:
+        """Return whether the promises go by the sessions of the last batch."""
+        ...
+
     @property
     def last_error(self) -> str:
         """Latest error of a request to the service."""

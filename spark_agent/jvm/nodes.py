@@ -163,6 +163,8 @@ class Node:
     """The delay of a `withWatermark`."""
     windows: Mapping[int, WindowGrid] = field(default_factory=dict[int, WindowGrid])
     """Columns with windows that the node computes, by column id."""
+    window_times: Mapping[int, int] = field(default_factory=dict[int, int])
+    """By column id of a window or session that the node computes: the column with the rows' time."""
     gaps_us: Mapping[int, int] = field(default_factory=dict[int, int])
     """Gaps (µs) of the sessions that the node computes, by column id."""
     extremes: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])

@@ -29,7 +29,7 @@ from spark_agent.jvm.nodes import (
     Node,
     Stamp,
 )
-from spark_agent.jvm.windows import gaps_of, windows_of
+from spark_agent.jvm.windows import gaps_of, window_times_of, windows_of
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -152,6 +152,7 @@ class PlanReader:
             reads_all=_reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
+            window_times=window_times_of(node),
             gaps_us=gaps_of(node),
             extremes=_extremes(node) if name == "Aggregate" else {},
             late_of=_aliased(node, LATE_ALIAS),

@@ -9,8 +9,8 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.catalyst import is_a, items, java_walk, number, stamp
 from spark_agent.jvm.nodes import Stamp, WindowGrid
 
-_HOUR_US: Final = 3_600_000_000
-_DAY_US: Final = 24 * _HOUR_US
+_ATTRIBUTE: Final = "AttributeReference"
+_DAY_US: Final = 86_400_000_000
 
 
 def windows_of(node: JavaObject) -> dict[int, WindowGrid]:
@@ -19,37 +19,55 @@ def windows_of(node: JavaObject) -> dict[int, WindowGrid]:
     The rule computes tumbling windows in a projection, and sliding ones in an expansion, with a
     projection for each of the windows that a row is in.
     """
-    match node.nodeName():
-        case "Project":
-            made = [
-                (each, each.child()) for each in items(node.projectList()) if is_a(each, "Alias")
-            ]
-        case "Expand":
-            made = list(zip(items(node.output()), items(node.projections().apply(0)), strict=True))
-        case _:
-            return {}
     grids = {
         column.exprId().id(): _grid(value)
-        for column, value in made
-        if stamp(column) is Stamp.WINDOW and is_a(value, "CreateNamedStruct")
+        for column, value in _made(node)
+        if stamp(column) is Stamp.WINDOW
     }
     return {id_: grid for id_, grid in grids.items() if grid is not None}
 
 
+def window_times_of(node: JavaObject) -> dict[int, int]:
+    """Return the column with the rows' time of each window and session that a node computes, by ids."""
+    found: dict[int, int] = {}
+    for column, value in _made(node):
+        # Of a session: the gap may depend on other columns, its start does not.
+        start = items(value.children())[1]
+        times = {each.exprId().id() for each in java_walk(start) if is_a(each, _ATTRIBUTE)}
+        if len(times) == 1:
+            found[column.exprId().id()] = times.pop()
+    return found
+
+
+def _made(node: JavaObject) -> list[tuple[JavaObject, JavaObject]]:
+    """Return the columns with windows or sessions that a node computes, and their values."""
+    match node.nodeName():
+        case "Project":
+            found = [
+                (each, each.child()) for each in items(node.projectList()) if is_a(each, "Alias")
+            ]
+        case "Expand":
+            found = list(zip(items(node.output()), items(node.projections().apply(0)), strict=True))
+        case _:
+            return []
+    return [
+        (column, value)
+        for column, value in found
+        if is_a(value, "CreateNamedStruct") and stamp(column) in {Stamp.WINDOW, Stamp.SESSION}
+    ]
+
+
 def gaps_of(node: JavaObject) -> dict[int, int]:
-    """Return the longest gaps (µs) of the sessions that a node computes, unless rows differ in them.
+    """Return the gaps (µs) of the sessions that a node computes, unless rows differ in them.
 
     Spark's rule for `session_window(…)` computes a session of one row in a projection: `t`, `t + gap`.
     """
-    if node.nodeName() != "Project":
-        return {}
-    found: dict[int, int] = {}
-    for each in items(node.projectList()):
-        if is_a(each, "Alias") and stamp(each) is Stamp.SESSION:
-            gap_us = _gap_us(each.child())
-            if gap_us is not None:
-                found[each.exprId().id()] = gap_us
-    return found
+    gaps = {
+        column.exprId().id(): _gap_us(value)
+        for column, value in _made(node)
+        if stamp(column) is Stamp.SESSION
+    }
+    return {id_: gap_us for id_, gap_us in gaps.items() if gap_us is not None}
 
 
 def _gap_us(session: JavaObject) -> int | None:
@@ -59,9 +77,10 @@ def _gap_us(session: JavaObject) -> int | None:
     gap = additions[0].right().eval(None)
     if gap is None or number(gap, "months"):
         return None
-    # Where clocks are changed, a day may have an hour more.
-    day_us = _DAY_US + (0 if additions[0].zoneId().getRules().isFixedOffset() else _HOUR_US)
-    return number(gap, "days") * day_us + number(gap, "microseconds")
+    if number(gap, "days") and not additions[0].zoneId().getRules().isFixedOffset():
+        # Where clocks are changed, days differ in length.
+        return None
+    return number(gap, "days") * _DAY_US + number(gap, "microseconds")
 
 
 def _grid(window: JavaObject) -> WindowGrid | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -14,6 +15,10 @@ _US_PER_MS: Final = 1_000
 _PASSING: Final = frozenset({"DataFrameDropColumns", "Filter", "Project", "SubqueryAlias", "View"})
 """Operators that may come between the windows and `report()`."""
 _WINDOWS: Final = frozenset({Stamp.WINDOW, Stamp.SESSION})
+LONGEST: Final = (
+    "declare the length of the longest session, "
+    "report(…, output_time='earliest', longest='2 hours')"
+)
 _SESSION_KEY: Final = "sessionstarttime"
 _FUNCTIONS: Final[Mapping[OutputTime, str]] = {OutputTime.EARLIEST: "Min", OutputTime.LATEST: "Max"}
 """By output time: Spark's name of the function that gives it."""
@@ -29,7 +34,13 @@ def output_times_of(
     `column` is the column's name, if it is given. Raises `UnsoundPlanError`.
     """
     path = _path_to_windows(plan, stage)
-    [group] = [each for each in path[-1].groups if each.stamp in _WINDOWS]
+    groups = [each for each in path[-1].groups if each.stamp in _WINDOWS]
+    if len(groups) > 1:
+        raise UnsoundPlanError(
+            f"stage {stage!r}: rows are grouped by several windows, "
+            f"{', '.join(each.name for each in groups)}, and the output time is of one: group by one"
+        )
+    [group] = groups
     window = _window_column(path, stage, group)
     output_time, longest_ms = dated_by.output_time, dated_by.longest_ms
     is_session = group.stamp is Stamp.SESSION
@@ -45,43 +56,32 @@ def output_times_of(
                 f"report(…, event_time={window!r}), or leave event_time out"
             )
         return column or window, None
-    column = _time_column(path, stage, column, output_time)
+    column = _time_column(path, stage, group, column, output_time)
     if not is_session:
         grid = _made(path, stage, group, _grids)
         return column, OutputTimes(window, grid.slide_us, grid)
-    if output_time is OutputTime.LATEST:
-        return column, OutputTimes(window, _made(path, stage, group, _gaps))
     if longest_ms is not None:
         return column, OutputTimes(window, longest_ms * _US_PER_MS)
+    gap_us = _made(path, stage, group, _gaps)
+    if output_time is OutputTime.LATEST:
+        return column, OutputTimes(window, gap_us)
     if _SESSION_KEY in {each.name.lower() for each in path[-1].groups}:
         raise UnsoundPlanError(
             f"stage {stage!r}: a key of the sessions is named sessionStartTime, as Spark names their "
             f"start in its state, which is read for output_time='earliest': rename the key"
         )
-    gap_us = _made(path, stage, group, _gaps)
     return column, OutputTimes(window, gap_us, reads_state=True)
 
 
-def check_reads_state(plan: Node, reading: Sequence[str], *, has_checkpoint: bool) -> None:
-    """Check that the open sessions of these stages can be read. Raises `UnsoundPlanError`."""
-    if not reading:
-        return
-    longest = (
-        "declare the length of the longest session, "
-        "report(…, output_time='earliest', longest='2 hours')"
-    )
+def check_reads_state(plan: Node, stage: str) -> None:
+    """Check that a plan has one operator with sessions. Raises `UnsoundPlanError`."""
     sessions = [
         node for node in plan.walk() if any(each.stamp is Stamp.SESSION for each in node.groups)
     ]
     if len(sessions) > 1:
         raise UnsoundPlanError(
-            f"stage {reading[0]!r}: the query has several session_window(…), and Spark's state does not "
-            f"show which is whose: {longest}, or start a query for each"
-        )
-    if not has_checkpoint:
-        raise UnsoundPlanError(
-            f"stage {reading[0]!r}: with output_time='earliest', the open sessions are read from the "
-            f"checkpoint: writer.option('checkpointLocation', …). Or {longest}"
+            f"stage {stage!r}: the query has several session_window(…), and Spark's state does not "
+            f"show which is whose: start a query for each, or {LONGEST}"
         )
 
 
@@ -96,23 +96,26 @@ def _path_to_windows(plan: Node, stage: str) -> Sequence[Node]:
         raise UnsoundPlanError(
             f"stage {stage!r}: output_time is of windows, and Spark's {path[-1].operator} comes "
             f"before report(): call report() on the rows of groupBy(window(…)) or "
-            f"groupBy(session_window(…)), or declare the rows' distance behind the watermark with delay="
+            f"groupBy(session_window(…)) before it, or declare with delay= how far they may be behind "
+            f"the watermark"
         )
     return path
 
 
 def _named(plan: Node, stage: str, name: str) -> Column:
     found = [each for each in plan.output if each.name == name]
-    if len(found) != 1:
+    alike = [each for each in plan.output if each.name.lower() == name.lower()]
+    if len(found) != 1 or len(alike) != 1:
         raise UnsoundPlanError(
-            f"stage {stage!r}: {len(found)} columns are named {name!r}, of "
-            f"{', '.join(each.name for each in plan.output)}: name one"
+            f"stage {stage!r}: {len(found)} columns are named {name!r}, and Spark does not distinguish "
+            f"upper and lower case, of {', '.join(each.name for each in plan.output)}: name one, and "
+            f"rename those that are alike"
         )
     return found[0]
 
 
 def _time_column(
-    path: Sequence[Node], stage: str, name: str | None, output_time: OutputTime
+    path: Sequence[Node], stage: str, group: Column, name: str | None, output_time: OutputTime
 ) -> str:
     """Return the column with the earliest or the latest time of each window's rows."""
     plan, windows = path[0], path[-1]
@@ -121,15 +124,36 @@ def _time_column(
     for each in plan.output if name is None else [_named(plan, stage, name)]:
         copied, part = origin(path, each.id)
         called, of = windows.extremes.get(copied, ("", copied))
-        if called == function and of in times and not part:
-            return each.name
+        if called == function and of in times and not part and _is_time_of(windows, group, of):
+            return _named(plan, stage, each.name).name
     called = function.lower()
     found = "none of the columns is" if name is None else f"{name!r} is not"
     raise UnsoundPlanError(
         f"stage {stage!r}: {found} {called}() of the event time over all rows of the window: with "
         f"output_time='{output_time}', write .agg(F.{called}('at').alias({name or 'at'!r}), …), of the "
-        f"event time of watermarked()"
+        f"column by which window(…) or session_window(…) groups"
     )
+
+
+def _is_time_of(windows: Node, group: Column, time: int) -> bool:
+    """Return whether a window is computed from a column, in all rows that the aggregation reads.
+
+    Another column of event time may be anywhere in the window, or outside of it.
+    """
+    paths = [nodes for nodes, _ in paths_to_controls(windows)]
+    return bool(paths) and all(_made_from(path[1:], group.id, time) for path in paths)
+
+
+def _made_from(path: Sequence[Node], window: int, time: int) -> bool:
+    for node, below in itertools.pairwise(path):
+        if window in node.window_times:
+            return node.window_times[window] == node.copies.get(time, (time, ""))[0]
+        if node.operator == "Union":
+            columns = [each.id for each in node.output]
+            window, time = (below.output[columns.index(each)].id for each in (window, time))
+            continue
+        window, time = (node.copies.get(each, (each, ""))[0] for each in (window, time))
+    return False
 
 
 def _is_end(path: Sequence[Node], column: Column, group: Column) -> bool:
@@ -140,7 +164,7 @@ def _window_column(path: Sequence[Node], stage: str, group: Column) -> str:
     """Return the name of the column with the window, or with its end."""
     for each in path[0].output:
         if _is_end(path, each, group):
-            return each.name
+            return _named(path[0], stage, each.name).name
     raise UnsoundPlanError(
         f"stage {stage!r}: {group.name} is not among the columns that are reported, and the output time "
         f"depends on it: keep the window, or window.end, and drop it after report()"
@@ -161,7 +185,7 @@ def _made(
         raise UnsoundPlanError(
             f"stage {stage!r}: the length of {group.name} cannot be read from the query's plan, or is "
             f"not the same for all rows: group by window(…) or session_window(…) of the event time of "
-            f"watermarked(), with a fixed length, in days or less"
+            f"watermarked(), with a fixed length, not in months, and in hours where clocks are changed"
         )
     return only
 

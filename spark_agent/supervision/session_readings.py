@@ -1,7 +1,7 @@
 """Readings of the sessions that a query keeps, beside its batches.
 
 A reading takes a job of Spark's, so a thread of its own waits for it. An old reading gives a lower
-promise, which holds, so the batches do not wait.
+promise, which holds, so the batches do not wait. A run that ends by itself waits for its last reading.
 """
 
 from __future__ import annotations

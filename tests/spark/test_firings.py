@@ -71,7 +71,7 @@ def test_each_window_fires_once_on_time_and_again_for_each_change(
 
     def firings() -> Firings:
         unfired = Unfired(spark, str(folder), kept_schema(schema))
-        return Firings(FIRING, schema, checkpoint, unfired)
+        return Firings(FIRING, checkpoint, unfired)
 
     fired_ms = 0
     running = firings()

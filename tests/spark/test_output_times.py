@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -272,8 +273,17 @@ def test_open_sessions_that_cannot_be_read(flow: Flow, pipeline: Pipeline) -> No
     with pytest.raises(UnsoundPlanError, match="rename the key"):
         pipeline.report(grouped, stage=COUNTS, output_time="earliest")
     frame = pipeline.report(starts(rows), stage=COUNTS, output_time="earliest")
+    writer = frame.writeStream.format("noop")
     with pytest.raises(UnsoundPlanError, match="longest='2 hours'"):
-        pipeline.start(frame.writeStream.format("noop"))
+        pipeline.start(writer)
+    with pytest.raises(UnsoundPlanError, match="spaces or other characters"):
+        pipeline.start(writer.option("checkpointLocation", f"{flow.checkpoint} of taps"))
+    merges = "spark.sql.streaming.sessionWindow.merge.sessions.in.local.partition"
+    with (
+        setting(flow.spark, merges, "true"),
+        pytest.raises(UnsoundPlanError, match="leave it at false"),
+    ):
+        pipeline.start(writer.option("checkpointLocation", str(flow.checkpoint)))
 
 
 def test_refused_plans(flow: Flow, pipeline: Pipeline) -> None:
@@ -316,24 +326,88 @@ def test_end_of_window_is_the_default(flow: Flow, pipeline: Pipeline) -> None:
     assert flow.watermark(SOURCE).output_ms == answer.input_ms
 
 
-def test_days_of_sessions_may_have_25_hours(flow: Flow, pipeline: Pipeline) -> None:
-    """The gap of a session is in days of the time zone; the promise goes by the longest of them."""
-    flow.write([Reading(sensor, "a", 17) for sensor in ("left", "right")])
-    zone = "spark.sql.session.timeZone"
-    before = str(flow.spark.conf.get(zone))
-    flow.spark.conf.set(zone, "America/New_York")
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Generator[None]:
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
     try:
-        rows = pipeline.watermarked(
-            flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at"
-        )
-        grouped = rows.groupBy(F.session_window("at", "1 day"), "key")
-        frame = pipeline.report(
-            grouped.agg(F.max("at").alias("at")), stage=COUNTS, output_time="latest"
-        )
-        ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW))
+        yield
     finally:
-        flow.spark.conf.set(zone, before)
-    assert flow.watermark(COUNTS).output_ms == (START_S + 17 - 25 * 3_600) * 1_000 - 1
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
+
+
+def test_days_differ_where_clocks_are_changed(flow: Flow, pipeline: Pipeline) -> None:
+    """A day has 26 hours in Antarctica/Troll, and a session's gap of a day is as long."""
+    with setting(flow.spark, "spark.sql.session.timeZone", "Antarctica/Troll"):
+        grouped = watermarked(flow, pipeline).groupBy(F.session_window("at", "1 day"), "key")
+        with pytest.raises(UnsoundPlanError, match="in hours where clocks are changed"):
+            pipeline.report(
+                grouped.agg(F.max("at").alias("at")), stage=COUNTS, output_time="latest"
+            )
+
+
+def test_the_column_is_of_the_time_that_the_window_is_computed_from(
+    flow: Flow, pipeline: Pipeline
+) -> None:
+    """Another event time of the rows, of a join, or of another branch, may be anywhere."""
+    rows = watermarked(flow, pipeline)
+    other = rows.select(F.col("key").alias("other_key"), F.col("at").alias("other_at"))
+    joined = rows.join(
+        other, F.expr("key = other_key AND other_at BETWEEN at - INTERVAL 1 MINUTE AND at")
+    )
+    both = rows.select("key", "at", F.col("at").alias("copied")).union(
+        rows.select("key", "at", F.lit(START_S).cast("timestamp").alias("copied"))
+    )
+    for frame, column in ((joined, "other_at"), (both, "copied")):
+        for windows in (tumbling(), sliding(), sessions()):
+            grouped = frame.groupBy(windows, "key").agg(F.min(column).alias("first_at"))
+            with pytest.raises(UnsoundPlanError, match="by which window"):
+                pipeline.report(grouped, stage=COUNTS, output_time="earliest")
+    named = rows.withColumn("hour", sliding()).groupBy("hour", "key")
+    pipeline.report(named.agg(F.min("at").alias("at")), stage=COUNTS, output_time="earliest")
+
+
+def test_names_and_groups_that_are_not_one(flow: Flow, pipeline: Pipeline) -> None:
+    rows = watermarked(flow, pipeline).groupBy(tumbling(), "key")
+    for frame, reason in [
+        (
+            rows.agg(F.min("at").alias("at"), F.count("*").alias("AT")),
+            "rename those that are alike",
+        ),
+        (rows.agg(F.min("at").alias("at"), F.count("*").alias("Window")), "rename those"),
+        (rows.agg(F.min("at").alias("at"), F.max("at").alias("at")), "rename those"),
+    ]:
+        with pytest.raises(UnsoundPlanError, match=reason):
+            pipeline.report(frame, stage=COUNTS, output_time="earliest")
+    with pytest.raises(ValueError, match="3,650 days at most"):
+        pipeline.report(
+            CASES[4].aggregated(watermarked(flow, pipeline)),
+            stage=COUNTS,
+            output_time="earliest",
+            longest="4000000000000000 s",
+        )
+
+
+@pytest.mark.parametrize("again", [{"output_time": "end_of_window"}, {"windows": "10 seconds"}])
+def test_a_checkpoint_goes_on_with_its_output_times(
+    flow: Flow, pipeline: Pipeline, again: Mapping[str, str]
+) -> None:
+    """A window that was begun under other rules has a date that the stage has promised not to write."""
+
+    def start(windows: str = "15 seconds", output_time: str = "earliest") -> StreamingQuery:
+        grouped = watermarked(flow, pipeline).groupBy(F.window("at", windows), "key")
+        frame = grouped.agg(F.min("at").alias("at"))
+        frame = pipeline.report(frame, stage=COUNTS, output_time=output_time)
+        return flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+
+    flow.write(steady(range(20)))
+    ended(start())
+    ended(start())
+    with pytest.raises(ValueError, match="the checkpoint has other output times"):
+        start(**again)
 
 
 # Sessions by their earliest row, without a declared length: their starts are read from Spark's state.

@@ -55,6 +55,10 @@ class Supervisor:
     committed: list[int] = field(default_factory=list[int])
     finalise_calls: int = 0
     finalises: bool = True
+    has_read: bool = True
+
+    def has_read_sessions(self) -> bool:
+        return self.has_read
 
     def commit_epoch(self, batch: CommittedBatch, timeout_ms: int) -> bool:
         self.committed.append(batch.epoch)
@@ -381,6 +385,17 @@ class TestDrained:
             assert WatermarkFeed.next(following, "r", STAGE, here) == RetryLater(POLL_MS)
             query.clock.now_ms += 10 * POLL_MS
             assert following.next("r", STAGE, here) == Offset(END_MS, 3)
+
+    def test_the_end_of_a_run_waits_until_its_sessions_are_read(self) -> None:
+        """A query that is started by this one's end is to find this one's promise."""
+        query, supervisor = Query(FakeClock()), Supervisor(has_read=False)
+        with Answers(at(5)) as server:
+            following = feed(server, query, supervisor, trigger=NIGHTLY)
+            here = following.next("r", STAGE, Offset(None, 0))
+            query.done(0, 5, read_nothing=True)
+            assert WatermarkFeed.next(following, "r", STAGE, here) == RetryLater(POLL_MS)
+            supervisor.has_read = True
+            assert WatermarkFeed.next(following, "r", STAGE, here) == here
 
     @pytest.mark.parametrize(("active", "alive"), [(False, True), (True, False)])
     def test_one_that_is_being_stopped_or_was_fenced_does_not_wait(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
-from spark_agent.driver.firings import check_note, note_of
+from spark_agent.driver.window_notes import check_note, note_of
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm.nodes import RANGES_TAG, Column, Control, Node, Stamp, WindowGrid
 from spark_agent.jvm.unfired import needed_of
@@ -61,7 +61,7 @@ def test_a_batch_reads_what_older_batches_have_kept() -> None:
 def test_notes_of_another_query_are_refused() -> None:
     rows = StructType().add("n", LongType())
     firing = Firing("s", 5_000, HOUR, "window", ("window",))
-    note = note_of(firing, rows)
+    note = note_of(firing, rows, {})
     check_note(note, note)
     check_note(None, None)
     with pytest.raises(ValueError, match="lateness of 5,000 ms, and this query one of 0 ms"):
@@ -72,10 +72,10 @@ def test_notes_of_another_query_are_refused() -> None:
         "keeps windows with struct<n:bigint> by window, and this query writes struct<n:bigint> by k"
     )
     with pytest.raises(ValueError, match=shown):
-        check_note(note, note_of(replace(firing, keys=("k",)), rows))
+        check_note(note, note_of(replace(firing, keys=("k",)), rows, {}))
     half_hours = WindowGrid(HOUR.size_us, HOUR.slide_us // 2, 0)
     with pytest.raises(ValueError, match="has other windows: their size, their slide or their off"):
-        check_note(note, note_of(replace(firing, windows=half_hours), rows))
+        check_note(note, note_of(replace(firing, windows=half_hours), rows, {}))
 
 
 def watermarked(lateness_ms: int, call: str = "1") -> Node:
