@@ -29,7 +29,7 @@ from spark_agent.jvm.nodes import (
     Node,
     Stamp,
 )
-from spark_agent.jvm.windows import gaps_of, window_times_of, windows_of
+from spark_agent.jvm.windows import extremes_of, gaps_of, window_times_of, windows_of
 from spark_agent.sources.control import FORMAT
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -59,7 +59,6 @@ _UNLIMITED: Final = frozenset(
 )
 """Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
 rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
-_EXTREMES: Final = frozenset({"Min", "Max"})
 _ATTRIBUTE: Final = "AttributeReference"
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
@@ -154,7 +153,7 @@ class PlanReader:
             windows=windows_of(node),
             window_times=window_times_of(node),
             gaps_us=gaps_of(node),
-            extremes=_extremes(node) if name == "Aggregate" else {},
+            extremes=extremes_of(node),
             late_of=_aliased(node, LATE_ALIAS),
             unpromised=_aliased(node, UNPROMISED_ALIAS),
         )
@@ -286,20 +285,6 @@ def _groups(aggregate: JavaObject) -> tuple[Column, ...]:
         of = each if _has(each, "exprId") else next(equal, None)
         found.append(Column(_NO_ID, str(each.sql())) if of is None else _column(of))
     return tuple(found)
-
-
-def _extremes(aggregate: JavaObject) -> dict[int, tuple[str, int]]:
-    """Return the columns that are the least or the greatest value of a column, over all rows."""
-    found: dict[int, tuple[str, int]] = {}
-    for each in items(aggregate.aggregateExpressions()):
-        if not is_a(each, "Alias") or not is_a(each.child(), "AggregateExpression"):
-            continue
-        call = each.child()
-        function = call.aggregateFunction()
-        name = function.getClass().getSimpleName()
-        if name in _EXTREMES and call.filter().isEmpty() and is_a(function.child(), _ATTRIBUTE):
-            found[each.exprId().id()] = name, function.child().exprId().id()
-    return found
 
 
 def _has(thing: JavaObject, method: str) -> bool:

@@ -10,6 +10,7 @@ from spark_agent.jvm.catalyst import is_a, items, java_walk, number, stamp
 from spark_agent.jvm.nodes import Stamp, WindowGrid
 
 _ATTRIBUTE: Final = "AttributeReference"
+_EXTREMES: Final = frozenset({"Min", "Max"})
 _DAY_US: Final = 86_400_000_000
 
 
@@ -31,7 +32,7 @@ def window_times_of(node: JavaObject) -> dict[int, int]:
     """Return the column with the rows' time of each window and session that a node computes, by ids."""
     found: dict[int, int] = {}
     for column, value in _made(node):
-        # Of a session: the gap may depend on other columns, its start does not.
+        # The gap of a session may depend on other columns, its start does not.
         start = items(value.children())[1]
         times = {each.exprId().id() for each in java_walk(start) if is_a(each, _ATTRIBUTE)}
         if len(times) == 1:
@@ -57,6 +58,22 @@ def _made(node: JavaObject) -> list[tuple[JavaObject, JavaObject]]:
     ]
 
 
+def extremes_of(node: JavaObject) -> dict[int, tuple[str, int]]:
+    """Return the columns that are the least or the greatest value of a column, over all rows."""
+    if node.nodeName() != "Aggregate":
+        return {}
+    found: dict[int, tuple[str, int]] = {}
+    for each in items(node.aggregateExpressions()):
+        if not is_a(each, "Alias") or not is_a(each.child(), "AggregateExpression"):
+            continue
+        call = each.child()
+        function = call.aggregateFunction()
+        name = function.getClass().getSimpleName()
+        if name in _EXTREMES and call.filter().isEmpty() and is_a(function.child(), _ATTRIBUTE):
+            found[each.exprId().id()] = name, function.child().exprId().id()
+    return found
+
+
 def gaps_of(node: JavaObject) -> dict[int, int]:
     """Return the gaps (µs) of the sessions that a node computes, unless rows differ in them.
 
@@ -78,7 +95,7 @@ def _gap_us(session: JavaObject) -> int | None:
     if gap is None or number(gap, "months"):
         return None
     if number(gap, "days") and not additions[0].zoneId().getRules().isFixedOffset():
-        # Where clocks are changed, days differ in length.
+        # Days differ in length where clocks are changed.
         return None
     return number(gap, "days") * _DAY_US + number(gap, "microseconds")
 

@@ -17,7 +17,13 @@ _US_PER_MS: Final = 1_000
 
 
 class OutputTime(StrEnum):
-    """The time that dates a window's result for the stages below."""
+    """The time that dates a window's result for the stages below.
+
+    `report` takes the value or its text.
+
+    >>> OutputTime("earliest") is OutputTime.EARLIEST
+    True
+    """
 
     END_OF_WINDOW = "end_of_window"
     """The window's end."""

@@ -38,7 +38,7 @@ TERMS: Final = (
     "dynamic source", "early result", "epoch", "facts", "fence", "final", "generation", "health",
     "hold", "holder", "idle", "incarnation",
     "input watermark", "job", "key range", "keyed stage", "late row", "layout", "lease", "ledger",
-    "live store", "mark", "oldest work", "outcome", "output watermark", "pending",
+    "live store", "mark", "oldest work", "outcome", "output time", "output watermark", "pending",
     "percentile watermark", "policy", "problem", "processing watermark", "promise", "range", "report",
     "run", "shard", "source", "stage", "strategy", "throttle", "token", "watermark", "worker",
 )  # fmt: skip
