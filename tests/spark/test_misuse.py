@@ -182,7 +182,7 @@ def test_a_bound_that_is_none(bound: Any) -> None:
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (None, r"invalid strategy None: write BoundedOutOfOrderness\('10 minutes'\)"),
+        (7, r"invalid strategy 7: write BoundedOutOfOrderness\('10 minutes'\)"),
         (Ascending, r"invalid strategy <class .*>: write BoundedOutOfOrderness\('10 minutes'\)"),
         ("ascending", r"the strategy's SQL cannot be read: .*ascending"),
     ],
