@@ -12,7 +12,8 @@ from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
 
 DRIVER_ATTEMPT: Final = 2**31 - 1
 """The attempt in the driver's claims. It outranks all tasks of its epoch, which have ended by then,
-but not the next epoch's tasks, since the epoch is compared first."""
+but not the next epoch's tasks, since the epoch is compared first. Once the query has ended, the next
+epoch's tasks were interrupted, and what they hold is claimed too."""
 
 WATCH_MS: Final = 1_500
 """The driver's lease on shards that it watches. It ends soon after a batch has begun to read."""
@@ -30,6 +31,8 @@ class DriverReporter:
     run: int
     epoch: int
     """The last epoch that was committed; -1: none."""
+    has_ended: bool = False
+    """True once the query has ended: a batch that it leaves uncommitted was interrupted."""
 
     def claim(
         self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
@@ -42,10 +45,15 @@ class DriverReporter:
                 ranges,
                 holder=f"{self.query}.driver",
                 ttl_ms=ttl_ms or self.ttl_ms,
-                rank=Rank(self.run, max(self.epoch, 0), DRIVER_ATTEMPT),
+                rank=self._rank,
             )
         except LeaseConflict:
             return None
+
+    @property
+    def _rank(self) -> Rank:
+        outranked = self.epoch + 1 if self.has_ended else max(self.epoch, 0)
+        return Rank(self.run, outranked, DRIVER_ATTEMPT)
 
     def report_shards(
         self,

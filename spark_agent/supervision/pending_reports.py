@@ -59,7 +59,8 @@ class PendingReports:
         """Report what is pending. It still holds: Spark has committed the epochs it belongs to.
 
         A range that a task of the next batch already holds is denied and stays pending: that batch's
-        commit covers it, or the driver's next claim outranks that task's.
+        commit covers it, or the driver's next claim outranks that task's. If the query ends within that
+        batch, the driver's claim outranks its tasks at once.
         """
         for stage, reports in list(self._shards.items()):
             releases = stage in self._watched

@@ -460,4 +460,6 @@ class Supervisor:
             ttl_ms=self.query.timing.ttl_ms,
             run=run,
             epoch=self._commits.committed.epoch,
+            # Read once more: a query that does not stop in time still runs its tasks.
+            has_ended=self._shutdown_deadline_ms is not None and self.running.has_ended,
         )

@@ -29,6 +29,7 @@ from tests.spark.flow import (
     Flow,
     Reading,
     ended,
+    spark_watermark,
     steady,
     until,
 )
@@ -437,6 +438,35 @@ def test_an_open_session_holds_its_start(flow: Flow, pipeline: Pipeline) -> None
     until(lambda: flow.output_of(COUNTS) == begins_ms, "the session has ended")
     query.stop()
     assert pipeline.counts["early_rows"] == 0
+
+
+def test_a_query_that_fails_within_a_batch_leaves_the_promise_of_the_batch_before(
+    flow: Flow, pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tasks of the failed batch hold the leases. The last reading comes once the query has ended."""
+    at_8 = (START_S + 8) * 1_000
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        frame.collect()
+        if epoch > 0 and spark_watermark(query) >= at_8 - 1:
+            raise ValueError("the sink is full")
+
+    rows = pipeline.watermarked(flow.source(pipeline, Ascending()), stage=COUNTS, event_time="at")
+    frame = pipeline.report(starts(rows), stage=COUNTS, output_time="earliest")
+    flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (3, 5)])
+    writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "c"))
+    query = pipeline.start(writer.trigger(processingTime="100 milliseconds"))
+    until(lambda: flow.output_of(COUNTS) == (START_S + 5 - GAP_S) * 1_000 - 1, "the reading")
+
+    def has_failed() -> bool:
+        """Each file makes one more batch, at the latest the one that fails."""
+        flow.write([Reading(sensor, "b", 8) for sensor in SHARDS])
+        return not query.isActive
+
+    until(has_failed, "a batch has failed")
+    pipeline.stop()
+    assert "last reports" not in caplog.text
+    assert flow.output_of(COUNTS) == (START_S + 3) * 1_000
 
 
 def input_of(flow: Flow) -> int | None:
