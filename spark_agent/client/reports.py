@@ -72,6 +72,7 @@ class RangeReport:
 
     `records` and `late` count the rows since the range's last report.
     `backlog` is the number of rows left to read, `pending` the rows in flight. None: not reported.
+    `oldest_work_ms` is the arrival of the oldest unfinished work on the wall clock; None: all is done.
     """
 
     watermark_ms: int | None = None
@@ -82,13 +83,14 @@ class RangeReport:
     late: int | None = None
     backlog: int | None = None
     pending: InFlight | None = None
+    oldest_work_ms: int | None = None
 
     def __add__(self, later: RangeReport) -> RangeReport:
         """Merge two reports of a source's shard, the second of which is the later one.
 
         >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
         RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None, \
-pending=None)
+pending=None, oldest_work_ms=None)
         """
         watermarks = [w for w in (self.watermark_ms, later.watermark_ms) if w is not None]
         return RangeReport(
@@ -100,6 +102,7 @@ pending=None)
             _sum(self.late, later.late),
             later.backlog,
             later.pending or self.pending,
+            later.oldest_work_ms,
         )
 
     def body(self) -> Json:
@@ -110,6 +113,7 @@ pending=None)
                 ("records", self.records),
                 ("late", self.late),
                 ("backlog", self.backlog),
+                ("oldest_work", self.oldest_work_ms),
             )
             if count is not None
         }
@@ -166,6 +170,9 @@ def _columns(reports: Sequence[RangeReport]) -> Json | None:
         flags = [getattr(each, name) for each in reports]
         if any(flags):
             columns[name] = base64.b64encode(bytes(flags)).decode()
+    oldest = [each.oldest_work_ms for each in reports]
+    if any(ms is not None for ms in oldest):
+        columns["oldest_work"] = _times(oldest)
     return None if any(each.holds or each.pending for each in reports) else columns
 
 

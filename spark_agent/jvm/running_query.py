@@ -122,6 +122,16 @@ class RunningQuery:
             return False
         return self.has_no_new_data()
 
+    def is_in_batch(self) -> bool:
+        """Return whether a trigger runs now that has planned a batch, or is about to."""
+        query = self._query
+        if query is None:
+            return False
+        try:
+            return query.status["isTriggerActive"] and not self.has_no_new_data()
+        except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
+            return False
+
     def has_ended_by_itself(self, trigger: Trigger) -> bool:
         """Return whether the end of the query, without an error, means that all its work is done.
 

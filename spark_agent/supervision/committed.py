@@ -18,6 +18,8 @@ class Committed:
     """By keyed stage: how far it is; none while Spark has no watermark."""
     emitted_ms: Mapping[str, int] = field(default_factory=dict[str, int])
     """The input watermark of each keyed stage that keeps nothing that has not come out."""
+    duration_ms: int = 0
+    """Duration of its batch."""
 
     @property
     def input_ms(self) -> int | None:

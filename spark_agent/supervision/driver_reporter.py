@@ -83,10 +83,16 @@ class DriverReporter:
         return True
 
     def report_progress(
-        self, stage: str, lease: Lease, progress: StageProgress, *, idle: bool = False
+        self,
+        stage: str,
+        lease: Lease,
+        progress: StageProgress,
+        *,
+        idle: bool = False,
+        oldest_work_ms: int | None = None,
     ) -> bool:
         """Report a keyed stage's progress for what a lease has granted; return whether it counts."""
-        report = RangeReport(idle=idle, holds=progress.holds)
+        report = RangeReport(idle=idle, holds=progress.holds, oldest_work_ms=oldest_work_ms)
         reports = dict.fromkeys(lease.granted, report)
         try:
             self.client.report(self.job, stage, lease, reports, input_ms=progress.input_ms)

@@ -182,7 +182,9 @@ class EpochCommits:
         except InputAhead as error:
             # The checkpoint is newer than the job. Nothing of this epoch was applied: it is pending.
             _log.info("query %s, epoch %d: %s", self._query.name, batch.epoch, error)
-        self.committed = Committed(batch.epoch, promised, self._emitted_ms(batch, promised))
+        self.committed = Committed(
+            batch.epoch, promised, self._emitted_ms(batch, promised), batch.duration_ms
+        )
         self._reconcile(batch, promised, applied)
         self._uncommitted = None
         self._watermark_ms = batch.watermark_ms

@@ -61,6 +61,11 @@ class ReadThrough:
         self._listings: dict[str, _Listing] = {}
 
     @property
+    def all_ms(self) -> int:
+        """The instant for all sources together, else the start of the query."""
+        return self._started_ms if self._all_ms is None else self._all_ms
+
+    @property
     def polled_ms(self) -> int | None:
         """The latest poll: every batch that is not committed by now is planned after it."""
         return self._polled_ms

@@ -48,6 +48,7 @@ from spark_agent.supervision.idle_shards import QuietWatch
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.lease_keeper import LeaseKeeper
+from spark_agent.supervision.long_batches import LongBatches
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
 from spark_agent.supervision.session_readings import SessionReadings
@@ -143,6 +144,9 @@ class Supervisor:
             clock=clock,
         )
         self._read = read
+        self._long_batches = LongBatches(
+            query, running.is_in_batch, self._finalisation.not_final, clock
+        )
         self._clock_promises = ClockPromises(query, read, self._finalisation.not_final, clock)
         self._quiet = QuietWatch(
             query,
@@ -446,6 +450,12 @@ class Supervisor:
         )
         if committed.epoch >= 0 and not self._finalisation.is_drained:
             self._leases.keep(reporter)
+            self._long_batches.report(
+                reporter,
+                committed,
+                oldest_ms=self._read.all_ms,
+                waits=self._waits.because is not None,
+            )
         if self.query.bounded and self.running.failure is None:
             self._finalisation.check_drained(committed.epoch)
             self._finalisation.finish(reporter, self._commits.pending, committed)

@@ -1,0 +1,104 @@
+"""Stuck batches and waiting data: the two lags tell one from the other.
+
+The figures 3-12 to 3-15 of *Streaming Systems* (Akidau, Chernyak and Lax): a data watermark that stands
+still has a processing watermark that stands still beside it where work is stuck, and one that advances
+where data waits for the end of its window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+
+from tests.spark.flow import BOUND, COUNTS, JOB, SHARDS, SOURCE, Flow, Reading, until
+
+pytestmark = pytest.mark.spark
+
+SHORT_LEASE = "2 s"
+
+
+def lags(flow: Flow, stage: str) -> tuple[int, int, int]:
+    """Return the processing watermark, the system lag and the data lag of a stage, in ms."""
+    body: Any = flow.client.snapshot(JOB)["watermarks"][stage]
+    return body["processing_watermark"], body["system_lag_ms"], body["data_lag_ms"]
+
+
+def reason(flow: Flow, stage: str) -> str:
+    holders = flow.client.explain(JOB, stage)["holders"]
+    return holders[0]["reason"] if holders else ""
+
+
+def healths(flow: Flow) -> dict[str, str]:
+    return {each["stage"]: each["health"] for each in flow.client.problems()["problems"]}
+
+
+def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, tmp_path: Path) -> None:
+    """Figures 3-12 and 3-13: both watermarks stand still, and both lags grow."""
+    stuck = tmp_path / "stuck"
+
+    def hang(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            while stuck.exists():
+                time.sleep(0.05)
+            yield frame
+
+    with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
+        read = flow.readings()
+        rows = pipeline.source(
+            read.mapInPandas(hang, read.schema),
+            stage=SOURCE,
+            shard="sensor",
+            event_time="at",
+            strategy=BOUND,
+        )
+        rows = pipeline.watermarked(rows, stage=COUNTS, event_time="at")
+        counted = rows.groupBy(F.window("at", "10 seconds"), "key").agg(F.count("*").alias("rows"))
+        frame = pipeline.report(counted, stage=COUNTS)
+        flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (1, 20)])
+        query = flow.start(pipeline, frame)
+        before_ms = until(lambda: max(0, flow.output_of(COUNTS)), "the first rows are reported")
+        stuck.touch()
+        flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+        until(lambda: healths(flow).get(SOURCE) == "stalled", "the batch is stalled")
+        assert reason(flow, SOURCE) == reason(flow, COUNTS) == "stalled"
+        first = lags(flow, COUNTS)
+        until(lambda: lags(flow, COUNTS)[1] > first[1] + 1_000, "the system lag grows")
+        later = lags(flow, COUNTS)
+        assert later[0] == first[0], "the processing watermark stands still"
+        assert later[2] > first[2], "the data lag grows, too"
+        assert flow.output_of(COUNTS) == before_ms
+        stuck.unlink()
+        until(lambda: flow.output_of(COUNTS) > before_ms, "the batch goes on")
+        until(lambda: lags(flow, COUNTS)[0] > later[0], "the processing watermark goes on")
+        until(lambda: not healths(flow), "not a problem is left")
+        query.stop()
+
+
+def _has_advanced(flow: Flow, processed_ms: int) -> bool:
+    return lags(flow, COUNTS)[0] > processed_ms
+
+
+def test_a_long_window_lets_data_wait_and_no_work(flow: Flow) -> None:
+    """Figures 3-14 and 3-15: the data lag grows by the window, and the system lag does not."""
+    with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
+        rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+        grouped = rows.groupBy(F.window("at", "1 hour"), "key").agg(F.min("at").alias("at"))
+        frame = pipeline.report(grouped, stage=COUNTS, output_time="earliest")
+        flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+        query = flow.start(pipeline, frame)
+        begin_ms = until(lambda: max(0, flow.output_of(COUNTS)), "the window is open")
+        for second in range(120, 1_800, 600):
+            before = lags(flow, COUNTS)
+            flow.write([Reading(sensor, "a", second) for sensor in SHARDS])
+            until(partial(_has_advanced, flow, before[0]), "the processing watermark advances")
+            assert flow.output_of(COUNTS) == begin_ms, "the data watermark stands at the window"
+        until(lambda: reason(flow, COUNTS) == "buffering", "the window keeps the watermark back")
+        assert healths(flow) == {}
+        query.stop()
