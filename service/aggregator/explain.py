@@ -239,16 +239,17 @@ def _phrase(
     oldest_ms = None if view.facts is None else view.facts.oldest_work_ms
     hold_ms = view.note.holds.get(holding.component or "", MIN)
     found = advice.get(view.name)
+    work = "" if oldest_ms is None else f"its oldest work has been waiting since {iso(oldest_ms)}"
     phrases = {
         Reason.NEVER_REPORTED: "has never reported"
         + ("" if view.holder else ", and nobody holds a lease on it"),
         Reason.ENDED: f"is at {at}, as the last run has left it{still}",
         Reason.LEASE_EXPIRED: "has no worker: nobody holds a lease on it; its promise stays at"
         f" {at}{still}",
-        Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet",
+        Reason.WAITING_FOR_COMMIT: f"has reported more than {at} in an epoch that is not committed yet"
+        + (work and f", and {work}"),
         Reason.THROTTLED: f"is paused at {at}: {'' if found is None else found.because}",
-        Reason.STALLED: "keeps reporting, while its oldest work has been waiting since"
-        f" {'' if oldest_ms is None else iso(oldest_ms)}{still}",
+        Reason.STALLED: f"keeps reporting, while {work}{still}",
         Reason.BUFFERING: f"keeps a hold {holding.component!r} at"
         f" {'' if hold_ms == MIN else time_text(hold_ms)}{still}",
         Reason.NO_INPUT: f"has observed input up to {at}, and"

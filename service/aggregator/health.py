@@ -43,6 +43,9 @@ from service.model.runs import RunEnd
 EXAMPLES = 5
 """Number of ranges that a problem names."""
 
+_STALLED = frozenset({Reason.STALLED, Reason.WAITING_FOR_COMMIT})
+"""The reasons of a range that is stalled by its facts."""
+
 _CHECKED = 20
 """Number of apparently stalled ranges that are examined singly."""
 
@@ -164,8 +167,10 @@ class Examiner:
     async def _stalled(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant
     ) -> Sequence[int]:
-        """Return the stalled ranges: the apparently stalled ones, except those that wait for their
-        commit or should pause.
+        """Return the stalled ranges: the apparently stalled ones, except those that should pause.
+
+        A range whose reports wait for their commit is stalled like one that has yet to report: both
+        belong to a batch that does not end.
         """
         found = stalled_ranges(seen.promises, seen.idle, seen.raised_at_ms, seen.facts, now.wall_ms)
         if not found:
@@ -178,7 +183,7 @@ class Examiner:
             stays = [
                 index
                 for index, view in zip(found, views, strict=False)
-                if holding(view, None, None, advice, now.wall_ms).reason is Reason.STALLED
+                if holding(view, None, None, advice, now.wall_ms).reason in _STALLED
             ]
             return [*stays, *found[_CHECKED:]] if stays else []
         return found

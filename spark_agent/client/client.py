@@ -21,6 +21,7 @@ from spark_agent.client.errors import (
     Forbidden,
     PreconditionRequired,
     UnknownJob,
+    free_in_ms,
 )
 from spark_agent.client.reports import (
     Json,
@@ -271,7 +272,8 @@ class Client:
         }
         answer = self._http.call("POST", f"{_stage(job, stage)}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
-        return Lease(answer["token"], tuple(answer["granted"]), denied)
+        free_ms = free_in_ms(answer["denied"])
+        return Lease(answer["token"], tuple(answer["granted"]), denied, free_ms)
 
     def release(self, job: str, leases: Sequence[Lease]) -> None:
         """Release leases. Reports under them stay valid."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from spark_agent.client.credentials import FILE_VARIABLE
 from spark_agent.exceptions import Wrong
+
+
+def free_in_ms(denied: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the time until the first lease on a denied range expires; None: denied for other reasons.
+
+    >>> free_in_ms([{"range": "a", "expires_in_ms": 70}, {"range": "b", "expires_in_ms": 50}])
+    50
+    >>> free_in_ms([{"range": "a", "expires_in_ms": None}]) is None
+    True
+    """
+    found = [each.get("expires_in_ms") for each in denied]
+    return min((each for each in found if each is not None), default=None)
 
 
 class Refused(Wrong):
@@ -91,6 +103,11 @@ class LeaseConflict(Refused):
     """None of the ranges was granted."""
 
     slug = "lease-conflict"
+
+    @property
+    def free_in_ms(self) -> int | None:
+        """Time until the first lease on one of the ranges expires; None: denied for another reason."""
+        return free_in_ms(self.problem.get("denied", ()))
 
 
 class LeaseLost(Refused):

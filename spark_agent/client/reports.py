@@ -31,6 +31,8 @@ class Lease:
     token: str
     granted: tuple[str, ...]
     denied: tuple[str, ...]
+    free_in_ms: int | None = None
+    """Time until the first lease on a denied range expires; None: not one is denied for a lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,16 +39,22 @@ class DriverReporter:
     ) -> Lease | None:
         """Claim ranges (None: all); return None if others hold them."""
         try:
-            return self.client.claim(
-                self.job,
-                stage,
-                ranges,
-                holder=f"{self.query}.driver",
-                ttl_ms=ttl_ms or self.ttl_ms,
-                rank=self._rank,
-            )
+            return self.claim_some(stage, ranges, ttl_ms=ttl_ms)
         except LeaseConflict:
             return None
+
+    def claim_some(
+        self, stage: str, ranges: Sequence[str] | None, *, ttl_ms: int | None = None
+    ) -> Lease:
+        """Claim ranges (None: all). Raises `LeaseConflict` if others hold them."""
+        return self.client.claim(
+            self.job,
+            stage,
+            ranges,
+            holder=f"{self.query}.driver",
+            ttl_ms=ttl_ms or self.ttl_ms,
+            rank=self._rank,
+        )
 
     @property
     def _rank(self) -> Rank:

@@ -1,37 +1,119 @@
-"""Leases of a query's stages while none of its tasks holds them."""
+"""Leases of a query's stages while none of its tasks holds them, and the work that waits meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from spark_agent.client.errors import LeaseConflict
+from spark_agent.client.reports import Lease, RangeReport
 from spark_agent.clock import Clock
 from spark_agent.started_query import StartedQuery
+from spark_agent.supervision.committed import Committed
 from spark_agent.supervision.driver_reporter import DriverReporter
 
 _RENEWALS_PER_LEASE: Final = 3
 """Renewals of a lease that the driver keeps, before the lease would expire."""
 
+_NOTHING_NEW: Final = RangeReport(records=0)
+
 
 class LeaseKeeper:
-    """Keeps the leases of a query between its batches, so that its stages have a worker.
+    """Keeps the leases that a query's tasks leave to the driver, so that its stages have a worker.
 
     A query without new data, or one that waits for its next trigger or its throttle, runs no task for
     longer than a lease lasts. The next batch's tasks outrank the driver's claim. Before the first batch
     is committed, the driver does not claim: it would outrank that batch's own tasks.
+
+    Tasks hold their ranges for as long as a lease. In a batch that runs for longer, the driver reports
+    the oldest work of the ranges that it is granted, until the batch is committed, so that a stuck batch
+    shows. Reports are at least as far apart as the batch before was long: the service takes a range for
+    stalled after three of them, and so a batch that takes thrice the time of the one before.
+
+    Shards of a source with an idle policy are left out: a lease would prove that the query polls them.
     """
 
-    def __init__(self, query: StartedQuery, clock: Clock) -> None:
-        # For a source with an idle policy, the lease would prove that the query polls it.
-        self._stages = [name for name in query.stages.names if name not in query.stages.watched]
+    def __init__(
+        self,
+        query: StartedQuery,
+        is_in_batch: Callable[[], bool],
+        not_final: Mapping[str, Collection[str]],
+        clock: Clock,
+    ) -> None:
+        """`is_in_batch` returns whether a batch runs now; `not_final`: shards of each source."""
+        watched = query.stages.watched
+        self._stages = [name for name in query.stages.names if name not in watched]
         self._interval_ms = query.timing.ttl_ms // _RENEWALS_PER_LEASE
+        self._is_in_batch = is_in_batch
+        self._not_final = not_final
         self._clock = clock
-        self._due_ms: int | None = None
+        self._epoch: int | None = None
+        """The last committed epoch that it has seen."""
+        self._due_ms = 0
+        self._work_due_ms = 0
+        self._with_work: dict[str, set[str]] = {}
+        """By source: shards that are reported to have work."""
 
-    def keep(self, reporter: DriverReporter) -> None:
-        """Claim every stage's ranges, as often as the leases need it."""
+    def keep(
+        self, reporter: DriverReporter, committed: Committed, *, oldest_ms: int, waits: bool
+    ) -> None:
+        """Claim every stage's ranges, as often as the leases need it, and report their work.
+
+        `oldest_ms`: everything that arrived before this moment of the wall clock is committed. `waits`:
+        the next batch waits, and is not planned.
+        """
         now_ms = self._clock.steady_ms()
-        if self._due_ms is not None and now_ms >= self._due_ms:
-            for stage in self._stages:
-                reporter.claim(stage, None)
-        if self._due_ms is None or now_ms >= self._due_ms:
+        if self._epoch is None:
             self._due_ms = now_ms + self._interval_ms
+        if committed.epoch != self._epoch:
+            self._epoch = committed.epoch
+            self._work_due_ms = now_ms + self._between_works_ms(committed)
+            self._end_work(reporter)
+        if now_ms < self._due_ms:
+            return
+        has_work = now_ms >= self._work_due_ms and not waits and self._is_in_batch()
+        if has_work:
+            self._work_due_ms = now_ms + self._between_works_ms(committed)
+        pause_ms = self._interval_ms
+        for stage in self._stages:
+            try:
+                lease = reporter.claim_some(stage, None)
+            except LeaseConflict as conflict:
+                free_ms = conflict.free_in_ms
+            else:
+                free_ms = lease.free_in_ms
+                if has_work:
+                    self._report_work(reporter, stage, lease, committed, oldest_ms)
+            # A task's lease expires: its range would be without a worker until the next claim.
+            pause_ms = pause_ms if free_ms is None else min(pause_ms, free_ms)
+        self._due_ms = now_ms + pause_ms
+
+    def _between_works_ms(self, committed: Committed) -> int:
+        return max(self._interval_ms, committed.duration_ms)
+
+    def _report_work(
+        self,
+        reporter: DriverReporter,
+        stage: str,
+        lease: Lease,
+        committed: Committed,
+        oldest_ms: int,
+    ) -> None:
+        if stage in committed.progress:
+            progress = committed.progress[stage]
+            reporter.report_progress(stage, lease, progress, oldest_work_ms=oldest_ms)
+        elif stage in self._not_final:
+            shards = set(lease.granted).intersection(self._not_final[stage])
+            work = RangeReport(records=0, oldest_work_ms=oldest_ms)
+            if shards and reporter.report(stage, lease, dict.fromkeys(sorted(shards), work)):
+                self._with_work.setdefault(stage, set()).update(shards)
+
+    def _end_work(self, reporter: DriverReporter) -> None:
+        """Report that the work is done: the commit did so for the shards alone of which it had rows.
+
+        A shard that a task holds has rows, which the next commit reports.
+        """
+        reported, self._with_work = self._with_work, {}
+        for stage, shards in reported.items():
+            left = shards.intersection(self._not_final[stage])
+            reporter.report_shards(stage, dict.fromkeys(left, _NOTHING_NEW))

@@ -55,6 +55,8 @@ class ReadThrough:
         self._started_ms = started_ms
         self._reader: str | None = None
         self._polls: _Polls | None = None
+        self._first_epoch: int | None = None
+        """The first batch that this run has committed."""
         self._all_ms: int | None = None
         self._polled_ms: int | None = None
         self._ended_ms: int | None = None
@@ -98,10 +100,12 @@ class ReadThrough:
 
         A batch that has read nothing has found nothing unread, also where batches are limited. A batch
         that this run only repeats proves nothing: its sources were listed before. A batch was planned in
-        this run if the run has polled when the batch before was the latest.
+        this run if the run has polled when the batch before was the latest, or if it has committed
+        another one before: Spark repeats a single batch, the first.
         """
+        first = self._first_epoch = batch.epoch if self._first_epoch is None else self._first_epoch
         polls = self._polls
-        is_new = polls is not None and polls.epoch < batch.epoch
+        is_new = batch.epoch > first or (polls is not None and polls.epoch < batch.epoch)
         if is_new and (self._stages.reads_all or batch.read_nothing):
             self._raise(batch.triggered_ms)
 

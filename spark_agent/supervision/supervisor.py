@@ -48,7 +48,6 @@ from spark_agent.supervision.idle_shards import QuietWatch
 from spark_agent.supervision.in_flight_reports import InFlightReports
 from spark_agent.supervision.joined_shards import JoinedNotes, JoinedShards
 from spark_agent.supervision.lease_keeper import LeaseKeeper
-from spark_agent.supervision.long_batches import LongBatches
 from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
 from spark_agent.supervision.session_readings import SessionReadings
@@ -123,7 +122,6 @@ class Supervisor:
         self._logged: dict[type[AggregatorError], int] = {}
         self._last_error: str | None = None
         self._shutdown_deadline_ms: int | None = None
-        self._leases = LeaseKeeper(query, clock)
         self._finalisation = Finalisation(query, running, client, waits)
         self._complete = CompleteShards(query, waits, self._finalisation, clock)
         self._joined = JoinedShards(query, client, notes)
@@ -144,9 +142,7 @@ class Supervisor:
             clock=clock,
         )
         self._read = read
-        self._long_batches = LongBatches(
-            query, running.is_in_batch, self._finalisation.not_final, clock
-        )
+        self._leases = LeaseKeeper(query, running.is_in_batch, self._finalisation.not_final, clock)
         self._clock_promises = ClockPromises(query, read, self._finalisation.not_final, clock)
         self._quiet = QuietWatch(
             query,
@@ -449,8 +445,7 @@ class Supervisor:
             drained=self._finalisation.is_drained,
         )
         if committed.epoch >= 0 and not self._finalisation.is_drained:
-            self._leases.keep(reporter)
-            self._long_batches.report(
+            self._leases.keep(
                 reporter,
                 committed,
                 oldest_ms=self._read.all_ms,

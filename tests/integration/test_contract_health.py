@@ -231,6 +231,31 @@ async def test_a_shard_that_stalls(job: Api, gauge: InProcess):
     assert holder["reason"] == "stalled"
 
 
+async def test_a_shard_that_waits_for_a_commit_stalls_if_its_work_ages(
+    job: Api, gauge: InProcess
+) -> None:
+    gauge.skip_on_redis()
+    run = await job.run("taps")
+    taps = await job.token("taps", ttl_ms=600_000, run=run)
+    await job.report("taps", taps, {"0": {"watermark": 5}})
+    await job.report("taps", taps, {"0": {"watermark": 9}}, epoch=1)
+    for _ in range(6):
+        gauge.advance(1_000)
+        assert await job.health("taps") == "ok", "a batch runs, and not a report tells of old work"
+        await job.report("taps", taps, {"0": {"watermark": 5}})
+    for _ in range(3):
+        await job.report("taps", taps, {"0": {"watermark": 5, "oldest_work": 1_000}})
+        gauge.advance(1_000)
+    assert await job.health("taps") == "stalled"
+    [found] = [p for p in (await job.problems())["problems"] if p["stage"] == "taps"]
+    assert (found["health"], found["ranges"]) == ("stalled", 1)
+    explained = await job.explain("taps")
+    assert explained["holders"][0]["reason"] == "waiting_for_commit"
+    assert "its oldest work has been waiting since 1970-01-01T00:00:01" in explained["because"]
+    await job.commit(1, {"taps": {}}, run=run)
+    assert await job.health("taps") == "ok"
+
+
 async def test_a_stream_has_what_changes_in_health_alone(remote: Api):
     await remote.define({"s": {"shards": ["0"]}})
     run = await remote.run("s")

@@ -8,15 +8,19 @@ where data waits for the end of its window.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_agent import Pipeline
 from tests.spark.flow import BOUND, COUNTS, JOB, SHARDS, SOURCE, Flow, Reading, until
 
 pytestmark = pytest.mark.spark
@@ -39,20 +43,12 @@ def healths(flow: Flow) -> dict[str, str]:
     return {each["stage"]: each["health"] for each in flow.client.problems()["problems"]}
 
 
-def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, tmp_path: Path) -> None:
+def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, stuck: Path) -> None:
     """Figures 3-12 and 3-13: both watermarks stand still, and both lags grow."""
-    stuck = tmp_path / "stuck"
-
-    def hang(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for frame in frames:
-            while stuck.exists():
-                time.sleep(0.05)
-            yield frame
-
     with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
         read = flow.readings()
         rows = pipeline.source(
-            read.mapInPandas(hang, read.schema),
+            read.mapInPandas(_hanging(stuck), read.schema),
             stage=SOURCE,
             shard="sensor",
             event_time="at",
@@ -64,20 +60,97 @@ def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, tmp_path: Path) -
         flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (1, 20)])
         query = flow.start(pipeline, frame)
         before_ms = until(lambda: max(0, flow.output_of(COUNTS)), "the first rows are reported")
-        stuck.touch()
-        flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
-        until(lambda: healths(flow).get(SOURCE) == "stalled", "the batch is stalled")
-        assert reason(flow, SOURCE) == reason(flow, COUNTS) == "stalled"
-        first = lags(flow, COUNTS)
-        until(lambda: lags(flow, COUNTS)[1] > first[1] + 1_000, "the system lag grows")
-        later = lags(flow, COUNTS)
-        assert later[0] == first[0], "the processing watermark stands still"
-        assert later[2] > first[2], "the data lag grows, too"
-        assert flow.output_of(COUNTS) == before_ms
-        stuck.unlink()
+        with _touched(stuck):
+            flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+            until(lambda: healths(flow).get(SOURCE) == "stalled", "the batch is stalled")
+            assert reason(flow, SOURCE) == reason(flow, COUNTS) == "stalled"
+            first = lags(flow, COUNTS)
+            until(lambda: lags(flow, COUNTS)[1] > first[1] + 1_000, "the system lag grows")
+            later = lags(flow, COUNTS)
+            assert later[0] == first[0], "the processing watermark stands still"
+            assert later[2] > first[2], "the data lag grows, too"
+            assert flow.output_of(COUNTS) == before_ms
         until(lambda: flow.output_of(COUNTS) > before_ms, "the batch goes on")
         until(lambda: lags(flow, COUNTS)[0] > later[0], "the processing watermark goes on")
         until(lambda: not healths(flow), "not a problem is left")
+        query.stop()
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Path:
+    """A file: batches hang while it exists."""
+    return tmp_path / "stuck"
+
+
+@contextmanager
+def _touched(stuck: Path) -> Iterator[None]:
+    """Let batches hang, also if the test fails: a query that hangs does not stop."""
+    stuck.touch()
+    try:
+        yield
+    finally:
+        stuck.unlink()
+
+
+def _hanging(stuck: Path) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    def hang(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            while stuck.exists():
+                time.sleep(0.05)
+            yield frame
+
+    return hang
+
+
+def _after_the_claim(flow: Flow, pipeline: Pipeline, stuck: Path) -> StreamingQuery:
+    """Rows hang between the source's report and the windows."""
+    rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+    rows = rows.mapInPandas(_hanging(stuck), rows.schema)
+    counted = rows.groupBy(F.window("at", "10 seconds"), "key").agg(F.count("*").alias("rows"))
+    return flow.start(pipeline, pipeline.report(counted, stage=COUNTS))
+
+
+def _in_the_sink(flow: Flow, pipeline: Pipeline, stuck: Path) -> StreamingQuery:
+    def hang(frame: DataFrame, _: int) -> None:
+        rows = frame.collect()
+        while rows and stuck.exists():
+            time.sleep(0.05)
+
+    writer = flow.source(pipeline).writeStream.option("checkpointLocation", str(flow.checkpoint))
+    return pipeline.start(writer.foreachBatch(hang))
+
+
+def _without_a_keyed_stage(flow: Flow, pipeline: Pipeline, stuck: Path) -> StreamingQuery:
+    rows = flow.source(pipeline)
+    return flow.start(pipeline, rows.mapInPandas(_hanging(stuck), rows.schema))
+
+
+@pytest.mark.parametrize(
+    ("start", "reasons"),
+    [
+        # The few rows hang before the source's task has reached their end.
+        (_after_the_claim, {"stalled", "waiting_for_commit"}),
+        (_without_a_keyed_stage, {"stalled", "waiting_for_commit"}),
+        (_in_the_sink, {"waiting_for_commit"}),
+    ],
+)
+def test_a_batch_that_hangs_after_its_claims_is_stalled(
+    flow: Flow,
+    stuck: Path,
+    start: Callable[[Flow, Pipeline, Path], StreamingQuery],
+    reasons: Collection[str],
+) -> None:
+    """Also where the ranges have reported, and wait for the commit."""
+    with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
+        flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (1, 20)])
+        query = start(flow, pipeline, stuck)
+        before_ms = until(lambda: max(0, flow.output_of(SOURCE)), "the first rows are reported")
+        with _touched(stuck):
+            flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+            until(lambda: healths(flow).get(SOURCE) == "stalled", "the batch is stalled")
+            assert reason(flow, SOURCE) in reasons
+        until(lambda: flow.output_of(SOURCE) > before_ms, "the batch goes on")
+        until(lambda: SOURCE not in healths(flow), "the problem is solved")
         query.stop()
 
 

@@ -100,6 +100,19 @@ def test_a_repeated_batch_proves_nothing() -> None:
     assert of(read) == 109
 
 
+def test_the_second_batch_of_a_run_is_not_a_repeated_one() -> None:
+    """A query without a control source has batches alone."""
+    read = ReadThrough(query(), 100)
+    for epoch, triggered_ms, through_ms in (
+        (7, 105, 100),
+        (8, 205, 205),
+        (8, 205, 205),
+        (9, 305, 305),
+    ):
+        read.note_batch(batch(epoch, triggered_ms))
+        assert read.all_ms == through_ms
+
+
 def test_a_run_that_ends_covers_what_was_there_at_its_start() -> None:
     read = ReadThrough(query(nightly=True), 100)
     read.note_poll("gate", 110, None)
