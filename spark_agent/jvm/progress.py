@@ -41,6 +41,9 @@ _LATE: Final = "tidegauge.late."
 LATE_COUNT: Final = "rows"
 """The field of a metric of late rows."""
 
+_WITHOUT_ROWS: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
+"""Operators, by Spark's names in progress events, whose state has no rows that come out."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,7 +63,10 @@ class CommittedBatch:
     duration_ms: int = 0
     """Duration of the batch."""
     keeps_nothing: bool = False
-    """True if the query's operators keep no rows, so that everything it has read has come out."""
+    """True if the query's operators keep no rows that are still to come out.
+
+    Keys of a deduplication, and the count of a limit, never come out.
+    """
     triggered_ms: int = 0
     """The wall clock when its trigger began, before any source was polled for it."""
     late_rows: Mapping[tuple[str, LateFate], int] = field(
@@ -224,6 +230,7 @@ duration_ms=0, keeps_nothing=True, triggered_ms=0, late_rows={})
         keeps_nothing=all(
             operator.get("numRowsTotal") == 0 and not _has_timers(operator)
             for operator in body.get("stateOperators", ())
+            if operator.get("operatorName") not in _WITHOUT_ROWS
         ),
         triggered_ms=parse_watermark_ms(body.get("timestamp")),
         late_rows=_late_rows(body.get("observedMetrics", {})),

@@ -418,6 +418,9 @@ class Promise:
     """Derivation of a stage's promise from Spark's watermark, both in ms."""
 
     behind_ms: int = 0
+    """Largest distance behind the watermark of the rows that operators keep."""
+    declared_ms: int = 0
+    """A further distance that the user has declared."""
     spark_lag_ms: int = 0
     """Distance of Spark's watermark behind the service's: 1 where Spark is given W - 1 ms."""
     buffered: bool = False
@@ -470,7 +473,7 @@ class Promise:
         50999
         """
         lag_ms = self.spark_lag_ms if self.buffered else 0
-        passed_ms = self.input_ms(spark_ms) - self.behind_ms - lag_ms
+        passed_ms = self.input_ms(spark_ms) - self.behind_ms - self.declared_ms - lag_ms
         return passed_ms if self.output is None else self.output.earliest_ms(passed_ms)
 
     @property
@@ -508,9 +511,13 @@ class Promise:
         return StageProgress(input_ms, holds)
 
     @property
-    def is_of_windows(self) -> bool:
-        """True if it keeps only windows or sessions, stamped at their end or later."""
-        return not self.behind_ms and self.component in {"", "window", "session"}
+    def may_idle(self) -> bool:
+        """True if the promise is the input watermark itself while Spark keeps nothing.
+
+        Rows that are read later are not older than the input watermark, nor are windows, pairs and
+        output times that are made of such rows alone. A declared distance may be behind them, too.
+        """
+        return not self.declared_ms
 
 
 def promise_of(
@@ -534,7 +541,8 @@ def promise_of(
     if delay_ms is None and output is None:
         _check_bounded(stage, rows, column)
     return Promise(
-        behind_ms=rows.behind_ms + (delay_ms or 0),
+        behind_ms=rows.behind_ms,
+        declared_ms=delay_ms or 0,
         spark_lag_ms=int(rows.late_at_watermark),
         buffered=rows.buffered,
         component=rows.component if output is None else _component(output),

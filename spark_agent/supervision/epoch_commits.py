@@ -245,7 +245,7 @@ class EpochCommits:
             for stage, each in promised.items()
             if each.input_ms is not None
             and batch.keeps_nothing
-            and self._stages.promises[stage].is_of_windows
+            and self._stages.promises[stage].may_idle
         }
 
     def _progress(self, watermark_ms: int) -> dict[str, StageProgress]:

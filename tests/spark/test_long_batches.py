@@ -8,7 +8,7 @@ where data waits for the end of its window.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ def stuck(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _touched(stuck: Path) -> Iterator[None]:
+def _touched(stuck: Path) -> Generator[None]:
     """Let batches hang, also if the test fails: a query that hangs does not stop."""
     stuck.touch()
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline, StageTakenError
@@ -202,6 +203,50 @@ def each_task(flow: Flow, work: Callable[[Any], None]) -> None:
     flow.readings = lambda: readings.mapInArrow(worked, readings.schema)
 
 
+def _rows(flow: Flow, pipeline: Pipeline, **options: Any) -> DataFrame:
+    return pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at", **options)
+
+
+def _all(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    return pipeline.report(_rows(flow, pipeline), stage=COUNTS)
+
+
+def _distinct(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    return pipeline.report(_rows(flow, pipeline).dropDuplicates(["key", "at"]), stage=COUNTS)
+
+
+def _early(rows: DataFrame) -> DataFrame:
+    """The rows that have left Spark's state once the query finds nothing to read."""
+    return rows.where(F.col("at").cast("long") < START_MS // 1_000 + 5)
+
+
+def _distinct_then_windows(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    rows = _rows(flow, pipeline).dropDuplicates(["key", "at"])
+    counted = _early(rows).groupBy(F.window("at", "10 seconds")).count()
+    return pipeline.report(counted, stage=COUNTS)
+
+
+def _distinct_within(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    rows = _rows(flow, pipeline, deduplicate_within="1 hour")
+    return pipeline.report(rows.dropDuplicatesWithinWatermark(["key"]), stage=COUNTS)
+
+
+def _pairs(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    flow.files_per_batch = None
+    left = _early(_rows(flow, pipeline)).alias("left")
+    other = pipeline.watermarked(flow.readings(), stage=COUNTS, event_time="at")
+    right = _early(other.select("sensor", F.col("at").alias("then"))).alias("right")
+    near = F.expr("then BETWEEN at - INTERVAL 2 SECONDS AND at + INTERVAL 2 SECONDS")
+    pairs = left.join(right, (F.col("left.sensor") == F.col("right.sensor")) & near)
+    return pipeline.report(pairs.select("key", "at"), stage=COUNTS, event_time="at")
+
+
+def _earliest(flow: Flow, pipeline: Pipeline) -> DataFrame:
+    counted = _early(_rows(flow, pipeline)).groupBy(F.window("at", "10 seconds"))
+    found = counted.agg(F.min("at").alias("at"))
+    return pipeline.report(found, stage=COUNTS, output_time="earliest")
+
+
 class TestQuietShards:
     @pytest.mark.parametrize(
         ("files_per_batch", "members"), [(1, {}), (None, {}), (None, {"percentiles": [66]})]
@@ -254,11 +299,16 @@ class TestQuietShards:
         outputs = [each["output_watermark"] for each in points]
         assert next(each for each in outputs if each is not None) == START_MS - 5_000
 
-    def test_a_keyed_stage_that_keeps_nothing_is_idle_with_its_input(self, flow: Flow) -> None:
+    @pytest.mark.parametrize(
+        "operate", [_all, _distinct, _distinct_then_windows, _distinct_within, _pairs, _earliest]
+    )
+    def test_a_keyed_stage_that_keeps_nothing_is_idle_with_its_input(
+        self, flow: Flow, operate: Callable[[Flow, Pipeline], DataFrame]
+    ) -> None:
+        """Keys of a deduplication are kept, but they do not come out."""
         flow.write(steady(range(30)))
         with pipeline_into_both(flow) as pipeline:
-            rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
-            flow.start(pipeline, pipeline.report(rows, stage=COUNTS))
+            flow.start(pipeline, operate(flow, pipeline))
             until(lambda: flow.output_of("both") == START_MS + 1_000_000, "nobody waits for it")
             flow.write([Reading(sensor, "a", 2_000) for sensor in SHARDS])
             until(lambda: flow.output_of(COUNTS) == START_MS + 1_995_000, "it is back")

@@ -181,14 +181,32 @@ class Cell:
                 event_time="at",
                 strategy=self._strategy(),
             )
+            if operator.sql is not None:
+                read.createOrReplaceTempView(name)
+                continue
             frames[name] = self._watermarked(
                 pipeline, name, operator.before(read) if operator.before else read
             )
+        if operator.sql is not None:
+            return self._from_sql(pipeline, operator.sql)
         return pipeline.report(
             operator.apply(frames),
             stage=FIRST,
             event_time=operator.event_time,
             delay=operator.delay,
+            output_time=operator.output_time,
+            longest=operator.longest,
+        )
+
+    def _from_sql(self, pipeline: Pipeline, query: str) -> DataFrame:
+        operator = self.operator
+        assert operator.late != "aside"
+        return pipeline.sql(
+            query,
+            stage=FIRST,
+            event_time=operator.event_time,
+            output_time=operator.output_time,
+            late=operator.late,
         )
 
     def _watermarked(self, pipeline: Pipeline, source: str, rows: DataFrame) -> DataFrame:
@@ -216,7 +234,9 @@ class Cell:
             .json(str(self._folder / source))
         )
 
-    def _strategy(self) -> AnyStrategy:
+    def _strategy(self) -> AnyStrategy | None:
+        if self.operator.sql is not None:
+            return None
         if self.operator.strategy is not None:
             return self.operator.strategy()
         is_ordered = self.operator.ascending

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -68,6 +68,11 @@ class Operator:
     """So long its windows may be corrected. None is, since the bound holds."""
     event_time: str | None = None
     """Event time given to `report`; None: to be found."""
+    output_time: str | None = None
+    longest: str | None = None
+    """The longest session, given to `report`."""
+    sql: str | None = None
+    """The stage as a text, in place of the operator; the batch answer is the operator's."""
     delay: str | None = None
     deduplicate_within: str | None = None
     state_store: str | None = None
@@ -125,6 +130,33 @@ def _session(frames: Frames) -> DataFrame:
         .agg(F.count("*").alias("rows"), F.sum("id").alias("ids")),
         "session_window",
     )
+
+
+def _dated(grouped: GroupedData, window: str, at: Column) -> DataFrame:
+    """Windows that are dated by one of their rows."""
+    found = grouped.agg(at.alias("dated_at"), F.count("*").alias("rows"), F.sum("id").alias("ids"))
+    return found.select("key", F.col(window), "dated_at", "rows", "ids")
+
+
+def _dated_windows(frames: Frames, at: Column) -> DataFrame:
+    return _dated(_only(frames).groupBy(F.window("at", "1 hour"), "key"), "window", at)
+
+
+def _dated_sliding(frames: Frames) -> DataFrame:
+    sliding = F.window("at", "2 hours", "30 minutes")
+    return _dated(_only(frames).groupBy(sliding, "key"), "window", F.min("at"))
+
+
+def _dated_sliding_by_hand(frames: Frames) -> DataFrame:
+    """In a window that others overlap, an element is not dated before the end of the one before."""
+    before = F.col("window.end") - F.expr("INTERVAL 30 MINUTES")
+    dated = F.greatest(F.col("dated_at"), before)
+    return _dated_sliding(frames).withColumn("dated_at", dated)
+
+
+def _dated_sessions(frames: Frames, at: Column) -> DataFrame:
+    session = F.session_window("at", "1 hour")
+    return _dated(_only(frames).groupBy(session, "key"), "session_window", at)
 
 
 def _by_window_time(frames: Frames) -> DataFrame:
@@ -597,6 +629,105 @@ _OPERATORS: Final = (
 )
 
 
+_DELAY: Final = f"DELAY OF INTERVAL {BOUND_MIN} MINUTES"
+_OUTPUT_TIMES: Final = tuple(
+    replace(each, event_time="dated_at", comes="before the watermark", is_variation=True)
+    for each in (
+        Operator(
+            "tumbling, by the earliest",
+            lambda frames: _dated_windows(frames, F.min("at")),
+            "dated_at",
+            output_time="earliest",
+            lag_ms=HOUR_MS,
+        ),
+        Operator(
+            "tumbling, by the latest",
+            lambda frames: _dated_windows(frames, F.max("at")),
+            "dated_at",
+            output_time="latest",
+            lag_ms=HOUR_MS,
+        ),
+        Operator(
+            "sliding, by the earliest",
+            _dated_sliding,
+            "dated_at",
+            batch=_dated_sliding_by_hand,
+            output_time="earliest",
+            lag_ms=HOUR_MS // 2,
+        ),
+        Operator(
+            "session, by the earliest",
+            lambda frames: _dated_sessions(frames, F.min("at")),
+            "dated_at",
+            output_time="earliest",
+            # A session may be open for as long as there are views.
+            promises_less=True,
+        ),
+        Operator(
+            "session, by the earliest, with a longest",
+            lambda frames: _dated_sessions(frames, F.min("at")),
+            "dated_at",
+            output_time="earliest",
+            longest="96 hours",
+            lag_ms=96 * HOUR_MS + 10,
+        ),
+        Operator(
+            "session, by the latest",
+            lambda frames: _dated_sessions(frames, F.max("at")),
+            "dated_at",
+            output_time="latest",
+            lag_ms=HOUR_MS + 10,
+        ),
+    )
+)
+_IN_SQL: Final = tuple(
+    replace(each, is_variation=True)
+    for each in (
+        Operator(
+            "tumbling, in SQL",
+            _tumbling,
+            "closed_at",
+            event_time="closed_at",
+            sql=f"""SELECT key, window.end AS closed_at, count(*) AS rows, sum(id) AS ids
+                FROM views WATERMARK at {_DELAY} GROUP BY window(at, '1 hour'), key""",
+        ),
+        Operator(
+            "session, in SQL",
+            _session,
+            "closed_at",
+            event_time="closed_at",
+            lag_ms=1,
+            sql=f"""SELECT key, session_window.end AS closed_at, count(*) AS rows, sum(id) AS ids
+                FROM views WATERMARK at {_DELAY} GROUP BY session_window(at, '1 hour'), key""",
+        ),
+        Operator(
+            "inner join, in SQL",
+            _joined,
+            "viewed_at",
+            sources=_PAIRS,
+            event_time="viewed_at",
+            lag_ms=_INTERVAL_MS,
+            comes="at once",
+            sql=f"""SELECT v.key, v.id AS view, v.at AS viewed_at, c.id AS click, c.at AS clicked_at
+                FROM views WATERMARK at {_DELAY} AS v
+                JOIN clicks WATERMARK at {_DELAY} AS c
+                ON v.key = c.key AND v.at BETWEEN c.at - INTERVAL 1 HOUR AND c.at""",
+        ),
+        Operator(
+            "tumbling, by the latest, in SQL",
+            lambda frames: _dated_windows(frames, F.max("at")),
+            "dated_at",
+            event_time="dated_at",
+            output_time="latest",
+            comes="before the watermark",
+            lag_ms=HOUR_MS,
+            sql=f"""SELECT key, window, max(at) AS dated_at, count(*) AS rows, sum(id) AS ids
+                FROM views WATERMARK at {_DELAY} GROUP BY window(at, '1 hour'), key""",
+        ),
+    )
+)
+
+
 def _with_lateness(operator: Operator) -> Operator:
     return replace(
         operator,
@@ -621,5 +752,8 @@ OPERATORS: Final = (
         if operator.name in {"tumbling", "sliding", "session", "inner join", "dropDuplicates"}
         for each in _with_fates(operator)
     ),
+    *_OUTPUT_TIMES,
+    *_IN_SQL,
+    *(replace(each, name=f"{each.name}, late dropped", late="drop") for each in _IN_SQL),
     *(_with_lateness(each) for each in _OPERATORS if each.name in {"tumbling", "sliding"}),
 )

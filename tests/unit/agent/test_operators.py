@@ -92,7 +92,7 @@ class TestStamps:
         node = project(windows(watermarked()), (9, "started_at", WINDOW.id, "start"))
         with pytest.raises(UnsoundPlanError, match=r"'started_at' is the start .* stamp rows with"):
             promise(node, "started_at")
-        assert promise(node, "started_at", 3_600_000).behind_ms == 3_600_000
+        assert promise(node, "started_at", 3_600_000).declared_ms == 3_600_000
 
     def test_an_aggregate_of_times_is_nobody_s_time(self) -> None:
         node = replace(windows(watermarked()), output=(WINDOW, Column(8, "latest")))
@@ -174,10 +174,13 @@ class TestOperators:
         assert starts.progress(1_000).holds == {"window": 900}
         late = promise(watermarked(), "at", 100)
         assert late.progress(1_000).holds == {"delay": 900}
-        for each in (joined, windows(joined)):
-            assert not promise(each, "at" if each is joined else "window").is_of_windows
-        assert promise(windows(watermarked()), "window").is_of_windows
-        assert not starts.is_of_windows
+
+    def test_a_declared_delay_holds_also_while_spark_keeps_nothing(self) -> None:
+        joined = join(watermarked(), watermarked(), Bounds(60, 1))
+        assert promise(joined, "at").may_idle
+        assert promise(windows(joined), "window").may_idle
+        assert not promise(joined, "at", 100).may_idle
+        assert not promise(windows(watermarked()), "window", 100).may_idle
 
     def test_a_join_needs_bounds_on_both_sides(self) -> None:
         for bounds, side in ((Bounds(None, 1), "left"), (Bounds(1, None), "right")):
@@ -210,7 +213,9 @@ class TestOperators:
                 UnsoundPlanError, match="does not bound the age of the rows that your state"
             ):
                 promise(node, "at")
-            assert promise(node, "at", 5_000) == Promise(5_000, spark_lag_ms=1, buffered=True)
+            assert promise(node, "at", 5_000) == Promise(
+                declared_ms=5_000, spark_lag_ms=1, buffered=True
+            )
             with pytest.raises(
                 UnsoundPlanError, match="does not bound the age of the rows that your state"
             ):
