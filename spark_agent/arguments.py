@@ -99,7 +99,7 @@ def check_early_passes(stage: str, late: str, allowed_lateness_ms: int) -> None:
 
 def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
     """Check that a query that puts late rows aside has a checkpoint of its own. Raises `ValueError`."""
-    if not checkpoint.is_kept:
+    if checkpoint.location is None:
         raise ValueError(
             "a query with late= or allowed_lateness needs a checkpoint, by which a repeated batch finds "
             "the same rows late: writer.option('checkpointLocation', …)"

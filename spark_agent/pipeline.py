@@ -826,7 +826,7 @@ class Pipeline:
             check_reuses_shuffles(self._spark)
             shuffles = self._plans.shuffles_with(writers.frame, FLAG)
             check_shares_shuffles(late_plans, shuffles)
-            fire = None if firings is None else firings.of
+            fire = None if firings is None else firings.fire
             writer = writers.as_one(late_rows.check, len(shuffles), fire)
         launch = Launch(
             writer,

@@ -2,7 +2,7 @@
 its closing lag.
 
 The long version takes over an hour; `--only "50 files"` half of one, `--only strategies` half of one,
-`--only "late rows"` and `--only "closing lag"` ten minutes each.
+`--only "late rows"`, `--only "output times"` and `--only "closing lag"` ten minutes each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         metavar="PART",
-        help='one case by its name, "strategies", "late rows" or "closing lag"',
+        help='one case by its name, "strategies", "late rows", "output times" or "closing lag"',
     )
     options = parser.parse_args()
     console = Console(stderr=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
 from benchmarks.spark.data import Files
 from benchmarks.spark.late_rows import FATES, PASS, LateBench
+from benchmarks.spark.output_times import END, WINDOWS, OutputTimeBench
 from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
 from benchmarks.spark.strategies import BASELINE, STRATEGIES, StrategyBench
 from benchmarks.spark.turns import middle, ratios
@@ -71,6 +73,7 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
 CLOSING_LAG: Final = "closing lag"
 STRATEGY_COSTS: Final = "strategies"
 LATE_ROWS: Final = "late rows"
+OUTPUT_TIMES: Final = "output times"
 
 
 def measured(
@@ -90,6 +93,8 @@ def measured(
             yield from _strategies(spark, server.url, folder, size, say)
         if only in {None, LATE_ROWS}:
             yield from _late_rows(spark, server.url, folder, size, say)
+        if only in {None, OUTPUT_TIMES}:
+            yield from _output_times(spark, server.url, folder, size, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(spark, server.url, folder, size.chains)
 
@@ -171,6 +176,22 @@ def _late_rows(
     for name, each in found.items():
         ratio, spread = middle(each)
         yield Figure(f"a batch of windows with {name}", ratio, f"of {PASS}", None, False, spread)
+
+
+def _output_times(
+    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Yield the duration of a batch with each output time, relative to the end of the window."""
+    files = Files(folder / "dated-files", size.rows, size.slices, by_shard=False)
+    files.write()
+    bench = OutputTimeBench(spark, url, folder, files)
+    for kind, (_, dates) in WINDOWS.items():
+        measure = partial(bench.batch_ms, kind)
+        found = ratios(list(dates), END, measure, rounds=size.rounds, say=say)
+        for name, each in found.items():
+            ratio, spread = middle(each)
+            title = f"a batch of {kind} dated by the {name}"
+            yield Figure(title, ratio, f"of {END}", 1.05, False, spread)
 
 
 def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:

@@ -8,6 +8,8 @@ watermark has passed the window's end.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
@@ -59,7 +61,8 @@ class Firings:
         self._windows = windows
         self._corrections: dict[int, int] = {}
 
-    def of(self, rows: DataFrame, batch: int) -> DataFrame:
+    @contextmanager
+    def fire(self, rows: DataFrame, batch: int) -> Generator[DataFrame]:
         """Return the windows that fire in a batch, and keep the values of those that do not.
 
         `rows` are the values that the batch has changed. A repeated batch has the same firings: what it
@@ -78,13 +81,18 @@ class Firings:
         if not fires and batch % _WHOLE_EVERY:
             if counts[1]:
                 self._windows.add(values, batch)
-            return corrections
+            yield corrections
+            return
         older = self._windows.read(batch)
         if older is not None:
-            values = newest(values.union(older), self._firing.keys)
-        self._windows.replace(open_after(values, now_us), batch)
-        first = ending(values, before_us, now_us)
-        return corrections.union(fired(first, batch, F.lit(True)))
+            # Computed once: some are kept, and the others leave.
+            values = newest(values.union(older), self._firing.keys).persist()
+        try:
+            self._windows.replace(open_after(values, now_us), batch)
+            first = ending(values, before_us, now_us)
+            yield corrections.union(fired(first, batch, F.lit(True)))
+        finally:
+            values.unpersist()
 
     def corrections(self, batch: int) -> int:
         """Return the number of corrections in a batch, once: a batch is committed once."""

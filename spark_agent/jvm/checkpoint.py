@@ -93,11 +93,6 @@ class Checkpoint:
         self._outputs = [each for each in map(output_of, (writer, *others)) if each]
 
     @property
-    def is_kept(self) -> bool:
-        """True if the user has given the checkpoint a place, so that another start finds it."""
-        return self._location is not None
-
-    @property
     def location(self) -> str | None:
         """The folder, if the user has given it."""
         return self._location

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -30,11 +31,15 @@ def reader_of(spark: SparkSession, stage: str, checkpoint: str | None) -> ReadSe
     """
     _check(spark, stage, checkpoint)
 
-    def read(batch: int) -> int | None:
+    @cache
+    def operator_id() -> int:
         operators = spark.read.format("state-metadata").load(checkpoint)
         [operator] = operators.filter(F.col("operatorName").startswith(_OPERATOR)).collect()
+        return operator["operatorId"]
+
+    def read(batch: int) -> int | None:
         state = spark.read.format("statestore").option("batchId", batch)
-        rows = state.option("operatorId", operator["operatorId"]).load(checkpoint)
+        rows = state.option("operatorId", operator_id()).load(checkpoint)
         [earliest] = rows.agg(F.min(F.unix_micros("key.sessionStartTime")).alias("us")).collect()
         return None if earliest["us"] is None else earliest["us"] // _US_PER_MS
 

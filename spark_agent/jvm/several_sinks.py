@@ -9,6 +9,7 @@ and is repeated, is in each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
@@ -46,6 +47,15 @@ _OUTPUT: Final = (
 """Fields of Spark's writer that are of its output."""
 
 
+Fire = Callable[[DataFrame, int], AbstractContextManager[DataFrame]]
+"""Return the results that leave in a batch, as long as they are being written."""
+
+
+def _as_they_are(rows: DataFrame, batch: int) -> AbstractContextManager[DataFrame]:
+    del batch
+    return nullcontext(rows)
+
+
 class Writers:
     """The writer of a query's results, and those of its late rows, if any."""
 
@@ -62,14 +72,14 @@ class Writers:
         self,
         check: Callable[[int], None],
         shuffles: int,
-        fire: Callable[[DataFrame, int], DataFrame] | None = None,
+        fire: Fire | None = None,
     ) -> DataStreamWriter:
         """Return one writer for all of them, with the trigger and the checkpoint of the results.
 
         `check` is called with the number of each batch before the batch is written. `shuffles` is the
-        number of those that the results and the late rows share. `fire` returns the results that leave
-        in a batch, where windows fire more than once. Raises `ValueError` for a sink that Spark can only
-        write alone, and for two outputs in one folder.
+        number of those that the results and the late rows share. `fire` is given where windows fire more
+        than once. Raises `ValueError` for a sink that Spark can only write alone, and for two outputs in
+        one folder.
         """
         self._check_apart()
         results, *late = self._all
@@ -85,9 +95,9 @@ class Writers:
             try:
                 for part, sink in enumerate(sinks):
                     rows = rows_of(batch, part)
-                    if part == 0 and fire is not None:
-                        rows = fire(rows, epoch)
-                    sink.addBatch(epoch, rows._jdf)
+                    fires = fire if part == 0 and fire is not None else _as_they_are
+                    with fires(rows, epoch) as leaving:
+                        sink.addBatch(epoch, leaving._jdf)
             finally:
                 batch.unpersist()
 

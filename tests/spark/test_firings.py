@@ -93,10 +93,11 @@ def test_each_window_fires_once_on_time_and_again_for_each_change(
         )
         expected = model.fire(values, batch, before_ms, fired_ms)
         for _ in range(chance.choice([1, 1, 2])):  # A batch that failed is repeated.
-            found = sorted(
-                (row.key, int(row.until.timestamp()), row.value, row.on_time, row.version)
-                for row in running.of(rows, batch).collect()
-            )
+            with running.fire(rows, batch) as fires:
+                found = sorted(
+                    (row.key, int(row.until.timestamp()), row.value, row.on_time, row.version)
+                    for row in fires.collect()
+                )
             assert found == expected
             assert running.corrections(batch) == sum(not each[3] for each in expected)
             if chance.random() < 0.5:
