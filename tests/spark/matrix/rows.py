@@ -629,6 +629,8 @@ _OPERATORS: Final = (
 )
 
 
+IN_SQL: Final = "in SQL"
+"""In the names of stages that are written in SQL."""
 _DELAY: Final = f"DELAY OF INTERVAL {BOUND_MIN} MINUTES"
 _OUTPUT_TIMES: Final = tuple(
     replace(each, event_time="dated_at", comes="before the watermark", is_variation=True)
@@ -680,11 +682,11 @@ _OUTPUT_TIMES: Final = tuple(
         ),
     )
 )
-_IN_SQL: Final = tuple(
+_STAGES_IN_SQL: Final = tuple(
     replace(each, is_variation=True)
     for each in (
         Operator(
-            "tumbling, in SQL",
+            f"tumbling, {IN_SQL}",
             _tumbling,
             "closed_at",
             event_time="closed_at",
@@ -692,7 +694,7 @@ _IN_SQL: Final = tuple(
                 FROM views WATERMARK at {_DELAY} GROUP BY window(at, '1 hour'), key""",
         ),
         Operator(
-            "session, in SQL",
+            f"session, {IN_SQL}",
             _session,
             "closed_at",
             event_time="closed_at",
@@ -701,7 +703,7 @@ _IN_SQL: Final = tuple(
                 FROM views WATERMARK at {_DELAY} GROUP BY session_window(at, '1 hour'), key""",
         ),
         Operator(
-            "inner join, in SQL",
+            f"inner join, {IN_SQL}",
             _joined,
             "viewed_at",
             sources=_PAIRS,
@@ -714,7 +716,7 @@ _IN_SQL: Final = tuple(
                 ON v.key = c.key AND v.at BETWEEN c.at - INTERVAL 1 HOUR AND c.at""",
         ),
         Operator(
-            "tumbling, by the latest, in SQL",
+            f"tumbling, by the latest, {IN_SQL}",
             lambda frames: _dated_windows(frames, F.max("at")),
             "dated_at",
             event_time="dated_at",
@@ -753,7 +755,7 @@ OPERATORS: Final = (
         for each in _with_fates(operator)
     ),
     *_OUTPUT_TIMES,
-    *_IN_SQL,
-    *(replace(each, name=f"{each.name}, late dropped", late="drop") for each in _IN_SQL),
+    *_STAGES_IN_SQL,
+    *(replace(each, name=f"{each.name}, late dropped", late="drop") for each in _STAGES_IN_SQL),
     *(_with_lateness(each) for each in _OPERATORS if each.name in {"tumbling", "sliding"}),
 )
