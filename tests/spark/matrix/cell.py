@@ -27,6 +27,7 @@ from tests.spark.flow import RANGES
 from tests.spark.matrix import answers
 from tests.spark.matrix.answers import SECOND_WINDOW, Answers, Lines, counted, due
 from tests.spark.matrix.data import BOUND_MIN, DAYS, FILES_A_DAY, SCHEMA, SHARDS, Log, iso, logs
+from tests.spark.matrix.kept import KeptRows
 from tests.spark.matrix.observer import Observer, Output
 from tests.spark.matrix.rows import Operator
 
@@ -76,6 +77,7 @@ class Cell:
         self.observer = Observer(url, job, self.outputs)
         self.counts: Counter[str] = Counter()
         """Counts of its pipelines: all of them should be zero."""
+        self._kept = {FIRST: KeptRows(), SECOND: KeptRows()}
         for name in (FIRST, SECOND, *operator.sources):
             (folder / name).mkdir()
 
@@ -121,7 +123,9 @@ class Cell:
         """Run a stage over all that is there, to its end."""
         with self._pipeline() as pipeline:
             writer = self._writer(stage, self._frame(stage, pipeline)).trigger(availableNow=True)
-            _ended(stage, pipeline.start(writer, late=self._late_of(stage), bounded=bounded))
+            query = pipeline.start(writer, late=self._late_of(stage), bounded=bounded)
+            _ended(stage, query)
+        self._check_state(stage, query)
 
     def _late_of(self, stage: str) -> list[DataStreamWriter]:
         """Return the writers of late rows, of the frames that were built last."""
@@ -134,15 +138,16 @@ class Cell:
     def _keep_running(self, answer: Lines) -> None:
         """Two days at once, and two more when stage 2 has closed what it can of those."""
         with self._pipeline() as pipeline:
-            queries = [
-                pipeline.start(
+            started = {
+                stage: pipeline.start(
                     self._writer(stage, self._frame(stage, pipeline)).trigger(
                         processingTime="0 seconds"
                     ),
                     late=self._late_of(stage),
                 )
                 for stage in (FIRST, SECOND)
-            ]
+            }
+            queries = list(started.values())
             for day in (1, DAYS - 1):
                 self.land([day - 1, day])
                 self._await(FIRST, self._through_ms(day), queries)
@@ -152,6 +157,12 @@ class Cell:
                     for query in queries:
                         query.processAllAvailable()
             self._check_so_far(answer, DAYS - 1)
+        for stage, query in started.items():
+            self._check_state(stage, query)
+
+    def _check_state(self, stage: str, query: StreamingQuery) -> None:
+        """Check that the windows of this run, which has ended, kept the rows of their state."""
+        self._kept[stage].check(json.loads(each.json) for each in query.recentProgress)
 
     # The queries.
 
@@ -358,6 +369,7 @@ class Cell:
         wrong = answers.compared(expected, second)
         _none_of(wrong, "stage 2")
         assert self.observer.turns > 10
+        assert self._kept[SECOND].compared
         judged = self.observer.judged
         assert judged[SECOND] or judged[FIRST] or operator.promises_less
 
