@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +16,10 @@ from pyspark.sql import SparkSession
 
 from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
+from benchmarks.spark import late_rows, output_times, strategies
 from benchmarks.spark.data import Files
-from benchmarks.spark.late_rows import FATES, PASS, LateBench
-from benchmarks.spark.output_times import END, WINDOWS, OutputTimeBench
 from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
-from benchmarks.spark.strategies import BASELINE, STRATEGIES, StrategyBench
-from benchmarks.spark.turns import middle, ratios
+from benchmarks.spark.turns import ClickBench, middle, ratios
 from tests.spark.cluster.chain import STAGES, Chain
 
 
@@ -89,12 +87,13 @@ def measured(
             case.files.write()
             bench.measure(case, size.rounds, say)
             yield from _costs(case, enough=case.files.slices >= BIG.slices)
-        if only in {None, STRATEGY_COSTS}:
-            yield from _strategies(spark, server.url, folder, size, say)
-        if only in {None, LATE_ROWS}:
-            yield from _late_rows(spark, server.url, folder, size, say)
-        if only in {None, OUTPUT_TIMES}:
-            yield from _output_times(spark, server.url, folder, size, say)
+        turns = [each for each in _TURNS if only in {None, each.part}]
+        if turns:
+            files = Files(folder / "files", size.rows, size.slices, by_shard=False)
+            files.write()
+            clicks = ClickBench(spark, server.url, folder, files)
+            for each in turns:
+                yield from _by_turns(each, clicks, size.rounds, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(spark, server.url, folder, size.chains)
 
@@ -150,48 +149,58 @@ def _cost(case: Case, ours: Variant, theirs: Variant, target: float | None, name
     )
 
 
-def _strategies(
-    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
-) -> Iterator[Figure]:
-    """Yield the duration of a batch with each strategy, relative to a fixed bound."""
-    files = Files(folder / "files", size.rows, size.slices, by_shard=False)
-    files.write()
-    bench = StrategyBench(spark, url, folder, files)
-    found = ratios(list(STRATEGIES), BASELINE, bench.batch_ms, rounds=size.rounds, say=say)
-    for name, each in found.items():
-        ratio, spread = middle(each)
-        yield Figure(
-            f"a batch of source() with {name}", ratio, f"of {BASELINE}", 1.05, False, spread
+@dataclass(frozen=True)
+class _Turns:
+    """Variants of a query over the same clicks, and the one to which the others are compared."""
+
+    part: str
+    title: str
+    """Title of a figure, with a place for the variant."""
+    variants: Sequence[str]
+    baseline: str
+    batch_ms: Callable[[ClickBench, str], float]
+    target: float | None = 1.05
+
+
+_TURNS: Final = (
+    _Turns(
+        STRATEGY_COSTS,
+        "a batch of source() with {}",
+        tuple(strategies.STRATEGIES),
+        strategies.BASELINE,
+        strategies.batch_ms,
+    ),
+    _Turns(
+        LATE_ROWS,
+        "a batch of windows with {}",
+        late_rows.FATES,
+        late_rows.PASS,
+        late_rows.batch_ms,
+        target=None,
+    ),
+    *(
+        _Turns(
+            OUTPUT_TIMES,
+            f"a batch of {kind} dated by the {{}}",
+            tuple(dates),
+            output_times.END,
+            partial(output_times.batch_ms, kind=kind),
         )
+        for kind, (_, dates) in output_times.WINDOWS.items()
+    ),
+)
 
 
-def _late_rows(
-    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
+def _by_turns(
+    turns: _Turns, bench: ClickBench, rounds: int, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    """Yield the duration of a batch of windows with each treatment of late rows."""
-    files = Files(folder / "late-files", size.rows, size.slices, by_shard=False)
-    files.write()
-    bench = LateBench(spark, url, folder, files)
-    found = ratios(FATES, PASS, bench.batch_ms, rounds=size.rounds, say=say)
+    """Yield the duration of a batch in each variant, relative to the baseline."""
+    measure = partial(turns.batch_ms, bench)
+    found = ratios(turns.variants, turns.baseline, measure, rounds=rounds, say=say)
     for name, each in found.items():
         ratio, spread = middle(each)
-        yield Figure(f"a batch of windows with {name}", ratio, f"of {PASS}", None, False, spread)
-
-
-def _output_times(
-    spark: SparkSession, url: str, folder: Path, size: Size, say: Callable[[str], None]
-) -> Iterator[Figure]:
-    """Yield the duration of a batch with each output time, relative to the end of the window."""
-    files = Files(folder / "dated-files", size.rows, size.slices, by_shard=False)
-    files.write()
-    bench = OutputTimeBench(spark, url, folder, files)
-    for kind, (_, dates) in WINDOWS.items():
-        measure = partial(bench.batch_ms, kind)
-        found = ratios(list(dates), END, measure, rounds=size.rounds, say=say)
-        for name, each in found.items():
-            ratio, spread = middle(each)
-            title = f"a batch of {kind} dated by the {name}"
-            yield Figure(title, ratio, f"of {END}", 1.05, False, spread)
+        title = turns.title.format(name)
+        yield Figure(title, ratio, f"of {turns.baseline}", turns.target, False, spread)
 
 
 def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:

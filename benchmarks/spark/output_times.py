@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
+from benchmarks.spark.data import GAP_S
 from benchmarks.spark.overhead import RANGES
-from benchmarks.spark.turns import batch_ms
-from spark_agent import BoundedOutOfOrderness, Pipeline
+from benchmarks.spark.turns import ClickBench
+from spark_agent import Pipeline
 
 END: Final = "the end"
 DATES: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -34,51 +33,22 @@ WINDOWS: Final[Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]]] = {
 """By name: the column with the window, and the output times."""
 
 
-class OutputTimeBench:
-    """Runs the same windows or sessions with each output time."""
+def batch_ms(bench: ClickBench, name: str, *, kind: str) -> float:
+    """Return the median duration of a batch (ms) of the same windows or sessions, by output time."""
+    window, dates = WINDOWS[kind]
 
-    def __init__(self, spark: SparkSession, url: str, folder: Path, files: Files) -> None:
-        self._spark = spark
-        self._url = url
-        self._folder = folder
-        self._files = files
-        self._numbers = itertools.count()
-
-    def batch_ms(self, kind: str, name: str) -> float:
-        """Return the median duration of a batch (ms)."""
-        window, dates = WINDOWS[kind]
-        folder = self._folder / f"{kind}-{next(self._numbers)}"
-        clicks = (
-            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
-            .option("maxFilesPerTrigger", self._files.per_batch)
-            .parquet(str(self._files.folder))
+    def start(pipeline: Pipeline, rows: DataFrame, folder: Path) -> StreamingQuery:
+        rows = pipeline.watermarked(rows, stage=kind, event_time="at")
+        # The same columns for each: the output times alone differ.
+        found = rows.groupBy(_grouping(kind), "person").agg(
+            F.sum("amount"), F.min("at").alias("earliest"), F.max("at").alias("latest")
         )
-        spec = {
-            "clicks": {"shards": [str(shard) for shard in range(SHARDS)]},
-            kind: {"inputs": ["clicks"], "ranges": RANGES},
-        }
-        with Pipeline(self._url, folder.name, spec, spark=self._spark) as pipeline:
-            rows = pipeline.source(
-                clicks,
-                stage="clicks",
-                shard="shard",
-                event_time="at",
-                strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
-            )
-            rows = pipeline.watermarked(rows, stage=kind, event_time="at")
-            # The same columns for each: the output times alone differ.
-            found = rows.groupBy(_grouping(kind), "person").agg(
-                F.sum("amount"), F.min("at").alias("earliest"), F.max("at").alias("latest")
-            )
-            dated_by = dates[name].get("output_time", window)
-            frame = pipeline.report(found, stage=kind, event_time=dated_by, **dates[name])
-            writer = frame.writeStream.format("noop").trigger(availableNow=True)
-            writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-            query = pipeline.start(writer)
-            query.awaitTermination()
-            duration_ms = batch_ms(query)
-        shutil.rmtree(folder)
-        return duration_ms
+        dated_by = dates[name].get("output_time", window)
+        frame = pipeline.report(found, stage=kind, event_time=dated_by, **dates[name])
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        return pipeline.start(writer.option("checkpointLocation", str(folder / "checkpoint")))
+
+    return bench.batch_ms(start, stages={kind: RANGES})
 
 
 def _grouping(kind: str) -> Column:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.spark.data import BOUND_S, SHARDS, Files
-from benchmarks.spark.turns import batch_ms
+from benchmarks.spark.data import BOUND_S
+from benchmarks.spark.turns import ClickBench
 from spark_agent import (
     Ascending,
     BoundedOutOfOrderness,
@@ -76,37 +75,12 @@ STRATEGIES: Final[Mapping[str, Callable[[], AnyStrategy]]] = {
 }
 
 
-class StrategyBench:
-    """Runs a query with each strategy."""
+def batch_ms(bench: ClickBench, name: str) -> float:
+    """Return the median duration of a batch (ms) with a strategy."""
+    event_time = "read_at" if name == _INGRESS else "at"
+    return bench.batch_ms(_start, stages={}, strategy=STRATEGIES[name](), event_time=event_time)
 
-    def __init__(self, spark: SparkSession, url: str, folder: Path, files: Files) -> None:
-        self._spark = spark
-        self._url = url
-        self._folder = folder
-        self._files = files
-        self._numbers = itertools.count()
 
-    def batch_ms(self, name: str) -> float:
-        """Return the median duration of a batch (ms)."""
-        folder = self._folder / f"strategy-{next(self._numbers)}"
-        clicks = (
-            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
-            .option("maxFilesPerTrigger", self._files.per_batch)
-            .parquet(str(self._files.folder))
-        )
-        spec = {"clicks": {"shards": [str(shard) for shard in range(SHARDS)]}}
-        with Pipeline(self._url, folder.name, spec, spark=self._spark) as pipeline:
-            source = pipeline.source(
-                clicks,
-                stage="clicks",
-                shard="shard",
-                event_time="read_at" if name == _INGRESS else "at",
-                strategy=STRATEGIES[name](),
-            )
-            writer = source.writeStream.format("noop").trigger(availableNow=True)
-            writer = writer.option("checkpointLocation", str(folder))
-            query = pipeline.start(writer)
-            query.awaitTermination()
-            found = batch_ms(query)
-        shutil.rmtree(folder)
-        return found
+def _start(pipeline: Pipeline, rows: DataFrame, folder: Path) -> StreamingQuery:
+    writer = rows.writeStream.format("noop").trigger(availableNow=True)
+    return pipeline.start(writer.option("checkpointLocation", str(folder / "checkpoint")))

@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.spark.data import SHARDS
+from benchmarks.spark.data import BOUND_S, SHARDS, Files
+from spark_agent import BoundedOutOfOrderness, Pipeline
+from spark_agent.strategies import AnyStrategy
+
+Build: TypeAlias = Callable[[Pipeline, DataFrame, Path], StreamingQuery]
+"""Starts a query over the clicks of a source, which may write into the folder."""
+
+_CLICKS: Final = "clicks"
+
+
+class ClickBench:
+    """Runs variants of a query over the same clicks, each as a job of its own."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path, files: Files) -> None:
+        self._spark = spark
+        self._url = url
+        self._folder = folder
+        self._files = files
+        self._numbers = itertools.count()
+
+    def batch_ms(
+        self,
+        build: Build,
+        *,
+        stages: Mapping[str, int],
+        strategy: AnyStrategy | None = None,
+        event_time: str = "at",
+    ) -> float:
+        """Return the median duration of a batch (ms); `stages`: the keyed stages, with their ranges."""
+        folder = self._folder / f"job-{next(self._numbers)}"
+        clicks = (
+            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
+            .option("maxFilesPerTrigger", self._files.per_batch)
+            .parquet(str(self._files.folder))
+        )
+        spec = {
+            _CLICKS: {"shards": [str(shard) for shard in range(SHARDS)]},
+            **{stage: {"inputs": [_CLICKS], "ranges": ranges} for stage, ranges in stages.items()},
+        }
+        with Pipeline(self._url, folder.name, spec, spark=self._spark) as pipeline:
+            rows = pipeline.source(
+                clicks,
+                stage=_CLICKS,
+                shard="shard",
+                event_time=event_time,
+                strategy=strategy or BoundedOutOfOrderness(f"{BOUND_S} s"),
+            )
+            query = build(pipeline, rows, folder)
+            query.awaitTermination()
+            found = _batch_ms(query)
+        shutil.rmtree(folder)
+        return found
 
 
 def ratios(
@@ -35,7 +91,7 @@ def ratios(
     return found
 
 
-def batch_ms(query: StreamingQuery) -> float:
+def _batch_ms(query: StreamingQuery) -> float:
     """Return the median duration of a batch with rows (ms), once the query runs."""
     batches = [json.loads(each.json) for each in query.recentProgress]
     # The first batch starts Python, and a last one may have a row of each shard alone.

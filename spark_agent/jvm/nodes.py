@@ -200,19 +200,25 @@ def origin(path: Sequence[Node], column: int) -> tuple[int, str]:
     return column, part
 
 
-def made_in(path: Sequence[Node], column: int, made: Callable[[Node], Mapping[int, T]]) -> T | None:
-    """Return the windows in a column, made by one of these nodes, of which each reads the next."""
+def followed(path: Sequence[Node], column: int) -> Iterator[tuple[Node, int]]:
+    """Yield nodes of which each reads the next, each with the column's id there.
+
+    Ends before the last node, and where a part of a column is taken.
+    """
     for node, below in itertools.pairwise(path):
-        if column in made(node):
-            return made(node)[column]
+        yield node, column
         if node.operator == "Union":
             position = [each.id for each in node.output].index(column)
             column = below.output[position].id
             continue
         column, part = node.copies.get(column, (column, ""))
         if part:
-            return None
-    return None
+            return
+
+
+def made_in(path: Sequence[Node], column: int, made: Callable[[Node], Mapping[int, T]]) -> T | None:
+    """Return the windows in a column, made by one of these nodes, of which each reads the next."""
+    return next((made(node)[at] for node, at in followed(path, column) if at in made(node)), None)
 
 
 def _leads_to_control(node: Node) -> bool:

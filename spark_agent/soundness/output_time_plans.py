@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import Column, Node, Stamp, WindowGrid, made_in, origin
+from spark_agent.jvm.nodes import Column, Node, Stamp, WindowGrid, followed, made_in, origin
 from spark_agent.soundness.late_rows import paths_to_controls
 from spark_agent.soundness.output_times import DatedBy, OutputTime, OutputTimes
 
@@ -145,14 +144,11 @@ def _is_time_of(windows: Node, group: Column, time: int) -> bool:
 
 
 def _made_from(path: Sequence[Node], window: int, time: int) -> bool:
-    for node, below in itertools.pairwise(path):
-        if window in node.window_times:
-            return node.window_times[window] == node.copies.get(time, (time, ""))[0]
-        if node.operator == "Union":
-            columns = [each.id for each in node.output]
-            window, time = (below.output[columns.index(each)].id for each in (window, time))
-            continue
-        window, time = (node.copies.get(each, (each, ""))[0] for each in (window, time))
+    for (node, window_id), (_, time_id) in zip(
+        followed(path, window), followed(path, time), strict=False
+    ):
+        if window_id in node.window_times:
+            return node.window_times[window_id] == node.copies.get(time_id, (time_id, ""))[0]
     return False
 
 

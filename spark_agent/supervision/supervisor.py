@@ -199,6 +199,7 @@ class Supervisor:
 
         From the first call on, readings do not pause: the next query may be started by this one's end.
         """
+        # Set by the thread of the query, and never unset: the next step of the other thread reads it.
         self._run_ends = True
         return not self._sessions_are_due
 
