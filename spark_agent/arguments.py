@@ -97,6 +97,26 @@ def check_early_passes(stage: str, late: str, allowed_lateness_ms: int) -> None:
         )
 
 
+def check_flag(name: str, given: object) -> None:
+    """Check an argument that is True or False: a text such as "no" is true. Raises `ValueError`."""
+    if type(given) is not bool:
+        raise ValueError(f"invalid {name} {given!r}: write True or False")
+
+
+def check_late(late: object) -> None:
+    """Check a treatment of late rows. Raises `ValueError`."""
+    if late not in ("pass", "drop"):
+        raise ValueError(
+            f"invalid late {late!r}: write 'pass' or 'drop'. split_late() puts late rows aside"
+        )
+
+
+def check_tasks(tasks: object) -> None:
+    """Check a number of tasks, or None. Raises `ValueError`."""
+    if tasks is not None and (type(tasks) is not int or tasks < 1):
+        raise ValueError(f"invalid tasks {tasks!r}: write a number of tasks, 1 or more")
+
+
 def check_keeps_checkpoint(checkpoint: Checkpoint) -> None:
     """Check that a query that puts late rows aside has a checkpoint of its own. Raises `ValueError`."""
     if checkpoint.location is None:

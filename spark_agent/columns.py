@@ -88,7 +88,7 @@ def event_time_of(frame: DataFrame, stage: str, name: str | None) -> str | None:
         if len(candidates) > 1:
             raise ValueError(
                 f"stage {stage!r}: {', '.join(candidates)} could each be the event time of its "
-                f"output: name one, report(…, event_time={candidates[-1]!r})"
+                f"output: name one, event_time={candidates[-1]!r}"
             )
         return candidates[0] if candidates else None
     check_column(frame, name)

@@ -29,11 +29,14 @@ from spark_agent.arguments import (
     check_continues,
     check_early_not_bounded,
     check_early_passes,
+    check_flag,
     check_is_writer,
     check_keeps_checkpoint,
+    check_late,
     check_lease_ttl,
     check_output_time,
     check_session,
+    check_tasks,
     check_url,
     check_writer,
     strategy_of,
@@ -186,6 +189,7 @@ class Pipeline:
         and `RuntimeError` for Spark Connect, or if Spark's workers would run a different Python.
         """
         check_url(url)
+        check_flag("replace", replace)
         timing = Timing(
             ttl_ms=duration_ms(lease_ttl, name="lease_ttl"),
             patience_ms=duration_ms(patience, name="patience"),
@@ -371,6 +375,9 @@ class Pipeline:
         Raises `ValueError`.
         """
         spec = self._job.stage(stage, "source")
+        tolerance_ms = duration_ms(tolerance, name="tolerance")
+        check_tasks(tasks)
+        check_flag("partitioned_by_shard", partitioned_by_shard)
         check_column(frame, shard)
         strategy = strategy_of(spec, strategy)
         if strategy is None:
@@ -401,11 +408,9 @@ class Pipeline:
             is_dynamic=spec.is_dynamic,
             promise=parts.promise,
             summary=parts.summary,
-            tolerance_ms=duration_ms(tolerance, name="tolerance"),
+            tolerance_ms=tolerance_ms,
             tracks_in_flight=bool(spec.percentiles),
         )
-        if tasks is not None and (type(tasks) is not int or tasks < 1):
-            raise ValueError(f"invalid tasks {tasks!r}: write a number of tasks, 1 or more")
         if parts.needs_polls or stage in _throttled(self._job.throttle, self._job.stages):
             # A query without watermarked() has no control source that could hold it back, or fail a run
             # that would end well.
@@ -457,10 +462,7 @@ class Pipeline:
         true for the first value of a window, and `version`, which grows from value to value. The writer
         has the mode `append`. Raises `ValueError`.
         """
-        if late not in {"pass", "drop"}:
-            raise ValueError(
-                f"invalid late {late!r}: write 'pass' or 'drop'. split_late() puts late rows aside"
-            )
+        check_late(late)
         self._check_watermarked(frame, stage, event_time)
         lateness_ms = allowed_lateness_ms(allowed_lateness)
         if percentile is not None:
@@ -501,6 +503,8 @@ class Pipeline:
         `event_time`, `delay`, `output_time` and `longest` are those of `report`, `late` and
         `allowed_lateness` those of `watermarked`. Raises `ValueError`.
         """
+        self._job.stage(stage, "keyed stage")
+        check_late(late)
         clauses = clauses_of(self._spark, query)
         if not clauses:
             raise ValueError(
@@ -688,9 +692,9 @@ class Pipeline:
         partitions = int(self._spark.conf.get("spark.sql.shuffle.partitions") or "200")
         if partitions != len(spec.ranges):
             raise ValueError(
-                f"stage {stage!r} has {len(spec.ranges)} ranges, but Spark keeps its state in "
-                f"{partitions} partitions, and each partition must be a range: set "
-                f"spark.sql.shuffle.partitions to {len(spec.ranges)}, or give the stage "
+                f"stage {stage!r} has {len(spec.ranges)} ranges, but spark.sql.shuffle.partitions is "
+                f"{partitions}, and each partition of Spark's state must be a range: set it to "
+                f"{len(spec.ranges)}, or, for a new checkpoint, give the stage "
                 f'"ranges": {partitions}'
             )
         if on_early not in {"count", "fail"}:
@@ -760,6 +764,7 @@ class Pipeline:
         if the service does not accept the key; `RuntimeError` if the pipeline was stopped.
         """
         check_is_writer(writer)
+        check_flag("bounded", bounded)
         trigger = check_writer(writer, bounded=bounded)
         if on_fenced not in {"stop", "continue"}:
             raise ValueError(f"invalid on_fenced {on_fenced!r}: write 'stop' or 'continue'")

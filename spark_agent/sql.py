@@ -89,7 +89,11 @@ def _check_without_delay(clause: WatermarkClause, view: str, plan: Node) -> None
     if not clause.delay_ms:
         return
     stages = [stage_of(node.tag) for node in plan.walk() if node.tag.startswith(SOURCE_TAG)]
-    made = f"source {stages[0]!r} has a strategy" if stages else "the service has its watermark"
+    made = (
+        f"source {stages[0]!r} has a strategy"
+        if stages
+        else "it is not a view of source(), and the service has its watermark"
+    )
     raise UnsoundPlanError(
         f"the delay of {view!r}, {clause.delay_ms:,} ms, would be a second one, since {made}: write "
         f"DELAY OF INTERVAL 0 SECONDS, or leave the strategy of source() out"

@@ -186,6 +186,10 @@ _ALTERNATIVES: Final[Mapping[str, str]] = MappingProxyType(
         "FlatMapGroupsInArrow": (
             "use applyInPandasWithState: applyInArrow sees only one batch's rows of a group"
         ),
+        "Distinct": (
+            "write UNION ALL for UNION, and for SELECT DISTINCT a GROUP BY of its columns, with the "
+            "event time among them; or call dropDuplicates() on the data frame"
+        ),
         "FlatMapCoGroupsInPandas": "join the two streams, or use transformWithState on their union",
         "EventTimeWatermark": "leave withWatermark out: watermarked() replaces it",
         "WithCTE": "turn the WITH clause of your SQL into a temporary view",
@@ -260,9 +264,9 @@ def row_name(node: Node) -> str:
     if not stamps:
         raise UnsoundPlanError(
             "an aggregation does not group by an event time of Spark's, so its groups never "
-            "close: call watermarked() before it, and group by window(…) over the event time. If a "
-            "function of yours (mapInPandas, mapInArrow) comes between, call watermarked() after "
-            "that function"
+            "close: call watermarked() before it, and group by window(…) over the event time, as it is: "
+            "a cast or a shift makes another column of it. If a function of yours (mapInPandas, "
+            "mapInArrow) comes between, call watermarked() after that function"
         )
     times = [column.name for column in node.groups if column.stamp is not None]
     if len(times) > 1:

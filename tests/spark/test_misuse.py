@@ -200,6 +200,12 @@ def test_arguments_of_another_kind(alone: Flow, pipeline: Pipeline, spark: Spark
         ValueError, match=r"start\(\) takes the writer that frame.writeStream… returns"
     ):
         pipeline.start(nothing)
+    no: Any = "no"
+    writer = alone.source(pipeline).writeStream.format("noop")
+    with pytest.raises(ValueError, match="invalid bounded 'no': write True or False"):
+        pipeline.start(writer, bounded=no)
+    with pytest.raises(ValueError, match="invalid replace 'no': write True or False"):
+        alone.pipeline(replace=no)
     column: Any = F.col("at")
     with pytest.raises(ValueError, match="give a column's name, a string"):
         pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time=column)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -191,7 +192,11 @@ REFUSED = {
     f"WITH r AS (SELECT * FROM readings) SELECT key FROM r {WATERMARK}": "the query has WITH",
     f"SELECT '${{at}}' FROM readings {WATERMARK}": "which Spark replaces before it reads",
     f"SELECT key FROM filtered {WATERMARK}": "source 'sensors' has not a strategy",
-    f"SELECT key FROM plain {WATERMARK}": "since the service has its watermark",
+    f"SELECT key FROM plain {WATERMARK}": "since it is not a view of source.., and the service has",
+    f"SELECT DISTINCT key, at FROM readings {WATERMARK}": "for SELECT DISTINCT a GROUP BY",
+    f"SELECT key FROM readings {WATERMARK} UNION SELECT 'a'": "write UNION ALL for UNION",
+    f"SELECT window.end FROM (SELECT at + INTERVAL 1 HOUR AS at FROM readings {WATERMARK}) "
+    "GROUP BY window(at, '1 hour')": "a cast or a shift makes another column",
     f"SELECT key FROM still {WATERMARK}": "`still` is not a stream",
     f"SELECT key FROM missing {WATERMARK}": "the query cannot be run: .*TABLE_OR_VIEW_NOT_FOUND",
     f"SELECT none FROM readings {WATERMARK}": "the query cannot be run: .*UNRESOLVED_COLUMN",
@@ -224,9 +229,28 @@ def test_a_source_without_a_strategy_is_refused(flow: Flow, pipeline: Pipeline) 
         flow.start(pipeline, rows)
 
 
-def test_a_text_is_a_text(pipeline: Pipeline) -> None:
+def test_other_arguments_are_checked_before_the_text(pipeline: Pipeline) -> None:
     with pytest.raises(ValueError, match="takes the text of a query, not None"):
         pipeline.sql(None, stage=COUNTS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="invalid late 'split'"):
+        pipeline.sql("SELECT 1", stage=COUNTS, late="split")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'nope' is not in the specification"):
+        pipeline.sql("SELECT 1", stage="nope")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"tolerance": "-1 day"}, "invalid tolerance '-1 day'"),
+        ({"tasks": 0}, "invalid tasks 0"),
+        ({"partitioned_by_shard": "no"}, "invalid partitioned_by_shard 'no': write True or False"),
+    ],
+)
+def test_arguments_of_a_source_without_a_strategy(
+    flow: Flow, pipeline: Pipeline, option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipeline.source(flow.readings(), stage=SOURCE, shard="sensor", event_time="at", **option)
 
 
 def test_a_view_of_another_pipeline_is_refused(flow: Flow, pipeline: Pipeline) -> None:
