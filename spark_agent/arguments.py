@@ -297,6 +297,15 @@ def check_clock_strategy(stage: StageSpec, strategy: object) -> None:
         )
 
 
+def check_reads_rest(*, bounded: bool, may_wait_for_more: bool) -> None:
+    """Check that a query reads what is left before it is the last one. Raises `ValueError`."""
+    if bounded and may_wait_for_more:
+        raise ValueError(
+            "a bounded query makes its sources final once a trigger finds nothing, and with "
+            "minOffsetsPerTrigger rows may be unread then: leave the option out of the last run"
+        )
+
+
 def check_clocks(strategies: Mapping[str, Resolved], *, may_wait_for_more: bool) -> None:
     """Check that a query's sources leave nothing unread for a while. Raises `ValueError`."""
     for stage, each in strategies.items():

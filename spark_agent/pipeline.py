@@ -35,6 +35,7 @@ from spark_agent.arguments import (
     check_late,
     check_lease_ttl,
     check_output_time,
+    check_reads_rest,
     check_session,
     check_tasks,
     check_url,
@@ -799,6 +800,7 @@ class Pipeline:
             for node in tree.walk()
             if node.tag in self._strategies
         }
+        check_reads_rest(bounded=bounded, may_wait_for_more=stages.may_wait_for_more)
         check_clocks(strategies, may_wait_for_more=stages.may_wait_for_more)
         checkpoint = Checkpoint(self._spark, writer, *late_writers)
         firing = firing_of(tree)
