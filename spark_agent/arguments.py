@@ -23,9 +23,18 @@ from pyspark.sql.types import (
 from spark_agent.client.spec import StageSpec
 from spark_agent.firing_frames import ON_TIME, VERSION
 from spark_agent.jvm.checkpoint import Checkpoint
-from spark_agent.jvm.writer import ONCE, Trigger, is_async, output_mode_of, trigger_of
+from spark_agent.jvm.writer import (
+    ONCE,
+    Trigger,
+    format_of,
+    is_async,
+    option_of,
+    output_mode_of,
+    trigger_of,
+)
 from spark_agent.late_frames import FLAG
 from spark_agent.soundness.output_times import DatedBy, OutputTime
+from spark_agent.sources.kafka import FORMAT as KAFKA
 from spark_agent.strategies import AnyStrategy, WallClock
 from spark_agent.strategies.resolved import Resolved
 from spark_agent.times import Duration, duration_ms
@@ -38,6 +47,10 @@ _UNSUPPORTED_TRIGGERS: Final[Mapping[str, str]] = {
     "micro-batches",
     "RealTimeTrigger": "real-time mode does not finish a batch's tasks before the next batch",
 }
+
+_ACKS: Final = "kafka.acks"
+_ACKNOWLEDGED: Final = (None, "all", "-1")
+"""Values of `kafka.acks` with which all replicas in sync have a row before it counts as written."""
 
 
 def check_is_writer(writer: object) -> None:
@@ -71,7 +84,18 @@ def check_writer(writer: DataStreamWriter, *, bounded: bool) -> Trigger:
         raise ValueError(
             "asyncProgressTrackingEnabled commits batches some time after they ran: leave it out"
         )
+    _check_acknowledged(writer)
     return trigger
+
+
+def _check_acknowledged(writer: DataStreamWriter) -> None:
+    """Check that a batch's rows are in Kafka before it is committed. Raises `ValueError`."""
+    acks = option_of(writer, _ACKS)
+    if format_of(writer) == KAFKA and acks not in _ACKNOWLEDGED:
+        raise ValueError(
+            f"{_ACKS}={acks}: a batch would be committed before its rows are safe in Kafka, and the "
+            f"watermark would cover rows that can be lost: leave it out, or set it to all"
+        )
 
 
 def check_early_not_bounded(stage: str, *, bounded: bool) -> None:

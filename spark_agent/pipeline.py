@@ -102,7 +102,7 @@ from spark_agent.soundness.settings import (
     check_settings,
     counts_state,
 )
-from spark_agent.sources import control, logs
+from spark_agent.sources import control, kafka, logs
 from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
 from spark_agent.sources.driver_link import LinkServer
@@ -336,6 +336,62 @@ class Pipeline:
         )
         return self.source(
             frame,
+            stage=stage,
+            shard=shard,
+            event_time=event_time,
+            strategy=strategy,
+            tolerance=tolerance,
+            partitioned_by_shard=True,
+        )
+
+    def read_kafka(
+        self,
+        servers: str,
+        topics: str | Sequence[str],
+        *,
+        stage: str,
+        event_time: str = "timestamp",
+        value: StructType | str | None = None,
+        strategy: AnyStrategy | None = None,
+        starting: Literal["earliest", "latest"] = "earliest",
+        options: Mapping[str, Any] | None = None,
+        shard: str = "shard",
+        tolerance: Duration = "1 day",
+    ) -> DataFrame:
+        """Read topics of Kafka, whose partitions are the shards, and report their progress, as `source`
+        does.
+
+        `servers` are addresses of brokers, `host:9092,…`. A partition's shard is `topic-partition`, in
+        the column `shard`. The columns of Spark's connector come first: `key`, `value`, `topic`,
+        `partition`, `offset`, `timestamp`, `timestampType`. With `value`, a schema of Spark or its text,
+        the value is JSON, and its members are columns in place of `value`; a value that cannot be read
+        has nulls. `event_time` is one of these columns, by default the timestamp of Kafka, which is null
+        in a row that its producer has not dated.
+
+        A stage that is `"dynamic": true` has a shard for each partition that there is, also for those
+        without rows, and for those that are added later. Each partition is read by one task, without a
+        shuffle. `options` are those of Spark's connector, such as `maxOffsetsPerTrigger` and
+        `kafka.security.protocol`. Options that split a partition, or by which rows would be left out
+        without a word, are rejected.
+
+        Raises `ValueError`.
+        """
+        self._job.stage(stage, "source")
+        names = kafka.check_topics(topics)
+        given = dict(options or {})
+        kafka.check_options(given)
+        if starting not in {"earliest", "latest"}:
+            raise ValueError(f"invalid starting {starting!r}: write 'earliest' or 'latest'")
+        rows = kafka.read(
+            self._spark,
+            servers=servers,
+            topics=names,
+            stage=stage,
+            starting=starting,
+            options=given,
+        )
+        return self.source(
+            kafka.with_columns(rows, shard, value),
             stage=stage,
             shard=shard,
             event_time=event_time,

@@ -202,7 +202,7 @@ def _because(
     first = holders[0]
     who = f" (holder {first.view.holder})" if first.view.holder else ""
     where = f"range {first.view.name}{who}"
-    phrase = _phrase(first, published_input, advice, now_ms)
+    phrase = _phrase(first, published_input, advice, now_ms) + _unread(first.view)
     more = f", and {total - 1:,} more" if total > 1 else ""
     if stage == root:
         return f"{stage} waits for {where}, which {phrase}{more}"
@@ -258,6 +258,15 @@ def _phrase(
         Reason.BEHIND: f"is the lowest, at {at}{still}",
     }
     return phrases[holding.reason]
+
+
+def _unread(view: RangeView) -> str:
+    """Write where a shard's reader is, and its backlog, if reported."""
+    backlog = 0 if view.facts is None else view.facts.backlog
+    position = f"; it is read up to {view.note.position}" if view.note.position else ""
+    if not backlog:
+        return position and f"{position}, and has nothing more"
+    return f"{position or '; it is read'}, with {backlog:,} records to go"
 
 
 def time_text(at_ms: int) -> str:

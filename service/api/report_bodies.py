@@ -106,7 +106,9 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
         ],
         idle=[isinstance(s, ShardReport) and s.idle for s in shards.values()],
         notes=[
-            RangeNote(s.holds) if isinstance(s, ShardReport) and s.holds else None
+            RangeNote(s.holds, s.position)
+            if isinstance(s, ShardReport) and (s.holds or s.position)
+            else None
             for s in shards.values()
         ],
         epoch=read.epoch,

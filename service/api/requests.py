@@ -168,6 +168,13 @@ Idle = Annotated[
         " nothing that has not been emitted. Ends with the next report without it, or with the lease"
     ),
 ]
+Position = Annotated[
+    str,
+    Meta(
+        max_length=256,
+        description="Where its reader is, in the source's own words, such as an offset. For display",
+    ),
+]
 Final = Annotated[bool, Meta(description="Nothing more will come: a promise of the end of time")]
 
 
@@ -188,6 +195,7 @@ class ShardReport(WorkReport, frozen=True, forbid_unknown_fields=True, gc=False)
     holds: Holds = field(default_factory=dict[str, int])
     idle: Idle = False
     final: Final = False
+    position: Position = ""
 
 
 class KeyRangeReport(RangeNote, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -33,6 +33,8 @@ class RangeNote(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     holds: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    position: str = ""
+    """A shard: where its reader is, in the source's own words."""
 
 
 NOTHING_NOTED = RangeNote()
@@ -42,9 +44,9 @@ def noted(notes: Sequence[RangeNote]) -> Sequence[RangeNote | None]:
     """Return the notes of a report: None in place of empty ones.
 
     >>> noted([RangeNote({"state": 5}), RangeNote()])
-    [RangeNote(holds={'state': 5}), None]
+    [RangeNote(holds={'state': 5}, position=''), None]
     """
-    return [note if note.holds else None for note in notes]
+    return [note if note.holds or note.position else None for note in notes]
 
 
 class CommittedHolds(msgspec.Struct, frozen=True, gc=False):

@@ -75,6 +75,7 @@ class RangeReport:
     `records` and `late` count the rows since the range's last report.
     `backlog` is the number of rows left to read, `pending` the rows in flight. None: not reported.
     `oldest_work_ms` is the arrival of the oldest unfinished work on the wall clock; None: all is done.
+    `position` shows where the reader of a shard is; empty: not reported.
     """
 
     watermark_ms: int | None = None
@@ -86,13 +87,14 @@ class RangeReport:
     backlog: int | None = None
     pending: InFlight | None = None
     oldest_work_ms: int | None = None
+    position: str = ""
 
     def __add__(self, later: RangeReport) -> RangeReport:
         """Merge two reports of a source's shard, the second of which is the later one.
 
         >>> RangeReport(5, records=2) + RangeReport(3, records=1, late=1)
         RangeReport(watermark_ms=5, final=False, idle=False, holds={}, records=3, late=1, backlog=None, \
-pending=None, oldest_work_ms=None)
+pending=None, oldest_work_ms=None, position='')
         """
         watermarks = [w for w in (self.watermark_ms, later.watermark_ms) if w is not None]
         return RangeReport(
@@ -105,6 +107,7 @@ pending=None, oldest_work_ms=None)
             later.backlog,
             later.pending or self.pending,
             later.oldest_work_ms,
+            later.position,
         )
 
     def body(self) -> Json:
@@ -129,6 +132,8 @@ pending=None, oldest_work_ms=None)
             body["idle"] = True
         if self.holds:
             body["holds"] = dict(self.holds)
+        if self.position:
+            body["position"] = self.position
         return body
 
 
@@ -175,7 +180,8 @@ def _columns(reports: Sequence[RangeReport]) -> Json | None:
     oldest = [each.oldest_work_ms for each in reports]
     if any(ms is not None for ms in oldest):
         columns["oldest_work"] = _times(oldest)
-    return None if any(each.holds or each.pending for each in reports) else columns
+    is_plain = not any(each.holds or each.pending or each.position for each in reports)
+    return columns if is_plain else None
 
 
 def _times(times: Sequence[int | None]) -> str | Sequence[int | None]:

@@ -216,6 +216,8 @@ class HolderAnswer(TypedDict):
     since: str | None
     reason: str
     component: str | None
+    backlog: NotRequired[int]
+    position: NotRequired[str]
 
 
 class ExplainAnswer(TypedDict):

@@ -51,6 +51,14 @@ class CheckpointNotes(Protocol):
         """Note shards that have joined a dynamic source."""
         ...
 
+    def topic_ids(self, topic: str) -> Collection[str]:
+        """Return the noted ids of a source's topic of Kafka: one, or none."""
+        ...
+
+    def note_topic_id(self, topic: str, id_: str) -> None:
+        """Note the id of a source's topic."""
+        ...
+
     def states(self, stage: str) -> tuple[int, str] | None:
         """Return the newest noted states of a source's strategy, with the epoch they are after."""
         ...
@@ -151,6 +159,14 @@ class Resumption:
             self._checkpoint.note_joined(self._opened_generation, stage, shards)
         except Py4JError as error:
             self._log_unnoted(error)
+
+    def topic_ids(self, topic: str) -> Collection[str]:
+        """Return the noted ids of a source's topic of Kafka: one, or none."""
+        return self._checkpoint.topic_ids(topic)
+
+    def note_topic_id(self, topic: str, id_: str) -> None:
+        """Note the id of a source's topic in the checkpoint. Raises `Py4JError`."""
+        self._checkpoint.note_topic_id(topic, id_)
 
     def states(self, stage: str) -> tuple[int, str] | None:
         """Return the noted states of a source's strategy, with the epoch they are after."""

@@ -20,6 +20,7 @@ from spark_agent.clock import Clock
 from spark_agent.driver.adoption import STALLED_AFTER_BATCHES, Adoption
 from spark_agent.driver.ingress_clock import IngressClock
 from spark_agent.driver.late_rows import LateRows
+from spark_agent.driver.read_first import ReadFirst
 from spark_agent.exceptions import AggregatorError, QueryFailedError
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.sources.admission import Admission, Wanted
@@ -138,6 +139,9 @@ class WatermarkFeed:
         self._logged_missing: set[str] = set()
         self._logged_before_1970: set[str] = set()
         self._adoption = Adoption()
+        self._read_first = {
+            stage: ReadFirst(query.stages.limited_topics) for stage in query.stages.promises
+        }
         self._checked: set[str] = set()
         """Readers whose checkpoint has been compared with the job."""
         self._retrying: set[str] = set()
@@ -259,11 +263,12 @@ class WatermarkFeed:
                 if self._running.failure is None:
                     self._running.fail(other)
                 return at
-        target_ms = self._target_ms(stage, found)
+        target_ms = self._target_ms(stage, found, latest)
         self._log_before_1970(stage, found, target_ms)
         if target_ms is not None and (at.watermark_ms is None or target_ms > at.watermark_ms):
             return Offset(target_ms, at.turn + 1)
-        if first or self._adoption.is_awaited(at, latest) or self._must_continue(latest):
+        waits = self._read_first[stage].is_waiting
+        if first or waits or self._adoption.is_awaited(at, latest) or self._must_continue(latest):
             return Offset(at.watermark_ms, at.turn + 1)
         return at
 
@@ -422,14 +427,16 @@ class WatermarkFeed:
         ends = self._query.bounded and self._ends_when_idle
         return ends and not self._drained and latest is not None
 
-    def _target_ms(self, stage: str, found: StageWatermark | None) -> int | None:
+    def _target_ms(
+        self, stage: str, found: StageWatermark | None, latest: CommittedBatch | None
+    ) -> int | None:
         input_ms = None if found is None else found.input_ms
         if stage in self._caps_ms:
             cap_ms = self._caps_ms[stage]
             input_ms = None if input_ms is None or cap_ms is None else min(input_ms, cap_ms)
-        if input_ms is None:
-            return None
-        return self._to_spark_ms(input_ms)
+        if input_ms is not None:
+            input_ms = self._read_first[stage].passed_ms(input_ms, latest)
+        return None if input_ms is None else self._to_spark_ms(input_ms)
 
     def _to_spark_ms(self, input_ms: int) -> int:
         """Return the one watermark for all operators of the query: what the strictest one needs."""

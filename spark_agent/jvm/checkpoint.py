@@ -15,6 +15,7 @@ checkpoint includes them: `generation` is the job's generation of the checkpoint
 stages, and `rereads` the epoch of the job up to which the query deliberately repeats batches. The notes
 are logs of empty files named by a number: a file exists or not, on every file system, wherever a driver
 is killed. `joined/GENERATION/STAGE` has an empty file for each shard that has joined a dynamic source.
+`topics/SOURCE-TOPIC` has an empty file, named by the id of the topic, for a source of Kafka.
 `states/STAGE` has the states of a source's strategy, in a file named by the epoch they are after. The
 file is written under a hidden name, and renamed. `windows` is a file of a query whose windows fire more
 than once, and `unfired` the folder with those that have not fired.
@@ -49,6 +50,7 @@ _REREADS = f"{_NOTES}/rereads"
 _RUN = f"{_NOTES}/run"
 _JOINED = f"{_NOTES}/joined"
 _STATES = f"{_NOTES}/states"
+_TOPICS = f"{_NOTES}/topics"
 _WINDOWS = f"{_NOTES}/windows"
 _UNFIRED = f"{_NOTES}/unfired"
 
@@ -197,22 +199,34 @@ class Checkpoint:
 
     def joined(self, generation: int, stage: str) -> frozenset[str]:
         """Return the noted shards of a dynamic source."""
-        if self._location is None:
-            return frozenset()
-        folder = f"{_JOINED}/{generation}/{stage}"
-        return frozenset(names_in(*listing(self._spark, self._location, folder)))
+        return self._names(f"{_JOINED}/{generation}/{stage}")
 
     def note_joined(self, generation: int, stage: str, shards: Iterable[str]) -> None:
         """Note shards that have joined a dynamic source."""
+        self._note_names(f"{_JOINED}/{generation}/{stage}", shards)
+
+    def topic_ids(self, topic: str) -> frozenset[str]:
+        """Return the noted ids of a source's topic: one, or none."""
+        return self._names(f"{_TOPICS}/{topic}")
+
+    def note_topic_id(self, topic: str, id_: str) -> None:
+        """Note the id of a source's topic."""
+        self._note_names(f"{_TOPICS}/{topic}", [id_])
+
+    def _names(self, folder: str) -> frozenset[str]:
+        if self._location is None:
+            return frozenset()
+        return frozenset(names_in(*listing(self._spark, self._location, folder)))
+
+    def _note_names(self, folder: str, names: Iterable[str]) -> None:
+        """Write empty files."""
         if self._location is None:
             return
         jvm: JavaObject = self._spark._jvm
         path = jvm.org.apache.hadoop.fs.Path
         files = path(self._location).getFileSystem(configuration(self._spark))
-        for each in shards:
-            files.create(
-                path(self._location, f"{_JOINED}/{generation}/{stage}/{each}"), True
-            ).close()
+        for each in names:
+            files.create(path(self._location, f"{folder}/{each}"), True).close()
 
     def states(self, stage: str) -> tuple[int, str] | None:
         """Return the newest noted states of a source's strategy, with the epoch they are after."""

@@ -135,6 +135,18 @@ class LogsSource:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicsSource:
+    """A source of Kafka's topics."""
+
+    stage: str
+    """The stage whose shards are the partitions; empty: not read by `read_kafka`."""
+    topics: frozenset[str]
+    """Their names; empty: given by a pattern, or by partitions."""
+    fails_on_loss: bool = True
+    """True if the query fails once a topic has lost rows before they were read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of a query's logical plan."""
 
@@ -155,6 +167,7 @@ class Node:
     """Bounds of a join of two streams."""
     control: Control | None = None
     logs_source: LogsSource | None = None
+    topics_source: TopicsSource | None = None
     limits: tuple[str, ...] = ()
     """Options that limit the rows of a source in one batch."""
     reads_all: bool = True

@@ -23,15 +23,17 @@ from spark_agent.jvm.nodes import (
     UNPROMISED_ALIAS,
     Bounds,
     Column,
-    Control,
-    LateFate,
-    LogsSource,
     Node,
     Stamp,
 )
+from spark_agent.jvm.relations import (
+    control_of,
+    limits_of,
+    logs_source_of,
+    reads_all,
+    topics_source_of,
+)
 from spark_agent.jvm.windows import extremes_of, gaps_of, window_times_of, windows_of
-from spark_agent.sources.control import FORMAT
-from spark_agent.sources.logs import FORMAT as LOGS
 
 _PROBE_MS: Final = 4_000_000_000_000
 """A sample watermark to probe a join's bound: large enough for py4j to pass a Java long."""
@@ -40,25 +42,6 @@ _NO_ID: Final = -1
 """Id of a group that is not in the output of its aggregation."""
 
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
-_LIMITS: Final = frozenset(
-    {
-        "maxbytespertrigger",
-        "maxfilespertrigger",
-        "maxoffsetspertrigger",
-        "maxrecordsperread",
-        "maxrowsperbatch",
-        "minoffsetspertrigger",
-    }
-)
-"""Options, in lower case, that make a source leave available data for a later batch."""
-
-
-_UNLIMITED: Final = frozenset(
-    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
-    | {FORMAT, LOGS}
-)
-"""Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
-rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
 _ATTRIBUTE: Final = "AttributeReference"
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
@@ -145,10 +128,11 @@ class PlanReader:
             copies=_copies(_expressions(node)),
             groups=_groups(node) if name == "Aggregate" else (),
             bounds=bounds,
-            control=_control(node) if name == "StreamingRelationV2" else None,
-            logs_source=_logs_source(node) if name == "StreamingRelationV2" else None,
-            limits=tuple(sorted(_LIMITS & set(_options(node)))),
-            reads_all=_reads_all(node),
+            control=control_of(node) if name == "StreamingRelationV2" else None,
+            logs_source=logs_source_of(node) if name == "StreamingRelationV2" else None,
+            topics_source=topics_source_of(node) if name == "StreamingRelationV2" else None,
+            limits=limits_of(node),
+            reads_all=reads_all(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
             window_times=window_times_of(node),
@@ -345,54 +329,6 @@ def _reported_time(node: JavaObject) -> int | None:
     """Return the id of the event time column of a source's reporter: its second argument."""
     argument = _copied(node.condition().children().apply(1))
     return None if argument is None or argument[1] else argument[0]
-
-
-def _control(node: JavaObject) -> Control | None:
-    if node.sourceName() != FORMAT:
-        return None
-    options = node.extraOptions()
-    percentile = options.get("percentile")
-    return Control(
-        options.get("stage"),
-        options.get("control"),
-        is_gate=options.get("gate") == "true",
-        percentile=int(percentile) if percentile else None,
-        late=LateFate(options.get("late")),
-        allowed_lateness_ms=int(options.get("allowedLatenessMs")),
-    )
-
-
-def _logs_source(node: JavaObject) -> LogsSource | None:
-    if node.sourceName() != LOGS:
-        return None
-    options = node.extraOptions()
-    return LogsSource(
-        options.get("stage"), options.get("source"), has_marker=bool(options.get("complete"))
-    )
-
-
-def _reads_all(node: JavaObject) -> bool:
-    """Return whether a source is one of those that read everything, and is not limited."""
-    match node.nodeName():
-        case "StreamingRelation":
-            is_unlimited = str(node.dataSource().className()).lower() in _UNLIMITED
-        case "StreamingRelationV2":
-            is_unlimited = str(node.sourceName()).lower() in _UNLIMITED
-        case _:
-            return True
-    return is_unlimited and not _LIMITS & set(_options(node))
-
-
-def _options(node: JavaObject) -> list[str]:
-    """Return the names of a streaming relation's options, in lower case."""
-    match node.nodeName():
-        case "StreamingRelation":
-            names = items(node.dataSource().options().keys().toSeq())
-        case "StreamingRelationV2":
-            names = list(node.extraOptions().keySet().toArray())
-        case _:
-            names = []
-    return [str(name).lower() for name in names]
 
 
 def _delay_ms(node: JavaObject) -> int:

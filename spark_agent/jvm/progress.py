@@ -23,6 +23,7 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.nodes import LateFate
 from spark_agent.sources.control import END_MS
 from spark_agent.sources.driver_link import Offset
+from spark_agent.sources.kafka import Offsets, offsets_of
 
 _LONGEST_NAME: Final = 256
 """The longest name of a program that the service accepts, in characters."""
@@ -73,6 +74,10 @@ class CommittedBatch:
         default_factory=dict[tuple[str, LateFate], int]
     )
     """Number of late rows that were set apart, by keyed stage and by what became of them."""
+    read: Offsets = field(default_factory=dict[str, Mapping[int, int]])
+    """The offsets through which it has read topics of Kafka, by topic and partition."""
+    latest: Offsets = field(default_factory=dict[str, Mapping[int, int]])
+    """The ends of these partitions when it was planned."""
 
 
 def late_metric(call: str, stage: str, fate: LateFate) -> str:
@@ -207,7 +212,7 @@ def read_progress(body: Mapping[str, Any]) -> CommittedBatch:
     >>> read_progress({"batchId": 7, "eventTime": {"watermark": "1970-01-01T00:00:05.000Z"},
     ...   "sources": [{"startOffset": {"logOffset": 1}, "endOffset": {"logOffset": 2}}]})
     CommittedBatch(epoch=7, watermark_ms=5000, read_nothing=False, rows=0, dropped_rows=0, \
-duration_ms=0, keeps_nothing=True, triggered_ms=0, late_rows={})
+duration_ms=0, keeps_nothing=True, triggered_ms=0, late_rows={}, read={}, latest={})
     """
     return CommittedBatch(
         epoch=body["batchId"],
@@ -234,7 +239,27 @@ duration_ms=0, keeps_nothing=True, triggered_ms=0, late_rows={})
         ),
         triggered_ms=parse_watermark_ms(body.get("timestamp")),
         late_rows=_late_rows(body.get("observedMetrics", {})),
+        read=_offsets(body["sources"], "endOffset", min),
+        latest=_offsets(body["sources"], "latestOffset", max),
     )
+
+
+def _offsets(
+    sources: Sequence[Mapping[str, Any]], name: str, pick: Callable[[int, int], int]
+) -> dict[str, dict[int, int]]:
+    """Return the offsets that sources have under a name. Of a topic that is read twice, one is picked.
+
+    >>> twice = [{"endOffset": {"taps": {"0": 7}}}, {"endOffset": {"taps": {"0": 9}}}]
+    >>> _offsets([*twice, {"endOffset": {"logOffset": 1}}], "endOffset", min)
+    {'taps': {0: 7}}
+    """
+    found: dict[str, dict[int, int]] = {}
+    for source in sources:
+        for topic, offsets in offsets_of(source.get(name)).items():
+            known = found.setdefault(topic, {})
+            for partition, offset in offsets.items():
+                known[partition] = pick(offset, known.get(partition, offset))
+    return found
 
 
 def _has_timers(operator: Mapping[str, Any]) -> bool:

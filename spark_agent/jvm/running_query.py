@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.progress import CommittedBatch, cause_line, has_run, read_progress
+from spark_agent.jvm.topics import topic_ids
 from spark_agent.jvm.writer import Trigger
 
 _log: Final = logging.getLogger("spark_agent")
@@ -131,6 +132,13 @@ class RunningQuery:
             return query.status["isTriggerActive"] and not self.has_no_new_data()
         except Exception:  # noqa: BLE001  (Spark is gone, and the query with it)
             return False
+
+    def topic_ids(self) -> dict[str, str]:
+        """Return the ids of the topics of Kafka that the query reads, by source and topic.
+
+        Raises `Py4JError` if a broker does not answer in time.
+        """
+        return {} if self._query is None else topic_ids(self._spark, _execution(self._query))
 
     def has_ended_by_itself(self, trigger: Trigger) -> bool:
         """Return whether the end of the query, without an error, means that all its work is done.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from spark_agent.client.spec import StageSpec, ancestors, upstream
@@ -17,6 +17,7 @@ from spark_agent.jvm.nodes import (
 )
 from spark_agent.soundness.operators import Promise, output_rows, promise_of
 from spark_agent.soundness.output_times import OutputTimes
+from spark_agent.sources.kafka import TOPIC_LIMIT, loss_message
 
 T = TypeVar("T")
 
@@ -71,6 +72,12 @@ class QueryStages:
     """By keyed stage: every stage that its input watermark depends on."""
     by_shard: frozenset[str] = frozenset()
     """The sources whose shards wait by themselves, and report a backlog: logs in folders."""
+    topics: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    """By source whose shards are partitions of Kafka: its topics."""
+    limited_topics: frozenset[str] = frozenset()
+    """Topics that are read at a limited rate and not reported in this query: others write them."""
+    reads_topics: bool = False
+    """True if a source is of Kafka."""
     with_marker: frozenset[str] = frozenset()
     """Those of them whose folders may be complete, by a marker."""
     below_idle: frozenset[str] = frozenset()
@@ -133,6 +140,9 @@ def check(
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
+    topics = [node.topics_source for node in plan.walk() if node.topics_source is not None]
+    if not all(each.fails_on_loss for each in topics):
+        raise UnsoundPlanError(loss_message())
     promises = _promises(plan, reports)
     inputs = {stage: frozenset(ancestors(stages, stage)) for stage in promises}
     logs = [node.logs_source for node in plan.walk() if node.logs_source is not None]
@@ -142,6 +152,11 @@ def check(
         promises=promises,
         inputs=inputs,
         by_shard=frozenset(each.stage for each in logs),
+        topics={each.stage: each.topics for each in topics if each.stage},
+        limited_topics=frozenset(
+            topic for each in _unreported_limited(plan) for topic in _awaited_topics(each)
+        ),
+        reads_topics=bool(topics),
         with_marker=frozenset(each.stage for each in logs if each.has_marker),
         below_idle=frozenset(
             stage
@@ -233,9 +248,12 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
                     f"stage {control.stage!r} reads source {stage_of(node.tag)!r}, which is not "
                     f"among its inputs in the specification: its watermark would not wait for it"
                 )
-        for limits in _unreported_limits(data):
+        for node in _unreported_limited(data):
+            if _awaited_topics(node):
+                continue
+            limits = ", ".join(node.limits)
             raise UnsoundPlanError(
-                f"stage {control.stage!r} reads a source that is limited by {', '.join(limits)} and "
+                f"stage {control.stage!r} reads a source that is limited by {limits} and "
                 f"not reported in this query: rows that the watermark already covers could be left "
                 f"for a later batch, and be late by then. Leave out the limit, or report the source "
                 f"in this query with source()"
@@ -276,14 +294,21 @@ def _has_source(node: Node) -> bool:
     return any(each.tag.startswith(SOURCE_TAG) for each in node.walk())
 
 
-def _unreported_limits(node: Node) -> Iterator[Sequence[str]]:
-    """Yield the limits of sources that this query does not report with `source()`."""
+def _unreported_limited(node: Node) -> Iterator[Node]:
+    """Yield the limited sources that this query does not report with `source()`."""
     if node.tag.startswith(SOURCE_TAG):
         return
     if node.limits:
-        yield node.limits
+        yield node
     for child in node.children:
-        yield from _unreported_limits(child)
+        yield from _unreported_limited(child)
+
+
+def _awaited_topics(node: Node) -> frozenset[str]:
+    """Return the topics of a limited source whose watermark can wait until they are read so far."""
+    if node.topics_source is None or node.limits != (TOPIC_LIMIT,):
+        return frozenset()
+    return node.topics_source.topics
 
 
 def _promises(plan: Node, reports: Mapping[str, ReportCall]) -> dict[str, Promise]:

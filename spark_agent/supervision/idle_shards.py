@@ -7,6 +7,7 @@ holds the leases of such shards as long as its query finds nothing, and gives th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from spark_agent.client.client import Client
@@ -15,6 +16,7 @@ from spark_agent.clock import Clock
 from spark_agent.executor.tally import Tallies, shards_with_rows
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
+from spark_agent.sources.kafka import positions, unread
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.committed import Committed
@@ -57,6 +59,8 @@ class QuietWatch:
         self._waits = waits
         self._clock = clock
         self._reported_backlogs = set(query.stages.watched)  # perhaps by the driver before this one
+        self._positions: dict[str, Mapping[str, str]] = {}
+        """By source of topics: where the last batch has read its partitions to."""
         self._leases: dict[str, Lease] = {}
         self._found_nothing_ms: int | None = None
         self._watch_again_ms: int | None = None
@@ -66,22 +70,49 @@ class QuietWatch:
         """Report that shards without rows in a batch may have some that it has not read.
 
         Either their source is rate limited, or reads in a way of its own; logs in folders report which
-        shards have more. The number of rows is unknown. A task reads a shard that is denied.
+        shards have more. The number of rows is unknown, except of topics. A task reads a shard that is
+        denied.
         """
+        for stage, topics in self._stages.topics.items():
+            self._positions[stage] = positions(batch.read, topics)
         for stage in self._stages.watched:
             seen = shards_with_rows(self._tallies, self._query.name, stage, batch.epoch)
-            unread = self._may_have_more(stage, batch).difference(seen)
-            if unread:
-                self._reported_backlogs.add(stage)
-                reporter.report_shards(stage, dict.fromkeys(unread, SOME_BACKLOG), ttl_ms=WATCH_MS)
+            reports = self._may_have_more(stage, batch)
+            self._report_backlog(
+                reporter, stage, {each: reports[each] for each in reports.keys() - seen}
+            )
 
-    def _may_have_more(self, stage: str, batch: CommittedBatch) -> set[str]:
+    def report_unread(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
+        """Report the rows of topics that a batch has left unread, after the commit of its epoch.
+
+        The commit applies the tasks' own reports, and a task does not know what is behind its rows.
+        """
+        for stage in self._stages.topics:
+            self._report_backlog(reporter, stage, self._may_have_more(stage, batch))
+
+    def _report_backlog(
+        self, reporter: DriverReporter, stage: str, reports: Mapping[str, RangeReport]
+    ) -> None:
+        if reports:
+            self._reported_backlogs.add(stage)
+            ttl_ms = WATCH_MS if stage in self._stages.watched else None
+            reporter.report_shards(stage, reports, ttl_ms=ttl_ms)
+
+    def _may_have_more(self, stage: str, batch: CommittedBatch) -> dict[str, RangeReport]:
+        """Return reports of the shards of which a batch may have left rows unread."""
+        if stage in self._stages.topics:
+            rows_of = unread(batch.read, batch.latest, self._stages.topics[stage])
+            at = self._positions[stage]
+            return {
+                shard: RangeReport(backlog=rows, position=at.get(shard, ""))
+                for shard, rows in rows_of.items()
+                if rows and shard in self._not_final[stage]
+            }
         if stage in self._stages.by_shard:
-            return self._left_unread(stage)
-        reads_all = self._stages.reads_all
-        if reads_all or (batch.read_nothing and self._query.polls_often):
-            return set()
-        return set(self._not_final[stage])
+            return dict.fromkeys(self._left_unread(stage), SOME_BACKLOG)
+        if self._stages.reads_all or (batch.read_nothing and self._query.polls_often):
+            return {}
+        return dict.fromkeys(self._not_final[stage], SOME_BACKLOG)
 
     def _left_unread(self, stage: str) -> set[str]:
         """Return the shards that have more to read and wait, as their source has reported."""
@@ -138,7 +169,7 @@ class QuietWatch:
             shards = sorted(self._not_final[stage])
             left = self._left_unread(stage)
             if stage in self._reported_backlogs or left:
-                reports = _polled(shards, left)
+                reports = self._polled(stage, shards, left)
                 reported = reporter.report_shards(stage, reports, ttl_ms=WATCH_MS)
                 if len(reported) == len(shards) and not left:
                     self._reported_backlogs.discard(stage)
@@ -160,16 +191,26 @@ class QuietWatch:
         """
         for stage, shards in self._not_final.items():
             if stage not in self._stages.watched:
-                reporter.report_shards(stage, _polled(shards, self._left_unread(stage)))
+                reporter.report_shards(stage, self._polled(stage, shards, self._left_unread(stage)))
             elif stage in self._leases:
                 lease = self._leases[stage]
-                reporter.report(stage, lease, _polled(lease.granted, self._left_unread(stage)))
+                reports = self._polled(stage, lease.granted, self._left_unread(stage))
+                reporter.report(stage, lease, reports)
         for stage, progress in committed.progress.items():
             # A report without `idle` would end a range's idleness, which is reported on its own.
             if stage not in committed.emitted_ms or stage not in self._query.may_idle:
                 lease = reporter.claim(stage, None)
                 if lease is not None:
                     reporter.report_progress(stage, lease, progress)
+
+    def _polled(
+        self, stage: str, shards: Collection[str], left: Collection[str]
+    ) -> dict[str, RangeReport]:
+        """Return a report for each polled shard: an empty backlog, or some if it has rows `left`."""
+        at = self._positions.get(stage)
+        if at:
+            return {each: replace(NO_BACKLOG, position=at.get(each, "")) for each in shards}
+        return {each: SOME_BACKLOG if each in left else NO_BACKLOG for each in shards}
 
     def _end(self) -> None:
         """Give the leases back: they prove nothing now, and must not expire like a lost worker's."""
@@ -178,8 +219,3 @@ class QuietWatch:
         leases, self._leases = self._leases, {}
         if leases:
             self._client.release(self._query.job, list(leases.values()))
-
-
-def _polled(shards: Collection[str], left: Collection[str]) -> dict[str, RangeReport]:
-    """Return a report for each polled shard: an empty backlog, or some if it has rows `left`."""
-    return {shard: SOME_BACKLOG if shard in left else NO_BACKLOG for shard in shards}

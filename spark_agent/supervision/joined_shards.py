@@ -63,6 +63,21 @@ class JoinedShards:
         self._run = reporter.run
         self._acknowledged = None
 
+    def join(self, reporter: DriverReporter, stage: str, shards: Iterable[str]) -> Collection[str]:
+        """Claim shards that are known before a task has read them, and note them. Return the new ones.
+
+        Before the commit of the epoch: the watermark must not pass a partition that waits unread.
+        """
+        new = sorted(set(shards).difference(self._find_noted(stage), self._sources[stage].shards))
+        for first in range(0, len(new), _MOST_CLAIMED):
+            some = new[first : first + _MOST_CLAIMED]
+            lease = reporter.claim(stage, some)
+            # Shards that are denied have joined: a task holds them.
+            if lease is not None:
+                self._client.release(self._query.job, [lease])
+        self.note(stage, new)
+        return new
+
     def note(self, stage: str, shards: Iterable[str]) -> None:
         """Note the shards that tasks have read for a source."""
         if stage not in self._sources:

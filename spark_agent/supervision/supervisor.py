@@ -23,11 +23,17 @@ from spark_agent.client.client import Client
 from spark_agent.client.errors import LimitReached, StaleRun, UnknownJob, UnknownStage
 from spark_agent.client.responses import RunOutcome
 from spark_agent.clock import Clock
-from spark_agent.exceptions import AggregatorError, FinalSourceError, OldCheckpointError
+from spark_agent.exceptions import (
+    AggregatorError,
+    FinalSourceError,
+    OldCheckpointError,
+    QueryFailedError,
+)
 from spark_agent.executor.in_flight import StageInFlight
 from spark_agent.executor.tally import Tallies
 from spark_agent.jvm.progress import CommittedBatch
 from spark_agent.jvm.running_query import RunningQuery
+from spark_agent.sources.kafka import unread
 from spark_agent.started_query import StartedQuery
 from spark_agent.supervision.batch_waits import BatchWaits
 from spark_agent.supervision.clock_promises import ClockPromises
@@ -52,6 +58,7 @@ from spark_agent.supervision.read_through import ReadThrough
 from spark_agent.supervision.run_end import end_run
 from spark_agent.supervision.session_readings import SessionReadings
 from spark_agent.supervision.shard_states import ShardStates, StateNotes
+from spark_agent.supervision.topic_ids import TopicIds, TopicNotes
 
 _log: Final = logging.getLogger("spark_agent")
 
@@ -64,7 +71,7 @@ _LOG_AGAIN_MS: Final = 60_000
 """Interval at which a repeated error is logged."""
 
 
-class Notes(JoinedNotes, StateNotes, Protocol):
+class Notes(JoinedNotes, StateNotes, TopicNotes, Protocol):
     """Notes in the query's checkpoint: `spark_agent.driver.preconditions.Resumption`."""
 
 
@@ -141,6 +148,7 @@ class Supervisor:
             sessions=self._sessions,
             clock=clock,
         )
+        self._topics = TopicIds(query.name, running, notes, clock, active=query.stages.reads_topics)
         self._read = read
         self._leases = LeaseKeeper(query, running.is_in_batch, self._finalisation.not_final, clock)
         self._clock_promises = ClockPromises(query, read, self._finalisation.not_final, clock)
@@ -253,8 +261,8 @@ class Supervisor:
             return  # Its run is over.
         except UnknownStage as error:
             self._stop_if_wanted(removed_message(self.query.name, error))
-        except (OldCheckpointError, FinalSourceError) as error:
-            # The service was away when the query was started.
+        except (OldCheckpointError, FinalSourceError, QueryFailedError) as error:
+            # The service was away when the query was started, or a topic was made again.
             self.running.fail(str(error))
         else:
             if not self._commits.are_reported:
@@ -278,7 +286,7 @@ class Supervisor:
         """Supervise the query to its end.
 
         Raises `StaleRun`, `UnknownStage`, `OldCheckpointError` or `FinalSourceError` if its stages are
-        not, or no longer, its own.
+        not, or no longer, its own, and `QueryFailedError` if a topic was made again.
         """
         pause_ms = _TICK_MS
         while not self._finished():
@@ -425,10 +433,14 @@ class Supervisor:
         run = self._run
         self._joined.rejoin(self._reporter(run))
         self._finalisation.find_joined_shards()
+        is_due = self._commits.uncommitted is not None or self._finalisation.is_drained
+        self._topics.check(now=is_due)
         if (batch := self._commits.uncommitted) is not None:
+            self._join_partitions(self._reporter(run), batch)
             # Before the commit, which would be one more proof that the run finds nothing in them.
             self._quiet.report_backlogs(self._reporter(run), batch)
             self._commits.commit(run)
+            self._quiet.report_unread(self._reporter(run), batch)
         at_end = self._run_ends or self._shutdown_deadline_ms is not None
         if self._sessions.poll(at_end=at_end):
             self._commits.promise_by_sessions()
@@ -457,6 +469,16 @@ class Supervisor:
             self._finalisation.finish(reporter, self._commits.pending, committed)
             if self._finalisation.obstacle is not None:
                 self.running.fail(self._finalisation.obstacle)
+
+    def _join_partitions(self, reporter: DriverReporter, batch: CommittedBatch) -> None:
+        """Let the partitions of topics join, also those of which no row was read yet."""
+        if self._finalisation.is_drained:
+            # A partition that is added from now on is not among what the query was to read.
+            return
+        for stage in self.query.stages.dynamic:
+            topics = self.query.stages.topics.get(stage, ())
+            shards = unread(batch.read, batch.latest, topics)
+            self._finalisation.add_joined(stage, self._joined.join(reporter, stage, shards))
 
     def _reporter(self, run: int) -> DriverReporter:
         return DriverReporter(

@@ -49,6 +49,33 @@ async def test_never_reported(job: Api) -> None:
     assert "never reported" in body["because"]
 
 
+async def test_a_backlog_and_the_position_of_its_reader(job: Api) -> None:
+    token = await job.token("s")
+    at = {"watermark": 5, "backlog": 1_234, "position": "offset 77"}
+    await job.report("s", token, {"a": at, "b": 9})
+    body = await explain(job, "s")
+    [holder] = body["holders"]
+    assert (holder["backlog"], holder["position"]) == (1_234, "offset 77")
+    assert body["because"].endswith("; it is read up to offset 77, with 1,234 records to go")
+    await job.report("s", token, {"a": {"watermark": 5, "position": "offset 1311"}})
+    body = await explain(job, "s")
+    assert "backlog" not in body["holders"][0]
+    assert body["because"].endswith("; it is read up to offset 1311, and has nothing more")
+    await job.report("s", token, {"a": 6})
+    body = await explain(job, "s")
+    assert "position" not in body["holders"][0]
+    assert "read up to" not in body["because"]
+
+
+async def test_a_position_that_is_too_long(job: Api) -> None:
+    token = await job.token("s")
+    answer = await job.client.post(
+        f"{job.root}/stages/s/reports",
+        json={"token": token, "ranges": {"a": {"watermark": 5, "position": "x" * 257}}},
+    )
+    assert "position" in problem(answer, 422)["detail"]
+
+
 async def test_lease_expired(job: Api, gauge: InProcess) -> None:
     await job.report("s", await job.token("s", ttl_ms=1_000), {"a": 5, "b": 9})
     gauge.advance(5_000)

@@ -12,7 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_agent import Pipeline
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
 from tests.spark.flow import RANGES, Flow
+from tests.support.kafka_server import KafkaServer
+from tests.support.required import REQUIRE_KAFKA
 from tests.support.server import ROOT, Service
 
 
@@ -25,7 +28,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def kafka_jars() -> KafkaJars | JarsUnavailableError:
+    """The jars of Kafka's broker and of Spark's connector, or the reason why there are none."""
+    try:
+        return fetch(lambda _: None, environment=os.environ)
+    except JarsUnavailableError as error:
+        if os.environ.get(REQUIRE_KAFKA):
+            raise
+        return error
+
+
+@pytest.fixture(scope="session")
+def broker(
+    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaServer]:
+    """One that nobody mistreats."""
+    if isinstance(kafka_jars, JarsUnavailableError):
+        pytest.skip(str(kafka_jars))
+    with KafkaServer(kafka_jars, tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(
+    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)  # workers unpickle what the tests define
@@ -40,6 +67,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.pollingDelay", "20ms")
         .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
+        .config("spark.jars", getattr(kafka_jars, "connector_files", ""))
         .config("spark.local.dir", str(folder))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()

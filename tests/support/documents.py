@@ -33,6 +33,7 @@ EXECUTED: Final = {
     'job="power"': "tests/acceptance/test_readme.py",
     'job=f"taps-{name}"': "tests/acceptance/test_readme.py",
     'job="election"': "tests/acceptance/test_readme.py",
+    'job="lifts"': "tests/spark/test_kafka.py",
     "keys create drivers": "tests/acceptance/test_readme.py",
     "tidegauge serve --port 8000": "tests/acceptance/test_readme.py",
     "tidegauge explain scores": "tests/acceptance/test_readme.py",
@@ -48,6 +49,7 @@ EXECUTED: Final = {
 NOT_EXECUTED: Final = {
     "pip install 'tidegauge[spark]'        #": "installs packages",
     "pip install 'tidegauge[spark]'\n": "installs packages",
+    "spark-submit --packages": "downloads packages; the tests have the same in spark.jars",
     "make demo     #": "the demo is tests/acceptance/test_demo.py, and the tests do not run themselves",
     "make bench    #": "takes minutes, and measures",
     "--workers 2": "needs Redis and Postgres at these addresses; tests/integration/test_replicas.py",

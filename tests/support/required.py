@@ -11,6 +11,9 @@ import pytest
 REQUIRE = "TIDEGAUGE_TEST_REQUIRE"
 """Set it where a test that is skipped for want of a program is a failure, as in CI."""
 
+REQUIRE_KAFKA = "TIDEGAUGE_TEST_REQUIRE_KAFKA"
+"""Likewise for Kafka's broker and Spark's connector, which are fetched with Maven."""
+
 
 def program(*names: str, install: str, required: bool = True) -> Path:
     """Find a program by one of its names; skip the test if there is none.

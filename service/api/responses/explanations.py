@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.aggregator import (
     Explanation,
@@ -59,6 +59,12 @@ class HolderBody(Struct, frozen=True):
     expires_in_ms: Count | None
     reported_at: Instant | None
     since: Annotated[Instant | None, Meta(description="Instant of the last move of its promise")]
+    backlog: Annotated[
+        Count | UnsetType, Meta(description="A shard: records that are not read yet, if reported")
+    ] = UNSET
+    position: Annotated[
+        str | UnsetType, Meta(description="A shard: where its reader is, if reported")
+    ] = UNSET
 
 
 class ExplanationBody(Struct, frozen=True):
@@ -118,4 +124,6 @@ def _holder_body(stage: str, holding: HoldingRange) -> HolderBody:
         view.expires_in_ms,
         None if view.reported_at_ms is None else iso(view.reported_at_ms),
         None if view.raised_at_ms is None else iso(view.raised_at_ms),
+        (view.facts and view.facts.backlog) or UNSET,
+        view.note.position or UNSET,
     )

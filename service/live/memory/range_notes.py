@@ -70,7 +70,7 @@ class RangeNotes:
     def of(self, index: int) -> RangeNote:
         """Return the note of one range."""
         note = self._notes.get(index, NOTHING_NOTED)
-        if note.holds or not self._columns:
+        if note.holds or note.position or not self._columns:
             return note
         return RangeNote(holds_at(self._columns, index))
 

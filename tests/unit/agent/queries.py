@@ -23,6 +23,12 @@ class NoNotes:
     def joined(self, stage: str) -> Collection[str]:
         return ()
 
+    def topic_ids(self, topic: str) -> Collection[str]:
+        raise NotImplementedError
+
+    def note_topic_id(self, topic: str, id_: str) -> None:
+        raise NotImplementedError
+
     def note_joined(self, stage: str, shards: Collection[str]) -> None:
         raise AssertionError(stage)
 

@@ -108,6 +108,12 @@ class NewCheckpoint:
     def joined(self, generation: int, stage: str) -> Collection[str]:
         return ()
 
+    def topic_ids(self, topic: str) -> Collection[str]:
+        raise NotImplementedError
+
+    def note_topic_id(self, topic: str, id_: str) -> None:
+        raise NotImplementedError
+
     def note_joined(self, generation: int, stage: str, shards: Collection[str]) -> None:
         pass
 

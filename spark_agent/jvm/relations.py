@@ -1,0 +1,103 @@
+# pyright: basic
+"""Streaming relations of a query's plan: its sources, with their options.
+
+Spark's objects are not public API. See also `spark_agent.jvm.plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from spark_agent.jvm import JavaObject
+from spark_agent.jvm.catalyst import items
+from spark_agent.jvm.nodes import Control, LateFate, LogsSource, TopicsSource
+from spark_agent.sources.control import FORMAT
+from spark_agent.sources.kafka import FAIL_OPTION, STAGE_OPTION, TOPICS_OPTION
+from spark_agent.sources.kafka import FORMAT as KAFKA
+from spark_agent.sources.logs import FORMAT as LOGS
+
+_LIMITS: Final = frozenset(
+    {
+        "maxbytespertrigger",
+        "maxfilespertrigger",
+        "maxoffsetspertrigger",
+        "maxrecordsperread",
+        "maxrowsperbatch",
+        "minoffsetspertrigger",
+    }
+)
+"""Options, in lower case, that make a source leave available data for a later batch."""
+
+
+_UNLIMITED: Final = frozenset(
+    {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
+    | {FORMAT, LOGS}
+)
+"""Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
+rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
+
+
+def limits_of(node: JavaObject) -> tuple[str, ...]:
+    """Return the options of a relation that limit its rows in one batch, in lower case."""
+    return tuple(sorted(_LIMITS & set(_options(node))))
+
+
+def control_of(node: JavaObject) -> Control | None:
+    """Return the control source that a relation is, if it is one."""
+    if node.sourceName() != FORMAT:
+        return None
+    options = node.extraOptions()
+    percentile = options.get("percentile")
+    return Control(
+        options.get("stage"),
+        options.get("control"),
+        is_gate=options.get("gate") == "true",
+        percentile=int(percentile) if percentile else None,
+        late=LateFate(options.get("late")),
+        allowed_lateness_ms=int(options.get("allowedLatenessMs")),
+    )
+
+
+def logs_source_of(node: JavaObject) -> LogsSource | None:
+    """Return the source of logs in folders that a relation is, if it is one."""
+    if node.sourceName() != LOGS:
+        return None
+    options = node.extraOptions()
+    return LogsSource(
+        options.get("stage"), options.get("source"), has_marker=bool(options.get("complete"))
+    )
+
+
+def topics_source_of(node: JavaObject) -> TopicsSource | None:
+    """Return the source of Kafka's topics that a relation is, if it is one."""
+    if node.sourceName() != KAFKA:
+        return None
+    options = node.extraOptions()
+    topics = str(options.get(TOPICS_OPTION) or "").split(",")
+    names = frozenset(each.strip() for each in topics if each.strip())
+    fails = str(options.get(FAIL_OPTION) or "true").lower() == "true"
+    return TopicsSource(options.get(STAGE_OPTION) or "", names, fails_on_loss=fails)
+
+
+def reads_all(node: JavaObject) -> bool:
+    """Return whether a source is one of those that read everything, and is not limited."""
+    match node.nodeName():
+        case "StreamingRelation":
+            is_unlimited = str(node.dataSource().className()).lower() in _UNLIMITED
+        case "StreamingRelationV2":
+            is_unlimited = str(node.sourceName()).lower() in _UNLIMITED
+        case _:
+            return True
+    return is_unlimited and not _LIMITS & set(_options(node))
+
+
+def _options(node: JavaObject) -> list[str]:
+    """Return the names of a streaming relation's options, in lower case."""
+    match node.nodeName():
+        case "StreamingRelation":
+            names = items(node.dataSource().options().keys().toSeq())
+        case "StreamingRelationV2":
+            names = list(node.extraOptions().keySet().toArray())
+        case _:
+            names = []
+    return [str(name).lower() for name in names]

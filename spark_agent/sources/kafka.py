@@ -1,0 +1,190 @@
+"""Topics of Kafka as sources: their partitions are the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+from pyspark.sql.types import StructType
+
+FORMAT: Final = "kafka"
+STAGE_OPTION: Final = "tidegaugeStage"
+"""An option of a topic's data frame, which Spark's connector ignores: the source's stage."""
+TOPICS_OPTION: Final = "subscribe"
+
+FAIL_OPTION: Final = "failOnDataLoss"
+
+TOPIC_LIMIT: Final = "maxoffsetspertrigger"
+"""The option, in lower case, that limits the rows of a batch."""
+
+_PARSED: Final = "tidegauge_parsed"
+_OWN: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": "servers",
+    TOPICS_OPTION.lower(): "topics",
+    "startingoffsets": "starting",
+}
+"""Options, in lower case, that are arguments of `read_kafka`."""
+_REFUSED: Final[Mapping[str, str]] = {
+    "assign": "name whole topics: the partitions that are added later would be left out",
+    "subscribepattern": "name the topics: a topic that joins later would not hold the watermark",
+    "minpartitions": "each partition must be read by one task, which reports for it",
+    "maxrecordsperpartition": "each partition must be read by one task, which reports for it",
+    "minoffsetspertrigger": "rows would be unread while a trigger finds nothing",
+    "includeheaders": "read headers by hand, with readStream and source()",
+}
+"""Options, in lower case, that are refused, with what to do."""
+
+Offsets: TypeAlias = Mapping[str, Mapping[int, int]]
+"""By topic and partition: the offset of the next row."""
+
+
+def shard_of(topic: str, partition: int) -> str:
+    """Return the shard of a partition.
+
+    >>> shard_of("taps", 3)
+    'taps-3'
+    """
+    return f"{topic}-{partition}"
+
+
+def check_topics(topics: str | Sequence[str]) -> list[str]:
+    """Return the names of topics. Raises `ValueError`.
+
+    >>> check_topics("taps"), check_topics(["taps", "pumps"])
+    (['taps'], ['taps', 'pumps'])
+    """
+    found = [topics] if isinstance(topics, str) else list(topics)
+    for each in found:
+        if not isinstance(each, str) or not each or "," in each:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"invalid topic {each!r}: write the name of a topic, or a list of names"
+            )
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"invalid topics {topics!r}: write each topic once, and one at least")
+    return found
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the options of Spark's connector. Raises `ValueError`."""
+    for name, value in options.items():
+        lower = name.lower()
+        if lower in _OWN:
+            raise ValueError(f"option {name!r} is the argument {_OWN[lower]}= of read_kafka")
+        if lower in _REFUSED:
+            raise ValueError(f"option {name!r} is not supported: {_REFUSED[lower]}")
+        if lower == FAIL_OPTION.lower() and str(value).lower() != "true":
+            raise ValueError(loss_message())
+
+
+def loss_message() -> str:
+    """Return the message of a query that would go on after a loss."""
+    return (
+        f"option {FAIL_OPTION!r}: rows that a topic has lost would be left out without a word: leave it "
+        f"at true. After a loss, start over with Pipeline.reset(), a new checkpoint and an empty output"
+    )
+
+
+def read(
+    spark: SparkSession,
+    *,
+    servers: str,
+    topics: Sequence[str],
+    stage: str,
+    starting: str,
+    options: Mapping[str, Any],
+) -> DataFrame:
+    """Return the rows of topics, as Spark's connector has them."""
+    reader = spark.readStream.format(FORMAT).options(**options)
+    return (
+        reader.option("kafka.bootstrap.servers", servers)
+        .option(TOPICS_OPTION, ",".join(topics))
+        .option("startingOffsets", starting)
+        .option(STAGE_OPTION, stage)
+        .load()
+    )
+
+
+def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -> DataFrame:
+    """Add the shard, and the columns of a JSON value with a schema, to a topic's rows.
+
+    A row that its producer has not dated has the timestamp -1, which becomes null. Raises `ValueError`.
+    """
+    columns: list[Column] = [F.col(name) for name in rows.columns if name != "timestamp"]
+    timestamp = F.when(F.col("timestampType") >= 0, F.col("timestamp")).alias("timestamp")
+    at_shard = F.concat_ws("-", "topic", "partition").alias(shard)
+    kept = [*columns, timestamp, at_shard]
+    if shard in rows.columns:
+        raise ValueError(
+            f"shard {shard!r} is a column of Kafka's: write another name, shard='shard'"
+        )
+    if schema is None:
+        return rows.select(*kept)
+    parsed = F.from_json(F.col("value").cast("string"), cast("str", schema)).alias(_PARSED)
+    wide = rows.select(*kept, parsed)
+    names = cast("StructType", wide.schema[_PARSED].dataType).names
+    for name in names:
+        if name.lower() in {each.lower() for each in (*rows.columns, shard)} - {"value"}:
+            raise ValueError(
+                f"column {name!r} of the value is a column of Kafka's too: leave it out of the "
+                f"schema, or decode the value by hand, with readStream and source()"
+            )
+    others = [each for each in wide.columns if each not in {"value", _PARSED}]
+    return wide.select(*others, *(F.col(_PARSED)[name].alias(name) for name in names))
+
+
+def offsets_of(stored: object) -> Offsets:
+    """Return the offsets in a source's progress event; empty: not those of topics.
+
+    >>> offsets_of({"taps": {"0": 7, "1": 9}}), offsets_of({"logOffset": 1}), offsets_of(None)
+    ({'taps': {0: 7, 1: 9}}, {}, {})
+    """
+    if not isinstance(stored, dict):
+        return {}
+    found = cast("dict[str, Any]", stored)
+    if not all(isinstance(each, dict) for each in found.values()):
+        return {}
+    return {
+        topic: {int(partition): int(offset) for partition, offset in each.items()}
+        for topic, each in found.items()
+    }
+
+
+def unread(read: Offsets, latest: Offsets, topics: Iterable[str]) -> dict[str, int]:
+    """Return the number of rows that a batch has left unread, by shard.
+
+    A partition that the batch has not begun to read is unread as a whole.
+
+    >>> unread({"taps": {0: 7}}, {"taps": {0: 9, 1: 4}, "pumps": {0: 5}}, ["taps"])
+    {'taps-0': 2, 'taps-1': 4}
+    """
+    found: dict[str, int] = {}
+    for topic in topics:
+        begun, ends = read.get(topic, {}), latest.get(topic, {})
+        for partition in sorted({*begun, *ends}):
+            rows = ends.get(partition, 0) - begun.get(partition, 0)
+            found[shard_of(topic, partition)] = max(rows, 0)
+    return found
+
+
+def positions(read: Offsets, topics: Iterable[str]) -> dict[str, str]:
+    """Return where the reader of each shard is, as text.
+
+    >>> positions({"taps": {0: 7}, "pumps": {0: 5}}, ["taps"])
+    {'taps-0': 'offset 7'}
+    """
+    return {
+        shard_of(topic, partition): f"offset {offset}"
+        for topic in topics
+        for partition, offset in read.get(topic, {}).items()
+    }
+
+
+def is_read(read: Offsets, end: Offsets) -> bool:
+    """Return whether all partitions are read through their end.
+
+    >>> is_read({"taps": {0: 7, 1: 4}}, {"taps": {0: 7}}), is_read({}, {"taps": {0: 7}})
+    (True, False)
+    """
+    return not any(unread(read, end, end).values())

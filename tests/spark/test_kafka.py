@@ -1,0 +1,309 @@
+"""Topics of a real broker as sources."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+
+from spark_agent import Pipeline
+from spark_agent.client.errors import UnknownJob
+from tests.spark.flow import (
+    AVAILABLE_NOW,
+    BOUND,
+    COUNTS,
+    DEADLINE_S,
+    JOB,
+    RANGES,
+    SOURCE,
+    START_MS,
+    WINDOW_S,
+    Flow,
+    Reading,
+    batches,
+    ended,
+    until,
+    windows,
+)
+from tests.support.documents import block
+from tests.support.kafka_server import KafkaServer
+from tests.support.kafka_topic import Topic
+
+pytestmark = pytest.mark.spark
+
+DAY_S = 1_767_225_600
+"""2026-01-01 in UTC."""
+VALUE = "letter string, at timestamp"
+
+
+def steady(seconds: Iterable[int], partitions: Iterable[int] = (0, 1, 2)) -> list[Reading]:
+    """Each partition has a row of each key in each second."""
+    return [
+        Reading(str(partition), key, second)
+        for second in seconds
+        for partition in partitions
+        for key in ("a", "b")
+    ]
+
+
+@pytest.fixture
+def topic(broker: KafkaServer) -> Topic:
+    return Topic(broker, 3)
+
+
+@pytest.fixture
+def pipeline(flow: Flow, topic: Topic) -> Iterator[Pipeline]:
+    with started(flow, topic) as pipeline:
+        yield pipeline
+
+
+def started(flow: Flow, topic: Topic, **source: Any) -> Pipeline:
+    spec: Mapping[str, Mapping[str, Any]] = {
+        SOURCE: {"shards": [topic.shard(0)], "dynamic": True, **source},
+        COUNTS: {"inputs": [SOURCE], "ranges": RANGES},
+    }
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
+
+
+def counts(pipeline: Pipeline, topic: Topic, **options: Any) -> DataFrame:
+    """Counts of readings, from the topic."""
+    read: dict[str, Any] = {"value": VALUE, "event_time": "timestamp", "strategy": BOUND}
+    read |= options
+    rows = pipeline.read_kafka(topic.broker.servers, topic.name, stage=SOURCE, **read)
+    at: str = read["event_time"]
+    windowed = pipeline.watermarked(rows, stage=COUNTS, event_time=at)
+    counted = windowed.groupBy(F.window(at, f"{WINDOW_S} seconds"), "letter").agg(
+        F.count("*").alias("rows")
+    )
+    start = F.unix_seconds("window.start").alias("start")
+    return pipeline.report(
+        counted.select(F.col("letter").alias("key"), start, "rows"), stage=COUNTS
+    )
+
+
+def test_partitions_are_the_shards(flow: Flow, pipeline: Pipeline, topic: Topic) -> None:
+    """Also one without rows, which holds the watermark; and no row is shuffled on its way."""
+    topic.write(steady(range(60), [0, 1]))
+    query = flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW)
+    ended(query)
+    promised = START_MS + 54_000
+    assert _promises(flow) == {
+        topic.shard(0): promised,
+        topic.shard(1): promised,
+        topic.shard(2): None,
+    }
+    assert flow.counted() == Counter()
+    topic.write(steady(range(60), [2]))
+    ended(flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW))
+    assert flow.counted() == windows(each for each in topic.written if each.second < 50)
+    ended(flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows(topic.written)
+
+
+def test_the_time_in_a_value(flow: Flow, pipeline: Pipeline, topic: Topic) -> None:
+    """Also of rows that have none: a tombstone, and a value that is not JSON."""
+    topic.write(steady(range(60)))
+    topic.write_value(0, None)
+    topic.write_value(1, b"{")
+    frame = counts(pipeline, topic, event_time="at")
+    ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows(topic.written)
+
+
+def test_a_rate_limit_leaves_nothing_behind_the_watermark(
+    flow: Flow, pipeline: Pipeline, topic: Topic
+) -> None:
+    topic.write(steady(range(90)))
+    frame = counts(pipeline, topic, options={"maxOffsetsPerTrigger": 30})
+    query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True)
+    ended(query)
+    assert batches(query) > 10
+    assert flow.counted() == windows(topic.written)
+    assert not +pipeline.counts
+
+
+def test_the_partition_that_holds_the_watermark_is_named(
+    flow: Flow, pipeline: Pipeline, topic: Topic
+) -> None:
+    """With the offset up to which it is read, and its backlog."""
+    topic.write(steady(range(60), [0, 1]))
+    topic.write(steady([0] * 60, [2]))
+    frame = counts(pipeline, topic, options={"maxOffsetsPerTrigger": 60})
+    query = flow.start(pipeline, frame, trigger={"processingTime": "1 hour"})
+    found = until(lambda: _explained(flow, "records to go"), "the explanation")
+    [holder] = found["holders"]
+    assert holder["range"] == topic.shard(2)
+    assert (holder["position"], holder["backlog"]) == ("offset 20", 100)
+    assert "it is read up to offset 20, with 100 records to go" in found["because"]
+    query.stop()
+
+
+def _explained(flow: Flow, word: str) -> Any:
+    """Return the explanation of the source, if it has a word in it."""
+    try:
+        found = flow.client.explain(JOB, SOURCE)
+    except UnknownJob:
+        return None
+    return found if word in found["because"] else None
+
+
+def test_a_partition_that_is_added_joins(flow: Flow, pipeline: Pipeline, topic: Topic) -> None:
+    """It holds the watermark from then on, before it has rows."""
+    topic.write(steady(range(30)))
+    query = flow.start(pipeline, counts(pipeline, topic))
+    until(lambda: flow.output_of(SOURCE) == START_MS + 24_000, "the watermark")
+    topic.grow(4)
+    # Spark finds it with its next batch.
+    until(lambda: topic.shard(3) in _promises(flow), "the new partition joins")
+    topic.write(steady(range(30, 60)))
+    read = START_MS + 54_000
+    until(lambda: _promises(flow)[topic.shard(2)] == read, "the others are read")
+    assert flow.output_of(SOURCE) == START_MS + 24_000
+    topic.write(steady(range(30, 60), [3]))
+    until(lambda: flow.output_of(SOURCE) == read, "it is held no longer")
+    query.stop()
+
+
+def _promises(flow: Flow) -> dict[str, int | None]:
+    """Return the promise of each partition."""
+    found = flow.client.ranges(JOB, SOURCE, limit=100)["ranges"]
+    return {each["range"]: each["promise"] for each in found}
+
+
+def test_a_partition_without_rows_is_left_out_by_a_policy(flow: Flow, topic: Topic) -> None:
+    """While the others have some."""
+    policy = {"after_ms": 1_000, "then": "exclude"}
+    seconds = itertools.count()
+    with started(flow, topic, idle=policy) as pipeline:
+        query = flow.start(pipeline, counts(pipeline, topic))
+
+        def closes() -> bool:
+            topic.write(steady([next(seconds)], [0, 1]))
+            return flow.output_of(COUNTS) > START_MS + 2 * WINDOW_S * 1_000
+
+        until(closes, "the windows close without it")
+        last = next(seconds) + WINDOW_S
+        topic.write(steady([last]))
+        until(lambda: flow.output_of(COUNTS) >= START_MS + (last - 5) * 1_000, "it is there again")
+        query.stop()
+    done = flow.counted()
+    expected = windows(topic.written)
+    assert done == {each: expected[each] for each in done}
+    assert not +pipeline.counts
+
+
+def test_a_backlog_is_not_idle(flow: Flow, topic: Topic) -> None:
+    """Triggers are rarer than what makes a partition idle, and their rows are limited."""
+    policy = {"after_ms": 1_000, "then": "exclude"}
+    with started(flow, topic, idle=policy) as pipeline:
+        topic.write(steady(range(60), [0]))
+        topic.write(steady(range(20), [1, 2]))
+        frame = counts(pipeline, topic, options={"maxOffsetsPerTrigger": 50})
+        query = flow.start(pipeline, frame, trigger={"processingTime": "2 seconds"})
+        until(lambda: _promises(flow).get(topic.shard(0)) == START_MS + 54_000, "all is read")
+        topic.write(steady([70]))
+        until(lambda: flow.output_of(COUNTS) >= START_MS + 60_000, "all windows close")
+        query.stop()
+        assert not +pipeline.counts
+    assert flow.counted() == windows(each for each in topic.written if each.second < 60)
+
+
+@pytest.mark.parametrize("rows", [40, 60, 90], ids=["fewer", "as many", "more"])
+def test_a_topic_that_is_made_again_is_not_read_on(
+    flow: Flow, pipeline: Pipeline, topic: Topic, rows: int
+) -> None:
+    """With more rows than were read, Spark would leave out the first, and with as many, all."""
+    topic.write(steady(range(60)))
+    ended(flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW))
+    before = flow.counted()
+    topic.make_again(3)
+    topic.write(steady(range(60, 60 + rows)))
+    again = flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW, bounded=True)
+    with pytest.raises(StreamingQueryException) as failure:
+        again.awaitTermination(DEADLINE_S)
+    lost = "offset was changed|data may have been missed|data loss"
+    assert re.search(
+        lost if rows < 60 else "deleted and made again", str(failure.value), re.IGNORECASE
+    )
+    assert flow.counted() == before
+
+
+def test_a_topic_that_is_made_again_under_a_running_query(
+    flow: Flow, pipeline: Pipeline, topic: Topic
+) -> None:
+    topic.write(steady(range(30)))
+    query = flow.start(pipeline, counts(pipeline, topic))
+    until(lambda: flow.output_of(SOURCE) == START_MS + 24_000, "the watermark")
+    topic.make_again(3)
+    topic.write(steady(range(30, 90)))
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(DEADLINE_S)
+    assert flow.output_of(SOURCE) == START_MS + 24_000
+
+
+def test_the_page_on_kafka(
+    flow: Flow, broker: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rides of two lifts in two days, each of three people."""
+    monkeypatch.chdir(tmp_path)
+    for topic, partitions in (("rides", 3), ("hours", 2), ("days", 1)):
+        broker.create(topic, partitions)
+    producer = broker.producer()
+    for minute in range(2 * 24 * 60):
+        at = datetime.fromtimestamp(DAY_S + 60 * minute, UTC).isoformat()
+        for number, lift in enumerate(("east", "west", "east")):
+            ride = {"lift": lift, "at": at, "people": 3}
+            producer.produce("rides", json.dumps(ride).encode(), partition=number)
+    assert producer.flush(60) == 0
+    program = block("python", 'job="lifts"')
+    local = {
+        "127.0.0.1:9092": broker.servers,
+        "http://127.0.0.1:8000": flow.url,
+        "lifts/{topic}": f"{tmp_path}/{{topic}}",
+        'spark.conf.set("spark.sql.shuffle.partitions", 4)': "",
+        '"ranges": 4': f'"ranges": {RANGES}',
+    }
+    for documented, here in local.items():
+        assert documented in program
+        program = program.replace(documented, here)
+    exec(program, {"spark": flow.spark})
+    reader = flow.spark.read.format("kafka").option("kafka.bootstrap.servers", broker.servers)
+    values = reader.option("subscribe", "days").load().select(F.col("value").cast("string"))
+    found = [json.loads(row["value"]) for row in values.collect()]
+    assert Counter({each["lift"]: each["people"] for each in found}) == Counter(
+        east=2 * 24 * 60 * 3, west=24 * 60 * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"options": {"minPartitions": "8"}}, "minPartitions.*read by one task"),
+        ({"options": {"maxRecordsPerPartition": 8}}, "maxRecordsPerPartition.*read by one task"),
+        ({"options": {"assign": "{}"}}, "assign.*name whole topics"),
+        ({"options": {"failOnDataLoss": False}}, "failOnDataLoss.*leave it at true"),
+        ({"options": {"subscribe": "x"}}, "is the argument topics="),
+        ({"options": {"minOffsetsPerTrigger": 5}}, "minOffsetsPerTrigger.*unread"),
+        ({"topics": ["a", "a"]}, "write each topic once"),
+        ({"topics": "a,b"}, "write the name of a topic"),
+        ({"starting": "now"}, "write 'earliest' or 'latest'"),
+        ({"value": "topic string"}, "'topic' of the value is a column of Kafka's too"),
+        ({"shard": "offset"}, "'offset' is a column of Kafka's"),
+    ],
+)
+def test_what_could_not_be_promised_is_refused(
+    pipeline: Pipeline, broker: KafkaServer, option: dict[str, Any], message: str
+) -> None:
+    topics = option.pop("topics", "readings")
+    with pytest.raises(ValueError, match=message):
+        pipeline.read_kafka(broker.servers, topics, stage=SOURCE, strategy=BOUND, **option)

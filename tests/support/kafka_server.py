@@ -1,0 +1,193 @@
+"""A real Kafka broker: one process without ZooKeeper, with its files in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
+    NewTopic,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from spark_agent.kafka_jars import KafkaJars
+from tests.support.binaries import end, free_port, launch, wait_until
+
+_ANSWER_S = 30
+
+
+class KafkaServer:
+    """One broker, through any number of processes. Started on entry, killed on exit."""
+
+    def __init__(
+        self, jars: KafkaJars, folder: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._controller_port = free_port()
+        self._jars = jars
+        self._settings = settings or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def servers(self) -> str:
+        """Its address, as `bootstrap.servers` has it."""
+        return f"127.0.0.1:{self.port}"
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """A client for administration. What it does ends with it."""
+        return AdminClient({"bootstrap.servers": self.servers})
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start, and return once it serves metadata."""
+        assert self._process is None, "already running"
+        config = self.folder / "server.properties"
+        if not config.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            config.write_text("".join(f"{k}={v}\n" for k, v in self._properties().items()))
+            id_ = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            subprocess.run(
+                [*self._java("kafka.tools.StorageTool"), "format", "-t", id_, "-c", str(config)],
+                check=True,
+                capture_output=True,
+            )
+        log = self.folder / "kafka.log"
+        command = [*self._java("kafka.Kafka"), str(config)]
+        self._process = launch(command, log, cwd=self.folder)
+        wait_until(self._ready, f"Kafka ready\n{log.read_text(errors='replace')[-4000:]}")
+
+    def _java(self, main: str) -> list[str]:
+        java = shutil.which("java")
+        assert java is not None
+        return [java, "-Xmx384m", "-XX:+UseSerialGC", "-cp", f"{self._jars.broker}/*", main]
+
+    def _properties(self) -> Mapping[str, str]:
+        broker, controller = self.port, self._controller_port
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.folder / "logs"),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "auto.create.topics.enable": "false",
+            # Else rows that are dated years ago are removed, minutes after they were written.
+            "log.retention.ms": "-1",
+            **self._settings,
+        }
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"ended with {self._process.returncode}"
+        # A client would log each refused connection.
+        with socket.create_connection(("127.0.0.1", self.port), 1):
+            pass
+        try:
+            return bool(self.admin.list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+    def stop(self) -> None:
+        """Stop in order."""
+        self.resume()
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it, as a machine failure would."""
+        if self._process is not None:
+            self._end(signal.SIGKILL)
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None, "not running"
+        process, self._process, self._paused = self._process, None, False
+        end(process, how)
+
+    def pause(self) -> None:
+        """Pause: connections stay open, nothing is answered."""
+        assert self._process is not None, "not running"
+        self._process.send_signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """Resume after `pause`."""
+        if self._paused:
+            assert self._process is not None, "not running"
+            self._process.send_signal(signal.SIGCONT)
+            self._paused = False
+
+    def resume_after(self, seconds: float) -> None:
+        """Resume later, unless it has been resumed by then."""
+        threading.Timer(seconds, self.resume).start()
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic, and return once it is there."""
+        made = NewTopic(topic, partitions, 1, config=dict(config or {}))
+        self.admin.create_topics([made])[topic].result(_ANSWER_S)
+        wait_until(lambda: self.partitions(topic) == partitions, f"{topic} is there")
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Add partitions to a topic, up to this number."""
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_ANSWER_S)
+        wait_until(lambda: self.partitions(topic) == partitions, f"{topic} has grown")
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and return once it is gone."""
+        self.admin.delete_topics([topic])[topic].result(_ANSWER_S)
+        wait_until(lambda: not self.partitions(topic), f"{topic} is gone")
+
+    def delete_rows(self, topic: str, partition: int, before: int) -> None:
+        """Remove the rows before an offset, as retention does."""
+        at = TopicPartition(topic, partition, before)
+        self.admin.delete_records([at])[at].result(_ANSWER_S)
+
+    def configure(self, topic: str, config: Mapping[str, str]) -> None:
+        """Set a topic's configuration."""
+        resource = ConfigResource(ResourceType.TOPIC, topic, set_config=dict(config))
+        self.admin.alter_configs([resource])[resource].result(_ANSWER_S)
+
+    def partitions(self, topic: str) -> int:
+        """Return the number of a topic's partitions; 0: not there."""
+        found = self.admin.list_topics(timeout=_ANSWER_S).topics.get(topic)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def producer(self, settings: Mapping[str, str] | None = None) -> Producer:
+        """Return a producer."""
+        return Producer({"bootstrap.servers": self.servers, **(settings or {})})
