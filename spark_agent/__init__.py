@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spark_agent.versions import check_pyspark
+
 if TYPE_CHECKING:
     from spark_agent.client.async_client import AsyncClient
     from spark_agent.client.client import Client, StageWatermark
@@ -102,9 +104,13 @@ _MODULES = {
     "Wrong": "spark_agent.exceptions",
 }
 
+_WITHOUT_SPARK = ("spark_agent.client.", "spark_agent.exceptions")
+
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
-    """Import a name on first use: executors never need the driver's part."""
+    """Import a name on first use: executors never need the driver's part, nor the client PySpark."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _MODULES[name].startswith(_WITHOUT_SPARK):
+        check_pyspark()
     return getattr(import_module(_MODULES[name]), name)

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from spark_agent.client.spec import StageSpec
+from spark_agent.exceptions import NO_CONNECT
 from spark_agent.firing_frames import ON_TIME, VERSION
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.writer import (
@@ -223,11 +224,7 @@ def check_can_split(stage: str, columns: Sequence[str], *, is_random: bool) -> N
 def check_session(spark: SparkSession) -> None:
     """Refuse Spark Connect, and workers that run another Python. Raises `RuntimeError`."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise RuntimeError(
-            "Spark Connect is not supported: tidegauge needs accumulators, local properties and the "
-            "query's plan, which a Connect client does not have. Run the driver as a classic Spark "
-            "application (spark-submit, or SparkSession.builder.master(…))"
-        )
+        raise RuntimeError(NO_CONNECT)
     worker = shutil.which(spark.sparkContext.pythonExec)
     if worker is None or Path(worker).parent != Path(sys.executable).parent:
         raise RuntimeError(

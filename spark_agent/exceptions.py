@@ -156,6 +156,14 @@ class StageTakenError(ValueError):
     """
 
 
+class SparkImportError(ImportError):
+    """PySpark is not installed, is too old, or is a client of Spark Connect. The message has the remedy.
+
+    Raised on the import of a name of `spark_agent` that needs Spark. The client and the commands work
+    without PySpark.
+    """
+
+
 class NotStartedError(Exception):
     """A query goes through a stage, but was not started with `Pipeline.start`."""
 
@@ -210,4 +218,9 @@ def final_message(job: str, source: str, *, unread: Sequence[str] = ()) -> str:
     )
 
 
+NO_CONNECT: Final = (
+    "Spark Connect is not supported: tidegauge needs accumulators, local properties and the query's "
+    "plan, which a Connect client does not have. Run the driver as a classic Spark application "
+    "(spark-submit, or SparkSession.builder.master(…))"
+)
 CONTINUES: Final = "With on_lost_checkpoint='continue' it would go on regardless"

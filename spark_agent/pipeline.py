@@ -552,7 +552,7 @@ class Pipeline:
     ) -> DataFrame:
         """Return the rows of a stage that is written in SQL, as from `watermarked` and `report`.
 
-        Each stream that the query reads is a view with a clause of Spark 4.3,
+        Each stream that the query reads is a view with a clause of Spark 4.2,
         `FROM view WATERMARK column DELAY OF INTERVAL 10 MINUTES`. If the view is of what `source` has
         returned without a strategy, the delay is the bound of the source: `BoundedOutOfOrderness`. Any
         other view has its watermark from elsewhere, and a delay of 0 seconds.

@@ -17,7 +17,9 @@ from rich.console import Console
 
 from spark_agent.cli.common import EXIT_NOT_INSTALLED
 from spark_agent.demo.outcome import CannotRunError, DemoOptions, NotInstalledError, Outcome
+from spark_agent.exceptions import SparkImportError
 from spark_agent.times import duration_ms
+from spark_agent.versions import check_pyspark
 
 _EXIT_UNEQUAL: Final = 1
 _EXIT_CANNOT_RUN: Final = 2
@@ -120,6 +122,10 @@ def _runner() -> Any:  # noqa: ANN401  (a module)
         raise NotInstalledError(
             f"{', '.join(missing)} is not installed: pip install 'tidegauge[demo]'"
         )
+    try:
+        check_pyspark()
+    except SparkImportError as error:
+        raise NotInstalledError(str(error)) from None
     return importlib.import_module("spark_agent.demo.run")
 
 

@@ -91,7 +91,7 @@ def clauses_of(spark: SparkSession, text: str) -> list[WatermarkClause]:
     except PySparkException as error:
         if "WATERMARK" in text.upper() and not _parses_clause(parser):
             raise ValueError(
-                f"Spark {spark.version} does not parse WATERMARK in SQL: use Spark 4.3 or later, or a "
+                f"Spark {spark.version} does not parse WATERMARK in SQL: use Spark 4.2 or later, or a "
                 f"view of what watermarked() returns"
             ) from error
         raise ValueError(f"the query cannot be parsed: {error}") from error
