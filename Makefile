@@ -85,4 +85,4 @@ lock:
 	  --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
