@@ -36,7 +36,7 @@ demo: setup
 test: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
-# What takes too long for `make test`, and CI runs besides: about nine minutes.
+# What takes too long for `make test`, and CI runs besides: about eleven minutes.
 test-slow: setup
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not matrix" $(ARGS)
 

@@ -1,7 +1,7 @@
 """Operators by triggers: each cell is equal to the batch answer in both stages, or is refused.
 
 `make matrix` runs every cell, `make test` and `make test-slow` one of each row that is not the variation
-of another.
+of another. `test_oldest_spark.py` runs a few of them on the oldest PySpark.
 """
 
 from __future__ import annotations
