@@ -45,7 +45,8 @@ class TopicIds:
     Spark goes by offsets alone. If the new topic has more rows than were read from the old one, Spark
     goes on behind these, and the first rows of the new topic are never read. Kafka gives each topic an
     id. So the ids are compared with those in the checkpoint before each epoch is committed, and before a
-    source counts as idle or as read to its end.
+    source counts as idle or as read to its end. They are noted as soon as the query has its sources, a
+    moment after its first start: a topic that is made again within this moment is not noticed.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class TopicIds:
         self._again_ms: int | None = None
 
     def check(self, *, now: bool) -> None:
-        """Compare the ids: `now`, or once in a while if the query finds nothing.
+        """Compare the ids: `now`, while none is known, or once in a while if the query finds nothing.
 
         Raises `QueryFailedError` if a topic was made again, `Unavailable` if a broker does not answer.
         """
@@ -70,7 +71,8 @@ class TopicIds:
         now_ms = self._clock.steady_ms()
         is_due = self._again_ms is None or now_ms >= self._again_ms
         # A trigger that waits for a broker has not found anything, and a request would wait as well.
-        if not now and not (is_due and self._running.has_just_found_nothing()):
+        finds_nothing = is_due and self._running.has_just_found_nothing()
+        if self._known and not now and not finds_nothing:
             return
         self._again_ms = now_ms + _INTERVAL_MS
         try:

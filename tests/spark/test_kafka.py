@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -249,6 +250,34 @@ def test_a_topic_that_is_made_again_under_a_running_query(
     with pytest.raises(StreamingQueryException):
         query.awaitTermination(DEADLINE_S)
     assert flow.output_of(SOURCE) == START_MS + 24_000
+
+
+def test_a_topic_that_is_made_again_under_the_first_batch(
+    flow: Flow, pipeline: Pipeline, topic: Topic, tmp_path: Path
+) -> None:
+    """Also if the batch has read its rows by then."""
+    go_on = tmp_path / "go-on"
+    topic.write(steady(range(30)))
+    slow = F.udf(lambda letter: _once_there(go_on, letter), "string")
+    rows = pipeline.read_kafka(
+        topic.broker.servers, topic.name, stage=SOURCE, value=VALUE, strategy=BOUND
+    )
+    query = flow.start(pipeline, rows.withColumn("letter", slow("letter")))
+    noted = flow.checkpoint / "tidegauge" / "topics"
+    until(lambda: noted.exists() and any(noted.rglob("*")), "the topic is noted")
+    topic.make_again(3)
+    topic.write(steady(range(30, 90)))
+    go_on.touch()
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(DEADLINE_S)
+    assert flow.output_of(SOURCE) <= START_MS + 29_000
+
+
+def _once_there(file: Path, value: str) -> str:
+    """Return a value once a file is there."""
+    while not file.exists():
+        time.sleep(0.05)
+    return value
 
 
 def test_the_page_on_kafka(

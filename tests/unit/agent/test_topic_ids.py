@@ -86,14 +86,29 @@ def test_the_same_name_in_another_cluster_is_another_topic(world: World) -> None
 def test_a_query_that_finds_nothing_is_checked_once_in_a_while(world: World) -> None:
     topics = world.start()
     topics.check(now=False)
-    assert world.requests == 0
-    world.finds_nothing = True
-    for _ in range(3):
-        topics.check(now=False)
+    topics.check(now=False)
     assert world.requests == 1
     world.clock.now_ms += 1_000
     topics.check(now=False)
+    assert world.requests == 1
+    world.finds_nothing = True
+    for _ in range(3):
+        topics.check(now=False)
     assert world.requests == 2
+    world.clock.now_ms += 1_000
+    topics.check(now=False)
+    assert world.requests == 3
+
+
+def test_the_ids_are_noted_before_the_first_commit(world: World) -> None:
+    """As soon as the query has its sources: its first batch may take long."""
+    topics = world.start()
+    sources, world.ids = world.ids, {}
+    topics.check(now=False)
+    assert not world.noted
+    world.ids = sources
+    topics.check(now=False)
+    assert world.noted == {"0-taps": "first"}
 
 
 def test_without_an_answer_of_the_broker_nothing_is_committed(world: World) -> None:
