@@ -88,7 +88,7 @@ class QuietWatch:
         The commit applies the tasks' own reports, and a task does not know what is behind its rows.
         """
         for stage in self._stages.topics:
-            self._report_backlog(reporter, stage, self._may_have_more(stage, batch))
+            self._report_backlog(reporter, stage, self._unread(stage, batch))
 
     def _report_backlog(
         self, reporter: DriverReporter, stage: str, reports: Mapping[str, RangeReport]
@@ -100,19 +100,27 @@ class QuietWatch:
 
     def _may_have_more(self, stage: str, batch: CommittedBatch) -> dict[str, RangeReport]:
         """Return reports of the shards of which a batch may have left rows unread."""
+        if self._query.trigger.ends:
+            # The run reads what was there at its start. Rows that have come since wait for the next run.
+            later = dict.fromkeys(self._not_final[stage], SOME_BACKLOG)
+            return later | self._unread(stage, batch)
         if stage in self._stages.topics:
-            rows_of = unread(batch.read, batch.latest, self._stages.topics[stage])
-            at = self._positions[stage]
-            return {
-                shard: RangeReport(backlog=rows, position=at.get(shard, ""))
-                for shard, rows in rows_of.items()
-                if rows and shard in self._not_final[stage]
-            }
+            return self._unread(stage, batch)
         if stage in self._stages.by_shard:
             return dict.fromkeys(self._left_unread(stage), SOME_BACKLOG)
         if self._stages.reads_all or (batch.read_nothing and self._query.polls_often):
             return {}
         return dict.fromkeys(self._not_final[stage], SOME_BACKLOG)
+
+    def _unread(self, stage: str, batch: CommittedBatch) -> dict[str, RangeReport]:
+        """Return reports of the partitions of which a batch has left rows unread."""
+        topics = self._stages.topics.get(stage, frozenset())
+        at = self._positions.get(stage, {})
+        return {
+            shard: RangeReport(backlog=rows, position=at.get(shard, ""))
+            for shard, rows in unread(batch.read, batch.latest, topics).items()
+            if rows and shard in self._not_final[stage]
+        }
 
     def _left_unread(self, stage: str) -> set[str]:
         """Return the shards that have more to read and wait, as their source has reported."""

@@ -219,6 +219,22 @@ def test_a_backlog_is_not_idle(flow: Flow, topic: Topic) -> None:
     assert flow.counted() == windows(each for each in topic.written if each.second < 60)
 
 
+def test_a_run_that_ends_takes_none_for_idle(flow: Flow, topic: Topic) -> None:
+    """It reads what was there at its start: later rows of a quiet partition wait for the next run."""
+    policy = {"after_ms": 2_000, "then": "exclude"}
+    with started(flow, topic, idle=policy) as pipeline:
+        topic.write(steady(range(200), [0, 1]))
+        topic.write(steady(range(2), [2]))
+        frame = counts(pipeline, topic, options={"maxOffsetsPerTrigger": 30})
+        query = flow.start(pipeline, frame, trigger=AVAILABLE_NOW)
+        until((flow.checkpoint / "offsets" / "0").exists, "the run has begun")
+        topic.write(steady(range(2, 200), [2]))
+        ended(query)
+        ended(flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW, bounded=True))
+        assert not +pipeline.counts
+    assert flow.counted() == windows(topic.written)
+
+
 @pytest.mark.parametrize("rows", [40, 60, 90], ids=["fewer", "as many", "more"])
 def test_a_topic_that_is_made_again_is_not_read_on(
     flow: Flow, pipeline: Pipeline, topic: Topic, rows: int
