@@ -377,6 +377,7 @@ class Pipeline:
         Raises `ValueError`.
         """
         self._job.stage(stage, "source")
+        kafka.check_servers(servers)
         names = kafka.check_topics(topics)
         given = dict(options or {})
         kafka.check_options(given)

@@ -142,6 +142,8 @@ class TopicsSource:
     """The stage whose shards are the partitions; empty: not read by `read_kafka`."""
     topics: frozenset[str]
     """Their names; empty: given by a pattern, or by partitions."""
+    limit: str | None = None
+    """The largest number of rows in a batch, as it was given."""
     fails_on_loss: bool = True
     """True if the query fails once a topic has lost rows before they were read."""
 

@@ -12,7 +12,7 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.catalyst import items
 from spark_agent.jvm.nodes import Control, LateFate, LogsSource, TopicsSource
 from spark_agent.sources.control import FORMAT
-from spark_agent.sources.kafka import FAIL_OPTION, STAGE_OPTION, TOPICS_OPTION
+from spark_agent.sources.kafka import FAIL_OPTION, STAGE_OPTION, TOPIC_LIMIT, TOPICS_OPTION
 from spark_agent.sources.kafka import FORMAT as KAFKA
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -76,7 +76,8 @@ def topics_source_of(node: JavaObject) -> TopicsSource | None:
     topics = str(options.get(TOPICS_OPTION) or "").split(",")
     names = frozenset(each.strip() for each in topics if each.strip())
     fails = str(options.get(FAIL_OPTION) or "true").lower() == "true"
-    return TopicsSource(options.get(STAGE_OPTION) or "", names, fails_on_loss=fails)
+    limit = options.get(TOPIC_LIMIT)
+    return TopicsSource(options.get(STAGE_OPTION) or "", names, limit, fails_on_loss=fails)
 
 
 def reads_all(node: JavaObject) -> bool:

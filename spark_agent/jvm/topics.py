@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_agent.jvm import JavaObject
@@ -18,6 +19,8 @@ _SOURCE: Final = "KafkaMicroBatchStream"
 _READER: Final = "KafkaOffsetReaderAdmin"
 _SUBSCRIBE: Final = "SubscribeStrategy"
 _PATIENCE_MS: Final = 2_000
+_CLOSED: Final = "Cannot accept new calls when AdminClient is closing"
+"""Spark closes its connection a moment before the query counts as ended."""
 _WITHOUT_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """The id, by a broker that is too old to have ids."""
 
@@ -43,8 +46,12 @@ def _ids(spark: SparkSession, reader: JavaObject, *, is_active: bool) -> dict[st
     strategy = _field(reader, "consumerStrategy")
     if is_active:
         # A reader that lists its topics holds its lock until the broker answers. The field needs none.
-        return _described(spark, strategy, _field(reader, "_admin") or reader.admin())
-    # Spark has closed the reader's connection. Its last batch may still be to commit.
+        try:
+            return _described(spark, strategy, _field(reader, "_admin") or reader.admin())
+        except Py4JError as error:
+            if _CLOSED not in str(error):
+                raise
+    # Spark closes the reader's connection at the end. Its last batch may still be to commit.
     admin = strategy.createAdmin(reader.driverKafkaParams())
     try:
         return _described(spark, strategy, admin)

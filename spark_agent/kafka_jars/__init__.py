@@ -20,7 +20,7 @@ _POM: Final = _HERE / "pom.xml"
 _DIGESTS: Final = _HERE / "jars.sha256"
 _BROKER: Final = "broker"
 _CONNECTOR: Final = "connector"
-_TIMEOUT_S: Final = 600
+_TIMEOUT_S: Final = 300
 
 
 class JarsUnavailableError(Exception):
@@ -66,7 +66,12 @@ def _fetch_into(folder: Path, say: Callable[[str], None]) -> None:
             "Kafka's broker and Spark's connector are fetched with Maven, and mvn is not on the PATH: "
             "install Maven 3"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JarsUnavailableError(
+            f"the cache of Kafka's jars cannot be written: {error}. Set XDG_CACHE_HOME to another folder"
+        ) from None
     # Complete when it gets its name: another process may fetch the same.
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         whole = Path(made) / "jars"

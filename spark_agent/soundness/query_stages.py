@@ -14,10 +14,11 @@ from spark_agent.jvm.nodes import (
     Control,
     Node,
     Stamp,
+    TopicsSource,
 )
 from spark_agent.soundness.operators import Promise, output_rows, promise_of
 from spark_agent.soundness.output_times import OutputTimes
-from spark_agent.sources.kafka import TOPIC_LIMIT, loss_message
+from spark_agent.sources.kafka import TOPIC_LIMIT, check_limit, loss_message
 
 T = TypeVar("T")
 
@@ -140,9 +141,7 @@ def check(
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
-    topics = [node.topics_source for node in plan.walk() if node.topics_source is not None]
-    if not all(each.fails_on_loss for each in topics):
-        raise UnsoundPlanError(loss_message())
+    topics = _checked_topics(plan)
     promises = _promises(plan, reports)
     inputs = {stage: frozenset(ancestors(stages, stage)) for stage in promises}
     logs = [node.logs_source for node in plan.walk() if node.logs_source is not None]
@@ -229,6 +228,17 @@ def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
         if node.is_control_union:
             [control] = [each.control for each in node.children[0].walk() if each.control]
             yield control, node
+
+
+def _checked_topics(plan: Node) -> Sequence[TopicsSource]:
+    """Return the sources of Kafka's topics. Raises `ValueError`."""
+    topics = [node.topics_source for node in plan.walk() if node.topics_source is not None]
+    for each in topics:
+        if not each.fails_on_loss:
+            raise UnsoundPlanError(loss_message())
+        if each.limit is not None:
+            check_limit(each.limit)
+    return topics
 
 
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:

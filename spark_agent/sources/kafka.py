@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.types import StructType
@@ -36,6 +38,12 @@ _REFUSED: Final[Mapping[str, str]] = {
 }
 """Options, in lower case, that are refused, with what to do."""
 
+_AS_SHARD: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+"""Names of topics whose partitions are named as shards are, with room for the partition."""
+VERSION: Final = "4.2.0"
+"""The version of Spark's connector with which the tests run."""
+PACKAGE: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+
 Offsets: TypeAlias = Mapping[str, Mapping[int, int]]
 """By topic and partition: the offset of the next row."""
 
@@ -55,11 +63,21 @@ def check_topics(topics: str | Sequence[str]) -> list[str]:
     >>> check_topics("taps"), check_topics(["taps", "pumps"])
     (['taps'], ['taps', 'pumps'])
     """
+    if not isinstance(topics, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(  # noqa: TRY004  (a wrong argument, like all that read_kafka() rejects)
+            f"invalid topics {topics!r}: write the name of a topic, or a list of names"
+        )
     found = [topics] if isinstance(topics, str) else list(topics)
     for each in found:
         if not isinstance(each, str) or not each or "," in each:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"invalid topic {each!r}: write the name of a topic, or a list of names"
+            )
+        if not _AS_SHARD.fullmatch(each):
+            raise ValueError(
+                f"topic {each!r} cannot be read: its partitions are shards, and the name of a shard "
+                f"begins with a letter or a digit and has 128 characters at most. Read it by hand, with "
+                f"readStream and source(), and give the shards other names"
             )
     if not found or len(set(found)) < len(found):
         raise ValueError(f"invalid topics {topics!r}: write each topic once, and one at least")
@@ -74,8 +92,30 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise ValueError(f"option {name!r} is the argument {_OWN[lower]}= of read_kafka")
         if lower in _REFUSED:
             raise ValueError(f"option {name!r} is not supported: {_REFUSED[lower]}")
+        if lower == TOPIC_LIMIT:
+            check_limit(str(value))
         if lower == FAIL_OPTION.lower() and str(value).lower() != "true":
             raise ValueError(loss_message())
+
+
+def check_limit(rows: str) -> None:
+    """Check a limit of the rows of a batch. Raises `ValueError`."""
+    if not rows.isascii() or not rows.isdigit() or not int(rows):
+        raise ValueError(
+            f"invalid maxOffsetsPerTrigger {rows!r}: write a number of rows, 1 or more: with less, a "
+            f"batch reads nothing"
+        )
+
+
+def check_servers(servers: object) -> None:
+    """Check addresses of brokers. Raises `ValueError`."""
+    if not isinstance(servers, str) or not all(
+        re.fullmatch(r"\S+:\d+", each.strip()) for each in servers.split(",")
+    ):
+        raise ValueError(
+            f"invalid servers {servers!r}: write addresses of brokers with their ports, "
+            f"'broker-1:9092,broker-2:9092'"
+        )
 
 
 def loss_message() -> str:
@@ -95,15 +135,23 @@ def read(
     starting: str,
     options: Mapping[str, Any],
 ) -> DataFrame:
-    """Return the rows of topics, as Spark's connector has them."""
+    """Return the rows of topics, as Spark's connector has them. Raises `ValueError` without one."""
     reader = spark.readStream.format(FORMAT).options(**options)
-    return (
-        reader.option("kafka.bootstrap.servers", servers)
-        .option(TOPICS_OPTION, ",".join(topics))
-        .option("startingOffsets", starting)
-        .option(STAGE_OPTION, stage)
-        .load()
-    )
+    try:
+        return (
+            reader.option("kafka.bootstrap.servers", servers)
+            .option(TOPICS_OPTION, ",".join(topics))
+            .option("startingOffsets", starting)
+            .option(STAGE_OPTION, stage)
+            .load()
+        )
+    except AnalysisException as error:
+        if "Failed to find data source" not in str(error):
+            raise
+        raise ValueError(
+            f"Spark's connector to Kafka is not there: start Spark with --packages {PACKAGE}:{VERSION}, "
+            f"or set spark.jars.packages to it before the session begins"
+        ) from None
 
 
 def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -> DataFrame:
@@ -123,9 +171,18 @@ def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -
         return rows.select(*kept)
     parsed = F.from_json(F.col("value").cast("string"), cast("str", schema)).alias(_PARSED)
     wide = rows.select(*kept, parsed)
-    names = cast("StructType", wide.schema[_PARSED].dataType).names
-    for name in names:
-        if name.lower() in {each.lower() for each in (*rows.columns, shard)} - {"value"}:
+    parsed_type = wide.schema[_PARSED].dataType
+    if not isinstance(parsed_type, StructType):
+        raise ValueError(  # noqa: TRY004
+            f"invalid value {schema!r}: write the members of the JSON object and their types, "
+            f"value='tap string, litres double'"
+        )
+    for name in (names := parsed_type.names):
+        if name.lower() == shard.lower():
+            raise ValueError(
+                f"shard {shard!r} is a member of the value: write another name, shard='partition_name'"
+            )
+        if name.lower() in {each.lower() for each in rows.columns} - {"value"}:
             raise ValueError(
                 f"column {name!r} of the value is a column of Kafka's too: leave it out of the "
                 f"schema, or decode the value by hand, with readStream and source()"

@@ -339,7 +339,16 @@ def test_the_page_on_kafka(
         ({"options": {"failOnDataLoss": False}}, "failOnDataLoss.*leave it at true"),
         ({"options": {"subscribe": "x"}}, "is the argument topics="),
         ({"options": {"minOffsetsPerTrigger": 5}}, "minOffsetsPerTrigger.*unread"),
+        ({"options": {"maxOffsetsPerTrigger": 0}}, "invalid maxOffsetsPerTrigger '0'"),
+        ({"options": {"maxOffsetsPerTrigger": "-1"}}, "invalid maxOffsetsPerTrigger '-1'"),
         ({"topics": ["a", "a"]}, "write each topic once"),
+        ({"topics": 7}, "invalid topics 7"),
+        ({"topics": "_taps"}, "topic '_taps' cannot be read.*begins with a letter"),
+        ({"topics": "t" * 200}, "cannot be read.*128 characters"),
+        ({"servers": "localhost"}, "invalid servers 'localhost'.*ports"),
+        ({"servers": ["localhost:9092"]}, "invalid servers.*ports"),
+        ({"value": "array<int>"}, "invalid value 'array<int>'"),
+        ({"value": "tap string", "shard": "tap"}, "shard 'tap' is a member of the value"),
         ({"topics": "a,b"}, "write the name of a topic"),
         ({"starting": "now"}, "write 'earliest' or 'latest'"),
         ({"value": "topic string"}, "'topic' of the value is a column of Kafka's too"),
@@ -349,6 +358,7 @@ def test_the_page_on_kafka(
 def test_what_could_not_be_promised_is_refused(
     pipeline: Pipeline, broker: KafkaServer, option: dict[str, Any], message: str
 ) -> None:
-    topics = option.pop("topics", "readings")
+    topics, servers = option.get("topics", "readings"), option.get("servers", broker.servers)
+    others = {name: option[name] for name in option.keys() - {"topics", "servers"}}
     with pytest.raises(ValueError, match=message):
-        pipeline.read_kafka(broker.servers, topics, stage=SOURCE, strategy=BOUND, **option)
+        pipeline.read_kafka(servers, topics, stage=SOURCE, strategy=BOUND, **others)
