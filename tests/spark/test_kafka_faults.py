@@ -89,9 +89,7 @@ def test_rows_that_retention_has_removed_unread(flow: Flow, weak: KafkaServer) -
         again = flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW, bounded=True)
         with pytest.raises(StreamingQueryException) as failure:
             again.awaitTermination(DEADLINE_S)
-        assert re.search(
-            "data may have been missed|offset was changed|data loss", str(failure.value)
-        )
+        assert re.search("data may have been (missed|lost)", str(failure.value))
         assert flow.output_of(SOURCE) == START_MS + 54_000
     assert flow.counted() == before
 
