@@ -85,11 +85,11 @@ class Drivers:
 
     def planned(self) -> int:
         """Return the number of batches planned so far."""
-        return _newest(self.folder / "checkpoint" / "offsets")
+        return batches(self.folder / "checkpoint" / "offsets")
 
     def committed(self) -> int:
         """Return the number of batches done so far."""
-        return _newest(self.folder / "checkpoint" / "commits")
+        return batches(self.folder / "checkpoint" / "commits")
 
     def runs(self) -> bool:
         """Return whether the newest driver still runs. Raises AssertionError if it has failed."""
@@ -211,7 +211,8 @@ def end(pid: int, how: signal.Signals = signal.SIGKILL) -> bool:
     return True
 
 
-def _newest(folder: Path) -> int:
+def batches(folder: Path) -> int:
+    """Return the number of batches in a log of a checkpoint."""
     found = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
     return max(found, default=-1) + 1
 

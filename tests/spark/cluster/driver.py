@@ -45,6 +45,8 @@ class Order:
     folder: str
     speculation: bool = False
     """True if Spark runs copies of slow tasks; some tasks are then slow."""
+    jars: str = ""
+    """Jars that Spark needs, as the setting `spark.jars` lists them."""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -78,6 +80,7 @@ def session(order: Order) -> SparkSession:
         .config("spark.sql.streaming.checkpointFileManagerClass", _ATOMIC)
         .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         .config("spark.locality.wait", "50ms")
+        .config("spark.jars", order.jars)
         .config("spark.local.dir", order.folder)
         .config("spark.sql.warehouse.dir", f"{order.folder}/warehouse")
         # Executors die by intent here; Spark would give up at the fourth time.

@@ -13,12 +13,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 from urllib.parse import unquote, urlparse
 
 from tests.spark.matrix.data import iso
@@ -41,6 +42,29 @@ def stamp_ms(line: str, column: str) -> int | None:
     if value is None:
         return None
     return (datetime.fromisoformat(value) - _EPOCH) // timedelta(milliseconds=1)
+
+
+class Piece(Hashable, Protocol):
+    """A piece of an output: a file, or a row of a topic."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        ...
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+class Watched(Protocol):
+    """The output of one stage."""
+
+    def committed(self) -> AbstractSet[Piece]:
+        """Every piece that a reader may read now. Raises `ConnectionError` if it cannot be read."""
+        ...
+
+    def stamps_ms(self, piece: Any, /) -> list[int]:
+        """The times of a piece's rows."""
+        ...
 
 
 @dataclass
@@ -101,7 +125,7 @@ class Violation:
 class Observer:
     """Watches a job's outputs by stage, on a thread of its own while used as a context manager."""
 
-    def __init__(self, url: str, job: str, outputs: Mapping[str, Output]) -> None:
+    def __init__(self, url: str, job: str, outputs: Mapping[str, Watched]) -> None:
         self._url = f"{url}/v1/jobs/{job}/watermarks"
         self._outputs = outputs
         self._known = {stage: output.committed() for stage, output in outputs.items()}
@@ -121,21 +145,25 @@ class Observer:
     def turn(self) -> None:
         """Ask, then look. What is new is judged by what the turn before had been told."""
         told = self._ask()
-        for stage, output in self._outputs.items():
-            found = output.committed()
-            for path in sorted(found - self._known[stage]):
-                self._judge(stage, output, path)
+        try:
+            committed = {stage: output.committed() for stage, output in self._outputs.items()}
+        except ConnectionError:
+            # What was told counts only together with a look that came after it.
+            return
+        for stage, found in committed.items():
+            for piece in sorted(found - self._known[stage]):
+                self._judge(stage, piece)
             self._known[stage] = found
         self._told |= told
         self.turns += 1
 
-    def _judge(self, stage: str, output: Output, path: Path) -> None:
+    def _judge(self, stage: str, piece: Piece) -> None:
         if (promised := self._told.get(stage)) is None:
             return
-        for row_ms in output.stamps_ms(path):
+        for row_ms in self._outputs[stage].stamps_ms(piece):
             self.judged[stage] += 1
             if row_ms < promised:
-                self.violations.append(Violation(stage, row_ms, promised, path.name))
+                self.violations.append(Violation(stage, row_ms, promised, piece.name))
 
     def _ask(self) -> dict[str, int]:
         try:
