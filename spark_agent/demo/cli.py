@@ -68,6 +68,12 @@ def demo(
             help="Empty folder to work in; a temporary one if left out.", show_default=False
         ),
     ] = None,
+    kafka: Annotated[
+        bool,
+        typer.Option(
+            "--kafka", help="Read and write topics of Kafka, on a broker of the demo's own."
+        ),
+    ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the service running and the folder in place.")
     ] = False,
@@ -84,7 +90,9 @@ def demo(
     Exit codes: 0: every window is equal. 1: not every window. 2: it cannot run here. 6: a package is not
     installed.
 
-    Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`,
+    With `--kafka`, Maven fetches the broker and Spark's connector once, into the user's cache.
+
+    Examples: `tidegauge demo`, `tidegauge demo --days 14 --bound 4h`, `tidegauge demo --kafka`,
     `tidegauge demo --keep --port 8000`.
     """
     try:
@@ -95,6 +103,7 @@ def demo(
             port=port,
             keep=keep,
             quiet=json_,
+            kafka=kafka,
         )
         with _working_folder(folder, keep=keep) as work_folder:
             outcome: Outcome = _runner().run(options, work_folder)

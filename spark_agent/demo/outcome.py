@@ -24,6 +24,8 @@ class DemoOptions:
     port: int | None
     keep: bool
     quiet: bool
+    kafka: bool = False
+    """True if the logs and the output are topics of a broker."""
 
 
 @dataclass(frozen=True, slots=True)

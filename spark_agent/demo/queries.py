@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_agent.demo.answer import Answer
-from spark_agent.demo.flights import LOG_SCHEMA, NEW_YORK, NEWARK, WEATHER_SCHEMA, Flights
+from spark_agent.demo.flights import NEW_YORK, NEWARK
 from spark_agent.pipeline import Pipeline
 from spark_agent.strategies import Ascending, Strategy
 
@@ -28,7 +27,14 @@ DEPARTURES_WEATHER: Final = "departures-weather"
 STATIONS: Final = ("JFK", "LGA")
 RANGES: Final = 2
 
+LOGS_OF: Final[Mapping[str, str]] = {
+    **{source: source for source in SOURCES},
+    DEPARTURES: NEW_YORK,
+    WEATHER: WEATHER,
+}
+"""The logs that each source stage reads."""
 _SESSION_SCHEMA: Final = "tailnum string, started_at timestamp, ended_at timestamp, flights long"
+_WEEK_SCHEMA: Final = "`from` timestamp, `to` timestamp, sessions long, minutes double"
 _JOINED_SCHEMA: Final = "tailnum string, departed_at timestamp, visibility double"
 _TRIGGER: Final = "100 milliseconds"
 
@@ -48,76 +54,70 @@ STAGES: Final = (
 )
 
 
-def specification(flights: Flights) -> dict[str, dict[str, object]]:
-    """Two sources with a shard per carrier, sessions for each source, and the average over both.
+class Medium(Protocol):
+    """Storage of the logs, and of the output of each query: folders of files, or topics."""
+
+    @property
+    def repeats(self) -> bool:
+        """True if the rows of a batch that Spark repeats are there twice."""
+        ...
+
+    def shards(self, stage: str) -> Mapping[str, Any]:
+        """Return the specification of a source stage."""
+        ...
+
+    def source(
+        self, pipeline: Pipeline, stage: str, event_time: str, strategy: Strategy
+    ) -> DataFrame:
+        """Return the rows of a source stage."""
+        ...
+
+    def output(self, stage: str, schema: str) -> DataFrame:
+        """Return the rows that the query of a stage writes, as a stream."""
+        ...
+
+    def writer(self, frame: DataFrame, stage: str) -> DataStreamWriter:
+        """Return a writer of a stage's output."""
+        ...
+
+    def result(self, stage: str, schema: str) -> DataFrame:
+        """Return the rows that the query of a stage has written."""
+        ...
+
+
+def specification(medium: Medium) -> dict[str, Mapping[str, Any]]:
+    """Two sources, sessions for each source, and the average over both.
 
     And a join: New York's departures with the weather of the hour.
     """
     return {
-        **{source: {"shards": flights.carriers(source)} for source in SOURCES},
+        **{source: medium.shards(source) for source in SOURCES},
         **{rotations(source): {"inputs": [source], "ranges": RANGES} for source in SOURCES},
         WEEKLY: {"inputs": [rotations(source) for source in SOURCES], "ranges": RANGES},
-        WEATHER: {"shards": list(STATIONS)},
-        DEPARTURES: {"shards": flights.carriers(NEW_YORK)},
+        WEATHER: medium.shards(WEATHER),
+        DEPARTURES: medium.shards(DEPARTURES),
         DEPARTURES_WEATHER: {"inputs": [DEPARTURES, WEATHER], "ranges": RANGES},
     }
 
 
-@dataclass(frozen=True)
-class Folders:
-    """The folders of the demonstration."""
-
-    root: Path
-
-    def logs(self, source: str) -> Path:
-        """Return the folder of a source's logs."""
-        return self.root / "logs" / source
-
-    def output(self, stage: str) -> Path:
-        """Return the output folder of a stage's query."""
-        return self.root / "output" / stage
-
-    def checkpoint(self, stage: str) -> Path:
-        """Return the checkpoint folder of a stage's query."""
-        return self.root / "checkpoints" / stage
-
-
-def start_queries(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    folders: Folders,
-    strategy: Strategy,
-    flights: Flights,
-    slices_per_batch: int = 1,
-) -> list[StreamingQuery]:
+def start_queries(pipeline: Pipeline, medium: Medium, strategy: Strategy) -> list[StreamingQuery]:
     """Start all queries, writers first: a file source must find its input folder and its format."""
-
-    def logs(source: str, schema: str, logs_per_slice: int) -> DataFrame:
-        limited = spark.readStream.option("maxFilesPerTrigger", slices_per_batch * logs_per_slice)
-        return limited.schema(schema).json(str(folders.logs(source)))
-
-    carriers = {source: len(flights.carriers(source)) for source in SOURCES}
     queries: list[StreamingQuery] = []
     for source in SOURCES:
-        lines = logs(source, LOG_SCHEMA, carriers[source])
-        frame = sessions(pipeline, lines, source, strategy)
-        queries.append(start(pipeline, frame, rotations(source), folders))
-    departures = logs(NEW_YORK, LOG_SCHEMA, carriers[NEW_YORK])
-    weather = logs(WEATHER, WEATHER_SCHEMA, len(STATIONS))
-    joined = _departures_with_weather(pipeline, departures, weather, strategy)
-    queries.append(start(pipeline, joined, DEPARTURES_WEATHER, folders))
-    averages = weekly_averages(spark, pipeline, folders)
-    weekly = pipeline.report(averages, stage=WEEKLY, event_time="to")
-    queries.append(start(pipeline, weekly, WEEKLY, folders))
+        lines = medium.source(pipeline, source, "departed_at", strategy)
+        queries.append(
+            start(pipeline, medium, sessions(pipeline, lines, source), rotations(source))
+        )
+    joined = _departures_with_weather(pipeline, medium, strategy)
+    queries.append(start(pipeline, medium, joined, DEPARTURES_WEATHER))
+    weekly = pipeline.report(weekly_averages(pipeline, medium), stage=WEEKLY, event_time="to")
+    queries.append(start(pipeline, medium, weekly, WEEKLY))
     return queries
 
 
-def sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strategy) -> DataFrame:
+def sessions(pipeline: Pipeline, lines: DataFrame, source: str) -> DataFrame:
     """Return each aircraft's rotations: flights less than 48 hours apart."""
     stage = rotations(source)
-    lines = pipeline.source(
-        logs, stage=source, shard="log", event_time="departed_at", strategy=strategy
-    )
     flights = lines.where(F.col("tailnum").isNotNull()).select("tailnum", "departed_at")
     windowed = pipeline.watermarked(flights, stage=stage, event_time="departed_at")
     found = (
@@ -133,20 +133,14 @@ def sessions(pipeline: Pipeline, logs: DataFrame, source: str, strategy: Strateg
     return pipeline.report(found, stage=stage, event_time="ended_at")
 
 
-def _departures_with_weather(
-    pipeline: Pipeline, departures: DataFrame, weather: DataFrame, strategy: Strategy
-) -> DataFrame:
+def _departures_with_weather(pipeline: Pipeline, medium: Medium, strategy: Strategy) -> DataFrame:
     """Join each departure with the observation of its airport's station at the full hour.
 
     The bounds on both event times limit the time for which Spark keeps a row for its partner. The
     equality of the hours is only for speed.
     """
-    left = pipeline.source(
-        departures, stage=DEPARTURES, shard="log", event_time="departed_at", strategy=strategy
-    )
-    right = pipeline.source(
-        weather, stage=WEATHER, shard="station", event_time="observed_at", strategy=Ascending()
-    )
+    left = medium.source(pipeline, DEPARTURES, "departed_at", strategy)
+    right = medium.source(pipeline, WEATHER, "observed_at", Ascending())
     flights = pipeline.watermarked(
         left.where(F.col("tailnum").isNotNull()).withColumn("hour", _hour("departed_at")),
         stage=DEPARTURES_WEATHER,
@@ -171,15 +165,18 @@ def _hour(event_time: str) -> Column:
     return F.date_trunc("hour", event_time)
 
 
-def weekly_averages(spark: SparkSession, pipeline: Pipeline, folders: Folders) -> DataFrame:
+def weekly_averages(pipeline: Pipeline, medium: Medium) -> DataFrame:
     """Return each week's average of the sessions that ended in it, over both sources."""
+    minutes = F.timestamp_diff("MINUTE", F.col("started_at"), F.col("ended_at")).alias("minutes")
     read: Sequence[DataFrame] = [
-        spark.readStream.schema(_SESSION_SCHEMA).parquet(str(folders.output(rotations(source))))
+        medium.output(rotations(source), _SESSION_SCHEMA).select(
+            F.lit(source).alias("source"), "tailnum", "ended_at", minutes
+        )
         for source in SOURCES
     ]
-    minutes = F.timestamp_diff("MINUTE", F.col("started_at"), F.col("ended_at"))
-    both = read[0].union(read[1]).select("ended_at", minutes.alias("minutes"))
-    windowed = pipeline.watermarked(both, stage=WEEKLY, event_time="ended_at")
+    windowed = pipeline.watermarked(read[0].union(read[1]), stage=WEEKLY, event_time="ended_at")
+    if medium.repeats:
+        windowed = windowed.dropDuplicates(["source", "tailnum", "ended_at"])
     return (
         windowed.groupBy(F.window("ended_at", "7 days", startTime="4 days").alias("week"))
         .agg(F.count("*").alias("sessions"), F.avg("minutes").alias("minutes"))
@@ -190,26 +187,19 @@ def weekly_averages(spark: SparkSession, pipeline: Pipeline, folders: Folders) -
 
 
 def start(
-    pipeline: Pipeline, frame: DataFrame, stage: str, folders: Folders, *, bounded: bool = True
+    pipeline: Pipeline, medium: Medium, frame: DataFrame, stage: str, *, bounded: bool = True
 ) -> StreamingQuery:
     """Start the query of a stage."""
-    writer = (
-        frame.writeStream.queryName(stage)
-        .format("parquet")
-        .option("path", str(folders.output(stage)))
-        .option("checkpointLocation", str(folders.checkpoint(stage)))
-        .trigger(processingTime=_TRIGGER)
-    )
+    writer = medium.writer(frame, stage).queryName(stage).trigger(processingTime=_TRIGGER)
     return pipeline.start(writer, bounded=bounded)
 
 
-def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:
+def streamed_answer(medium: Medium) -> Answer:
     """Read the output of the queries."""
     sessions = {
         (source, row["tailnum"], row["started"]): (row["ended"], row["flights"])
         for source in SOURCES
-        for row in spark.read.schema(_SESSION_SCHEMA)
-        .parquet(str(folders.output(rotations(source))))
+        for row in medium.result(rotations(source), _SESSION_SCHEMA)
         .select(
             "tailnum",
             F.unix_millis("started_at").alias("started"),
@@ -220,15 +210,13 @@ def streamed_answer(spark: SparkSession, folders: Folders) -> Answer:
     }
     weeks = {
         row["from"]: (row["sessions"], row["minutes"])
-        for row in spark.read.schema("`from` timestamp, sessions long, minutes double")
-        .parquet(str(folders.output(WEEKLY)))
+        for row in medium.result(WEEKLY, _WEEK_SCHEMA)
         .select(F.unix_millis("from").alias("from"), "sessions", "minutes")
         .collect()
     }
     departures = Counter(
         (row["tailnum"], row["departed"], row["visibility"])
-        for row in spark.read.schema(_JOINED_SCHEMA)
-        .parquet(str(folders.output(DEPARTURES_WEATHER)))
+        for row in medium.result(DEPARTURES_WEATHER, _JOINED_SCHEMA)
         .select("tailnum", F.unix_millis("departed_at").alias("departed"), "visibility")
         .toLocalIterator()
     )

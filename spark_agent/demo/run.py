@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_agent.client.client import Client
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.demo.answer import Comparison, batch_answer, compare
-from spark_agent.demo.flights import START, Flights, load_flights, write_logs, write_weather
+from spark_agent.demo.broker import CannotStartBrokerError, start_broker
+from spark_agent.demo.files import Files, Folders, make_output_folders, write_all
+from spark_agent.demo.flights import START, Flights, load_flights
 from spark_agent.demo.outcome import CannotRunError, DemoOptions, Outcome
 from spark_agent.demo.queries import (
     DEPARTURES,
@@ -26,16 +28,17 @@ from spark_agent.demo.queries import (
     SOURCES,
     STAGES,
     WEATHER,
-    Folders,
-    rotations,
+    Medium,
     specification,
     start_queries,
     streamed_answer,
 )
 from spark_agent.demo.server import CannotServeError, Server, start_server
 from spark_agent.demo.session import java_problem, spark_session
+from spark_agent.demo.topics import Topics
 from spark_agent.demo.view import LiveView, NoView, PlainView, Timeline, View
 from spark_agent.executor.tally import Count
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
 from spark_agent.pipeline import Pipeline
 from spark_agent.strategies import BoundedOutOfOrderness
 
@@ -56,17 +59,18 @@ def run(options: DemoOptions, folder: Path) -> Outcome:
     if problem is not None:
         raise CannotRunError(problem)
     clock, console = SystemClock(), Console(highlight=False)
+    say = _ignore if options.quiet else console.print
     began_ms = clock.steady_ms()
+    jars = _kafka_jars(say) if options.kafka else None
     try:
         server = start_server(folder, options.port, clock)
     except CannotServeError as error:
         raise CannotRunError(str(error)) from None
     keep_running = False
     try:
-        if not options.quiet:
-            console.print(f"tidegauge runs: watch it at {_page(server)}")
-            console.print("reading the flights")
-        outcome = _stream(options, folder, server, clock, console)
+        say(f"tidegauge runs: watch it at {_page(server)}")
+        say("reading the flights")
+        outcome = _stream(options, folder, server, jars, clock, console)
         keep_running = options.keep
     finally:
         if not keep_running:
@@ -89,19 +93,33 @@ def _page(server: Server) -> str:
     return f"{server.url}/#/jobs/{JOB}"
 
 
+def _ignore(line: str) -> None:
+    """Print nothing."""
+
+
+def _kafka_jars(say: Callable[[str], None]) -> KafkaJars:
+    try:
+        return fetch(say, environment=os.environ)
+    except JarsUnavailableError as error:
+        raise CannotRunError(str(error)) from None
+
+
 def _stream(
-    options: DemoOptions, folder: Path, server: Server, clock: Clock, console: Console
+    options: DemoOptions,
+    folder: Path,
+    server: Server,
+    jars: KafkaJars | None,
+    clock: Clock,
+    console: Console,
 ) -> Outcome:
+    say = _ignore if options.quiet else console.print
     folders, flights = Folders(folder), load_flights(options.days)
-    for source in SOURCES:
-        write_logs(flights, source, folders.logs(source), options.slice_days)
-        folders.output(rotations(source)).mkdir(parents=True)
-    write_weather(flights, folders.logs(WEATHER), options.slice_days)
-    if not options.quiet:
-        console.print(
-            f"{len(flights.table):,} flights, written up to {flights.longest_delay} after they "
-            f"left; starting Spark"
-        )
+    write_all(flights, folders, options.slice_days)
+    make_output_folders(folders)
+    say(
+        f"{len(flights.table):,} flights, written up to {flights.longest_delay} after they "
+        f"left; starting Spark"
+    )
     timeline = Timeline(
         job=JOB,
         stages=STAGES,
@@ -110,18 +128,43 @@ def _stream(
         end_ms=_ms(flights.end),
         bound_ms=options.bound_ms,
     )
-    with _log_to(folder / "agent.log"), spark_session(folder, RANGES) as spark:
+    with _log_to(folder / "agent.log"), ExitStack() as stack:
+        medium = _medium(stack, options, Folders(folder), flights, jars, clock, say)
         view = _view(options, console)
-        late_rows = _follow(options, spark, folders, flights, timeline, server, view, clock)
-        comparison = compare(streamed_answer(spark, folders), batch_answer(flights))
+        late_rows = _follow(options, medium, timeline, server, view, clock)
+        comparison = compare(streamed_answer(medium), batch_answer(flights))
     return _outcome(options, flights, late_rows, comparison)
+
+
+def _medium(
+    stack: ExitStack,
+    options: DemoOptions,
+    folders: Folders,
+    flights: Flights,
+    jars: KafkaJars | None,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> Medium:
+    """Start Spark, and a broker if there are jars; the stack stops both."""
+    if jars is None:
+        return Files(stack.enter_context(spark_session(folders.root, RANGES)), folders, flights)
+    try:
+        broker = start_broker(jars, folders.root / "kafka", clock)
+    except CannotStartBrokerError as error:
+        raise CannotRunError(str(error)) from None
+    stack.callback(broker.stop)
+    spark = stack.enter_context(spark_session(folders.root, RANGES, jars.connector_files))
+    batches = -(-options.days // options.slice_days)
+    topics = Topics(Files(spark, folders, flights), broker.servers, batches)
+    say(f"a broker runs at {broker.servers}; writing the logs to its topics")
+    topics.create()
+    topics.fill()
+    return topics
 
 
 def _follow(
     options: DemoOptions,
-    spark: SparkSession,
-    folders: Folders,
-    flights: Flights,
+    medium: Medium,
     timeline: Timeline,
     server: Server,
     view: View,
@@ -129,9 +172,8 @@ def _follow(
 ) -> LateRows:
     """Start the queries and watch until they have ended."""
     client = Client(server.url)
-    with Pipeline(server.url, JOB, specification(flights), spark=spark) as pipeline, view:
-        strategy = BoundedOutOfOrderness(options.bound_ms)
-        queries = start_queries(spark, pipeline, folders, strategy, flights)
+    with Pipeline(server.url, JOB, specification(medium)) as pipeline, view:
+        queries = start_queries(pipeline, medium, BoundedOutOfOrderness(options.bound_ms))
         while any(query.isActive for query in queries):
             _raise_failure(queries)
             _update_view(timeline, client, view)

@@ -60,8 +60,11 @@ def _java_version(text: str) -> int | None:
 
 
 @contextmanager
-def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
-    """Start Spark on all cores; its error output goes to `folder/spark.log`."""
+def spark_session(folder: Path, partitions: int, jars: str = "") -> Generator[SparkSession]:
+    """Start Spark on all cores; its error output goes to `folder/spark.log`.
+
+    `jars`: jars that Spark needs, as the setting `spark.jars` lists them.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = folder / "log4j2.properties"
     settings.write_text(_LOGGING)
@@ -74,6 +77,7 @@ def spark_session(folder: Path, partitions: int) -> Generator[SparkSession]:
             )
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.jars", jars)
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.session.timeZone", "UTC")

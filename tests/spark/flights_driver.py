@@ -10,48 +10,37 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent import BoundedOutOfOrderness, Pipeline
-from spark_agent.demo.flights import LOG_SCHEMA, load_flights
-from spark_agent.demo.queries import (
-    JOB,
-    RANGES,
-    Folders,
-    rotations,
-    sessions,
-    specification,
-    start,
-)
+from spark_agent.demo.files import Files, Folders
+from spark_agent.demo.flights import load_flights
+from spark_agent.demo.queries import JOB, RANGES, rotations, sessions, specification, start
 from spark_agent.demo.session import spark_session
 
 DAYS: Final = 4
 BOUND: Final = timedelta(hours=12)
 
 
-def logs(spark: SparkSession, folders: Folders, source: str) -> DataFrame:
+def files_of(spark: SparkSession, folders: Folders) -> Files:
     """One day of all carriers in each batch."""
-    carriers = len(load_flights(DAYS).carriers(source))
-    reader = spark.readStream.option("maxFilesPerTrigger", carriers).schema(LOG_SCHEMA)
-    return reader.json(str(folders.logs(source)))
+    return Files(spark, folders, load_flights(DAYS))
 
 
-def start_rotations(
-    spark: SparkSession, pipeline: Pipeline, folders: Folders, source: str
-) -> StreamingQuery:
+def start_rotations(pipeline: Pipeline, files: Files, source: str) -> StreamingQuery:
     """Start an airport's query, which does not end."""
-    frame = sessions(pipeline, logs(spark, folders, source), source, BoundedOutOfOrderness(BOUND))
-    return start(pipeline, frame, rotations(source), folders, bounded=False)
+    lines = files.source(pipeline, source, "departed_at", BoundedOutOfOrderness(BOUND))
+    frame = sessions(pipeline, lines, source)
+    return start(pipeline, files, frame, rotations(source), bounded=False)
 
 
 def run(url: str, folders: Folders, source: str, own: Path) -> None:
-    spec = specification(load_flights(DAYS))
-    with (
-        spark_session(own, RANGES) as spark,
-        Pipeline(url, JOB, spec, spark=spark, lease_ttl="3 s") as pipeline,
-    ):
-        start_rotations(spark, pipeline, folders, source).awaitTermination()
+    with spark_session(own, RANGES) as spark:
+        files = files_of(spark, folders)
+        spec = specification(files)
+        with Pipeline(url, JOB, spec, spark=spark, lease_ttl="3 s") as pipeline:
+            start_rotations(pipeline, files, source).awaitTermination()
 
 
 def _end_with_parent() -> None:

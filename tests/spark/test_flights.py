@@ -18,18 +18,18 @@ from pyspark.sql import SparkSession
 from spark_agent import Pipeline
 from spark_agent.client.client import Client
 from spark_agent.client.responses import ExplainAnswer, HolderAnswer
-from spark_agent.demo.flights import NEW_YORK, NEWARK, START, load_flights, write_logs
+from spark_agent.demo.files import Folders
+from spark_agent.demo.flights import NEW_YORK, NEWARK, START, write_logs
 from spark_agent.demo.queries import (
     JOB,
     SOURCES,
     WEEKLY,
-    Folders,
     rotations,
     specification,
     start,
     weekly_averages,
 )
-from tests.spark.flights_driver import BOUND, DAYS, start_rotations
+from tests.spark.flights_driver import BOUND, files_of, start_rotations
 from tests.spark.flow import until
 from tests.support.server import ROOT, Service
 
@@ -52,9 +52,9 @@ class Airports:
         self.url = url
         self.client = Client(url)
         self.folders = Folders(folder)
-        self._flights = load_flights(DAYS)
+        self.files = files_of(spark, self.folders)
         for source in SOURCES:
-            write_logs(self._flights, source, self.folders.logs(source), 1)
+            write_logs(self.files.flights, source, self.folders.logs(source), 1)
             self.folders.output(rotations(source)).mkdir(parents=True)
         self._late = sorted(self.folders.logs(NEWARK).glob(f"*-{LATE}.json"))[2:]
         for path in self._late:
@@ -67,7 +67,7 @@ class Airports:
             (self._folder / path.name).rename(path)
 
     def pipeline(self, **options: object) -> Pipeline:
-        spec = specification(self._flights)
+        spec = specification(self.files)
         return Pipeline(self.url, JOB, spec, spark=self.spark, poll="50 ms", **options)  # type: ignore[arg-type]
 
     def explain(self, stage: str) -> ExplainAnswer:
@@ -126,10 +126,10 @@ def test_a_late_log_is_named_through_the_whole_chain_and_so_is_its_dead_worker(
     airports: Airports, tmp_path: Path
 ) -> None:
     with airports.pipeline() as pipeline, airports.newark(tmp_path / "newark") as driver:
-        start_rotations(airports.spark, pipeline, airports.folders, NEW_YORK)
-        averages = weekly_averages(airports.spark, pipeline, airports.folders)
+        start_rotations(pipeline, airports.files, NEW_YORK)
+        averages = weekly_averages(pipeline, airports.files)
         weekly = pipeline.report(averages, stage=WEEKLY, event_time="to")
-        start(pipeline, weekly, WEEKLY, airports.folders, bounded=False)
+        start(pipeline, airports.files, weekly, WEEKLY, bounded=False)
         holder = until(airports.holder("behind"), "the late log is named")
         assert holder["range"] == LATE
         assert holder["promise"] == BEHIND_MS
@@ -154,10 +154,10 @@ def test_what_a_week_keeps_back_is_named(airports: Airports) -> None:
     airports.deliver()
     with airports.pipeline() as pipeline:
         for source in SOURCES:
-            start_rotations(airports.spark, pipeline, airports.folders, source)
-        averages = weekly_averages(airports.spark, pipeline, airports.folders)
+            start_rotations(pipeline, airports.files, source)
+        averages = weekly_averages(pipeline, airports.files)
         weekly = pipeline.report(averages, stage=WEEKLY, event_time="from", delay="7 days")
-        start(pipeline, weekly, WEEKLY, airports.folders, bounded=False)
+        start(pipeline, airports.files, weekly, WEEKLY, bounded=False)
 
         def is_named() -> bool:
             found = airports.explain(WEEKLY)
@@ -177,7 +177,7 @@ def test_a_source_that_waits_for_the_other_is_named(airports: Airports) -> None:
     throttle = {"groups": [{"stages": list(SOURCES), "max_drift_ms": _DAY_MS // 4}]}
     with airports.pipeline(throttle=throttle) as pipeline:
         for source in SOURCES:
-            start_rotations(airports.spark, pipeline, airports.folders, source)
+            start_rotations(pipeline, airports.files, source)
 
         def newark_waits() -> bool:
             return airports.client.watermarks(JOB)[NEWARK].output_ms == BEHIND_MS

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import socket
 import subprocess
 import threading
-import uuid
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +20,7 @@ from confluent_kafka.admin import (
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
+from spark_agent.demo.broker import BrokerFiles
 from spark_agent.kafka_jars import KafkaJars
 from tests.support.binaries import end, free_port, launch, wait_until
 
@@ -36,10 +33,7 @@ class KafkaServer:
     def __init__(
         self, jars: KafkaJars, folder: Path, settings: Mapping[str, str] | None = None
     ) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self._controller_port = free_port()
-        self._jars = jars
+        self._files = BrokerFiles(jars, folder, free_port(), free_port())
         self._settings = settings or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -47,7 +41,7 @@ class KafkaServer:
     @property
     def servers(self) -> str:
         """Its address, as `bootstrap.servers` has it."""
-        return f"127.0.0.1:{self.port}"
+        return self._files.servers
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -73,53 +67,17 @@ class KafkaServer:
     def start(self) -> None:
         """Start, and return once it serves metadata."""
         assert self._process is None, "already running"
-        config = self.folder / "server.properties"
-        if not config.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            config.write_text("".join(f"{k}={v}\n" for k, v in self._properties().items()))
-            id_ = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            subprocess.run(
-                [*self._java("kafka.tools.StorageTool"), "format", "-t", id_, "-c", str(config)],
-                check=True,
-                capture_output=True,
-            )
-        log = self.folder / "kafka.log"
-        command = [*self._java("kafka.Kafka"), str(config)]
-        self._process = launch(command, log, cwd=self.folder)
+        self._files.prepare(self._settings)
+        log = self._files.folder / "kafka.log"
+        self._process = launch(self._files.command, log, cwd=self._files.folder)
         wait_until(self._ready, f"Kafka ready\n{log.read_text(errors='replace')[-4000:]}")
-
-    def _java(self, main: str) -> list[str]:
-        java = shutil.which("java")
-        assert java is not None
-        return [java, "-Xmx384m", "-XX:+UseSerialGC", "-cp", f"{self._jars.broker}/*", main]
-
-    def _properties(self) -> Mapping[str, str]:
-        broker, controller = self.port, self._controller_port
-        return {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
-            "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "log.dirs": str(self.folder / "logs"),
-            "offsets.topic.replication.factor": "1",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
-            "group.initial.rebalance.delay.ms": "0",
-            "auto.create.topics.enable": "false",
-            # Else rows that are dated years ago are removed, minutes after they were written.
-            "log.retention.ms": "-1",
-            **self._settings,
-        }
 
     def _ready(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"ended with {self._process.returncode}"
         # A client would log each refused connection.
-        with socket.create_connection(("127.0.0.1", self.port), 1):
-            pass
+        if not self._files.is_listening():
+            return False
         try:
             return bool(self.admin.list_topics(timeout=5).brokers)
         except KafkaException:

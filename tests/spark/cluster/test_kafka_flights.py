@@ -38,6 +38,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 
 _WARM_UP: Final = 7
 """Slices after which each stage has closed windows."""
+_TOO_SLOW: Final = "Python worker failed to connect back"
 _BETWEEN: Final = 4
 """Partitions of each topic between stages."""
 
@@ -63,7 +64,7 @@ class Campaign:
             source.write()
 
         def come() -> bool:
-            assert self._drivers.runs(), "the queries have ended too soon"
+            assert self._runs(), "the queries have ended too soon"
             return batches(folder) > before
 
         until(come, f"a batch of {stage} is planned", RUN_S)
@@ -90,7 +91,7 @@ class Campaign:
         shard = source.grow()
 
         def joined() -> bool:
-            assert self._drivers.runs(), "the queries have ended too soon"
+            assert self._runs(), "the queries have ended too soon"
             found = self._client.ranges(JOB, source.source, limit=100)["ranges"]
             return shard in {each["range"] for each in found}
 
@@ -109,7 +110,16 @@ class Campaign:
                 source.write()
         (self._drivers.folder / THE_END).touch()
         self.restart_driver()
-        until(lambda: not self._drivers.runs(), f"the queries end\n{self._drivers.log()}", RUN_S)
+        until(lambda: not self._runs(), f"the queries end\n{self._drivers.log()}", RUN_S)
+
+    def _runs(self) -> bool:
+        """Return whether the driver still runs. One that was too slow to start is started again.
+
+        Spark gives a worker of Python ten seconds. On a busy machine that is not enough for all of them.
+        """
+        if self._drivers.driver.poll() and _TOO_SLOW in self._drivers.log():
+            self._drivers.start()
+        return self._drivers.runs()
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ class TopicOutput:
                 "bootstrap.servers": broker.servers,
                 "group.id": "observer",
                 "enable.auto.commit": False,
+                "log_level": 0,
             }
         )
 
