@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
 from tests.support.folders import use_memory
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_server import RedisServer
+from tests.support.required import REQUIRE_KAFKA
 from tests.support.stores import Stores
 
 # At once: whatever is imported later may ask where temporary files belong.
@@ -32,6 +35,17 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
     """One Postgres for all. Tests keep apart by `database()`."""
     with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> KafkaJars | JarsUnavailableError:
+    """The jars of Kafka's broker and of Spark's connector, or the reason why there are none."""
+    try:
+        return fetch(lambda _: None, environment=os.environ)
+    except JarsUnavailableError as error:
+        if os.environ.get(REQUIRE_KAFKA):
+            raise
+        return error
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

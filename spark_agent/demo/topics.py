@@ -35,7 +35,6 @@ PARTITIONS: Final[Mapping[str, int]] = {
     DEPARTURES_WEATHER: 2,
 }
 """The topics, and the number of their partitions."""
-_REPLICAS: Final = 1
 _WRITTEN_AT: Final[Mapping[str, str]] = {WEATHER: "observed_at"}
 """The column by which the rows of a log are in order, where it is not `landed_at`."""
 
@@ -66,9 +65,9 @@ class Topics:
         properties.put("bootstrap.servers", self.servers)
         admin = clients.AdminClient.create(properties)
         try:
-            topics = jvm.java.util.ArrayList()
+            topics, optional = jvm.java.util.ArrayList(), jvm.java.util.Optional
             for topic, partitions in PARTITIONS.items():
-                topics.add(clients.NewTopic(topic, partitions, jvm.short(_REPLICAS)))
+                topics.add(clients.NewTopic(topic, optional.of(partitions), optional.empty()))
             admin.createTopics(topics).all().get()
         finally:
             admin.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_agent.client.client import Client
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
 from tests.support.collector import Collector
 
 COMMAND = [sys.executable, "-m", "service.cli", "demo"]
@@ -56,6 +58,38 @@ def test_every_window_equals_the_batch_answer(tmp_path: Path) -> None:
         }
     finally:
         os.kill(outcome["service_pid"], signal.SIGTERM)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_every_window_through_topics_equals_the_batch_answer(
+    kafka_jars: KafkaJars | JarsUnavailableError, tmp_path: Path
+) -> None:
+    if isinstance(kafka_jars, JarsUnavailableError):
+        pytest.skip(str(kafka_jars))
+    folder = tmp_path / "demo"
+    done = demo("--kafka", "--days", "14", "--slice-days", "4", "--folder", str(folder), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["all_equal"]
+    assert outcome["equal_sessions"] == 5_286
+    assert outcome["late_rows"] == 0
+    topics = {path.name for path in (folder / "kafka" / "logs").iterdir() if path.is_dir()}
+    assert {"newark-7", "new-york-7", "weekly-average-0"} <= topics
+
+
+def test_no_maven_for_kafka(tmp_path: Path) -> None:
+    """Java is found, and Maven is not."""
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("no java on this machine")
+    (tmp_path / "java").symlink_to(java)
+    environment = {
+        "PATH": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "JAVA_HOME": "",
+    }
+    refused(demo("--kafka", **environment), "mvn is not on the PATH", "install Maven 3")
 
 
 @pytest.mark.spark

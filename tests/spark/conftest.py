@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_agent import Pipeline
-from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
 from tests.spark.flow import RANGES, Flow
 from tests.support.kafka_server import KafkaServer
-from tests.support.required import REQUIRE_KAFKA
 from tests.support.server import ROOT, Service
 
 
@@ -25,17 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent):
             half = crc32(item.nodeid.encode()) % 2
             item.add_marker(pytest.mark.xdist_group(f"spark-{half}"))
-
-
-@pytest.fixture(scope="session")
-def kafka_jars() -> KafkaJars | JarsUnavailableError:
-    """The jars of Kafka's broker and of Spark's connector, or the reason why there are none."""
-    try:
-        return fetch(lambda _: None, environment=os.environ)
-    except JarsUnavailableError as error:
-        if os.environ.get(REQUIRE_KAFKA):
-            raise
-        return error
 
 
 @pytest.fixture(scope="session")
