@@ -136,7 +136,7 @@ class RunningQuery:
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of the topics of Kafka that the query reads, by source and topic.
 
-        Raises `Py4JError` if a broker does not answer in time.
+        Raises `TopicsNotDescribedError`.
         """
         return {} if self._query is None else topic_ids(self._spark, _execution(self._query))
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.catalyst import items
+from spark_agent.jvm.progress import cause_line
 
 _SOURCE: Final = "KafkaMicroBatchStream"
 _READER: Final = "KafkaOffsetReaderAdmin"
@@ -25,19 +26,32 @@ _WITHOUT_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """The id, by a broker that is too old to have ids."""
 
 
+class TopicsNotDescribedError(Exception):
+    """Kafka at SERVERS does not describe the topics of the query, with the reason."""
+
+
 def topic_ids(spark: SparkSession, execution: JavaObject) -> dict[str, str]:
     """Return the ids of the topics that a query reads now, by `INDEX-TOPIC`.
 
     The index is that of the source in the query: two sources may be of two clusters. A topic that is
-    deleted and made again has another id. Raises `Py4JError` if a broker does not answer in time.
+    deleted and made again has another id. Raises `TopicsNotDescribedError`, for example if no broker
+    answers in time.
     """
     found: dict[str, str] = {}
-    for index, source in enumerate(items(execution.sources())):
-        if source.getClass().getSimpleName() == _SOURCE:
+    servers = ""
+    try:
+        for index, source in enumerate(items(execution.sources())):
+            if source.getClass().getSimpleName() != _SOURCE:
+                continue
             reader = source.kafkaOffsetReader()
             if reader.getClass().getSimpleName() == _READER:
+                servers = f" at {reader.driverKafkaParams().get('bootstrap.servers')}"
                 ids = _ids(spark, reader, is_active=bool(execution.isActive()))
                 found |= {f"{index}-{topic}": id_ for topic, id_ in ids.items()}
+    except Py4JError as error:
+        raise TopicsNotDescribedError(
+            f"Kafka{servers} does not describe the topics of the query: {cause_line(str(error))}"
+        ) from None
     return found
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
-from py4j.protocol import Py4JError
-
 from spark_agent.clock import Clock
 from spark_agent.exceptions import QueryFailedError, Unavailable
-from spark_agent.jvm.progress import cause_line
+from spark_agent.jvm.topics import TopicsNotDescribedError
 
 _INTERVAL_MS: Final = 1_000
 """Interval of the checks while a query finds nothing."""
@@ -31,7 +29,10 @@ class ReadsTopics(Protocol):
     """A running query: `spark_agent.jvm.running_query.RunningQuery`."""
 
     def topic_ids(self) -> Mapping[str, str]:
-        """Return the ids of the topics that the query reads, by source and topic."""
+        """Return the ids of the topics that the query reads, by source and topic.
+
+        Raises `TopicsNotDescribedError`.
+        """
         ...
 
     def has_just_found_nothing(self) -> bool:
@@ -78,10 +79,8 @@ class TopicIds:
         try:
             for topic, id_ in self._running.topic_ids().items():
                 self._compare(topic, id_)
-        except Py4JError as error:
-            raise Unavailable(
-                f"Kafka does not describe the topics of the query: {cause_line(str(error))}"
-            ) from None
+        except TopicsNotDescribedError as error:
+            raise Unavailable(str(error)) from None
 
     def _compare(self, topic: str, id_: str) -> None:
         if topic not in self._known:

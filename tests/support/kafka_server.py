@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import threading
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -22,21 +18,21 @@ from confluent_kafka.admin import (
 
 from spark_agent.demo.broker import BrokerFiles
 from spark_agent.kafka_jars import KafkaJars
-from tests.support.binaries import end, free_port, launch, wait_until
+from tests.support.binaries import free_port, launch, wait_until
+from tests.support.process import ServerProcess
 
 _ANSWER_S = 30
 
 
-class KafkaServer:
-    """One broker, through any number of processes. Started on entry, killed on exit."""
+class KafkaServer(ServerProcess):
+    """One broker, through any number of processes."""
 
     def __init__(
         self, jars: KafkaJars, folder: Path, settings: Mapping[str, str] | None = None
     ) -> None:
+        super().__init__()
         self._files = BrokerFiles(jars, folder, free_port(), free_port())
         self._settings = settings or {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._paused = False
 
     @property
     def servers(self) -> str:
@@ -47,22 +43,6 @@ class KafkaServer:
     def admin(self) -> AdminClient:
         """A client for administration. What it does ends with it."""
         return AdminClient({"bootstrap.servers": self.servers})
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
 
     def start(self) -> None:
         """Start, and return once it serves metadata."""
@@ -82,34 +62,6 @@ class KafkaServer:
             return bool(self.admin.list_topics(timeout=5).brokers)
         except KafkaException:
             return False
-
-    def stop(self) -> None:
-        """Stop in order."""
-        self.resume()
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill it, as a machine failure would."""
-        if self._process is not None:
-            self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        assert self._process is not None, "not running"
-        process, self._process, self._paused = self._process, None, False
-        end(process, how)
-
-    def pause(self) -> None:
-        """Pause: connections stay open, nothing is answered."""
-        assert self._process is not None, "not running"
-        self._process.send_signal(signal.SIGSTOP)
-        self._paused = True
-
-    def resume(self) -> None:
-        """Resume after `pause`."""
-        if self._paused:
-            assert self._process is not None, "not running"
-            self._process.send_signal(signal.SIGCONT)
-            self._paused = False
 
     def resume_after(self, seconds: float) -> None:
         """Resume later, unless it has been resumed by then."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
-import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal
 
-from tests.support.binaries import WAIT_S, end, free_port, launch, redis_server, wait_until
+from tests.support.binaries import WAIT_S, free_port, launch, redis_server, wait_until
+from tests.support.process import ServerProcess, Started
 
 SLOTS = 16_384
 NODES_FILE = "nodes.conf"
@@ -32,45 +29,13 @@ class RedisError(Exception):
     """A server's error reply."""
 
 
-class _Started(ABC):
-    """Started on entry, killed on exit."""
-
-    @abstractmethod
-    def start(self) -> None: ...
-
-    @abstractmethod
-    def kill(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-
-class _Server(_Started):
+class _Server(ServerProcess):
     """One `redis-server` on one port, through any number of processes."""
 
     def __init__(self, folder: Path, port: int) -> None:
+        super().__init__()
         self.folder = folder
         self.port = port
-        self._process: subprocess.Popen[bytes] | None = None
-        self._paused = False
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "not running"
-        return self._process.pid
 
     def _arguments(self) -> Sequence[str]:
         raise NotImplementedError
@@ -100,35 +65,6 @@ class _Server(_Started):
         """The end of its log."""
         path = self.folder / "redis.log"
         return path.read_text(errors="replace")[-4000:] if path.exists() else ""
-
-    def stop(self) -> None:
-        """Stop in order, with everything written."""
-        if self._process is not None:
-            self.resume()
-            self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill it, as a machine failure would."""
-        if self._process is not None:
-            self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        assert self._process is not None, "not running"
-        process, self._process, self._paused = self._process, None, False
-        end(process, how)
-
-    def pause(self) -> None:
-        """Pause: connections stay open, nothing is answered."""
-        assert self._process is not None, "not running"
-        self._process.send_signal(signal.SIGSTOP)
-        self._paused = True
-
-    def resume(self) -> None:
-        """Resume after `pause`."""
-        if self._paused:
-            assert self._process is not None, "not running"
-            self._process.send_signal(signal.SIGCONT)
-            self._paused = False
 
     def command(self, *words: str | bytes | int) -> Any:
         """Send one command on a connection of its own: a status is a str, a bulk string bytes."""
@@ -214,7 +150,7 @@ class RedisServer(_Server):
         return _fields(self.command("INFO", section))
 
 
-class RedisCluster(_Started):
+class RedisCluster(Started):
     """Masters that share the slots, without replicas."""
 
     def __init__(
@@ -363,7 +299,7 @@ class RedisSentinel(_Server):
         )
 
 
-class RedisSentinels(_Started):
+class RedisSentinels(Started):
     """A primary, a replica, and three Sentinels, of which two must agree."""
 
     def __init__(self, folder: Path, name: str = "tidegauge") -> None:

@@ -148,7 +148,7 @@ class Observer:
         try:
             committed = {stage: output.committed() for stage, output in self._outputs.items()}
         except ConnectionError:
-            # What was told counts only together with a look that came after it.
+            # An answer counts only together with a look that came after it.
             return
         for stage, found in committed.items():
             for piece in sorted(found - self._known[stage]):

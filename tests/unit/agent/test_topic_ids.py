@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from py4j.protocol import Py4JError
 
 from spark_agent.exceptions import QueryFailedError, Unavailable
+from spark_agent.jvm.topics import TopicsNotDescribedError
 from spark_agent.supervision.topic_ids import TopicIds
 from tests.unit.agent.answers import FakeClock
 
@@ -34,7 +34,7 @@ class Running:
     def topic_ids(self) -> dict[str, str]:
         self.world.requests += 1
         if not self.world.answers:
-            raise Py4JError("java.util.concurrent.TimeoutException")
+            raise TopicsNotDescribedError("Kafka at 127.0.0.1:9 does not describe the topics")
         return self.world.ids
 
     def has_just_found_nothing(self) -> bool:
@@ -114,7 +114,7 @@ def test_the_ids_are_noted_before_the_first_commit(world: World) -> None:
 def test_without_an_answer_of_the_broker_nothing_is_committed(world: World) -> None:
     topics = world.start()
     world.answers = False
-    with pytest.raises(Unavailable, match=r"does not describe the topics.*TimeoutException"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9 does not describe"):
         topics.check(now=True)
 
 
