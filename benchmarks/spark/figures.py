@@ -17,10 +17,13 @@ from pyspark.sql import SparkSession
 from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
 from benchmarks.spark import late_rows, output_times, strategies
-from benchmarks.spark.data import Files
-from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
+from benchmarks.spark.data import Clicks, Files
+from benchmarks.spark.overhead import MOST, RANGES, Bench, Case, Variant, cases
+from benchmarks.spark.topic import Topic
 from benchmarks.spark.turns import ClickBench, middle, ratios
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
 from tests.spark.cluster.chain import STAGES, Chain
+from tests.support.kafka_server import KafkaServer
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,11 @@ def ignore(line: str) -> None:
 
 
 @contextmanager
-def local_spark(folder: Path) -> Generator[SparkSession]:
-    """Spark on two cores, in a JVM of its own; compiled by both of its compilers, as in production."""
+def local_spark(folder: Path, jars: str = "") -> Generator[SparkSession]:
+    """Spark on two cores, in a JVM of its own; compiled by both of its compilers, as in production.
+
+    `jars` are added to it, as `spark.jars` lists them.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     spark = (
@@ -57,6 +63,7 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
+        .config("spark.jars", jars)
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()
@@ -72,6 +79,7 @@ CLOSING_LAG: Final = "closing lag"
 STRATEGY_COSTS: Final = "strategies"
 LATE_ROWS: Final = "late rows"
 OUTPUT_TIMES: Final = "output times"
+KAFKA: Final = "kafka"
 
 
 def measured(
@@ -79,31 +87,51 @@ def measured(
 ) -> Iterator[Figure]:
     """Every figure of the agent, in the order of the table; `only` is the name of one part."""
     size = BIG if plan is FULL else SMALL
-    with service(folder / "service") as server, local_spark(folder) as spark:
+    wanted = only in {None, KAFKA}
+    jars = _kafka_jars(say) if wanted else None
+    listed = jars.connector_files if isinstance(jars, KafkaJars) else ""
+    with service(folder / "service") as server, local_spark(folder, listed) as spark:
         bench = Bench(spark, server.url, folder)
         for case in cases(folder, size.rows, size.slices, size.few):
             if only not in {None, case.name}:
                 continue
-            case.files.write()
+            case.input.write()
             bench.measure(case, size.rounds, say)
-            yield from _costs(case, enough=case.files.slices >= BIG.slices)
+            yield from _costs(case)
         turns = [each for each in _TURNS if only in {None, each.part}]
         if turns:
-            files = Files(folder / "files", size.rows, size.slices, by_shard=False)
+            files = Files(folder / "files", Clicks(size.rows, size.slices))
             files.write()
             clicks = ClickBench(spark, server.url, folder, files)
             for each in turns:
                 yield from _by_turns(each, clicks, size.rounds, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(spark, server.url, folder, size.chains)
+        if isinstance(jars, KafkaJars):
+            with KafkaServer(jars, folder / "kafka") as broker:
+                case = Case(KAFKA, Topic(broker, Clicks(size.rows, size.slices)), MOST)
+                case.input.write()
+                bench.measure(case, size.rounds, say)
+                yield from _costs(case)
+        elif jars is not None:
+            yield Figure(KAFKA, None, "of plain", None, False, f"skipped: {jars}")
 
 
-def _costs(case: Case, *, enough: bool) -> Iterator[Figure]:
+def _kafka_jars(say: Callable[[str], None]) -> KafkaJars | JarsUnavailableError:
+    """Return the jars of Kafka's broker and of Spark's connector, or the reason why there are none."""
+    try:
+        return fetch(say, environment=os.environ)
+    except JarsUnavailableError as error:
+        return error
+
+
+def _costs(case: Case) -> Iterator[Figure]:
     """Yield the cost of the whole and, where it was measured, of each part.
 
     The target in total is for fifty batches or more: with few, one batch more in the state is much.
     """
-    equal = 1.15 if case.files.slices >= BIG.slices else None
+    enough = case.input.clicks.slices >= BIG.slices
+    equal = 1.15 if enough else None
     yield _cost(case, Variant.WHOLE, Variant.DELAYED, equal, "closing as late")
     yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
     ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.DELAYED)
