@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from benchmarks.spark.overhead import MOST, RANGES, Bench, Case, Variant, cases
 from benchmarks.spark.topic import Topic
 from benchmarks.spark.turns import ClickBench, middle, ratios
 from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
-from tests.spark.cluster.chain import STAGES, Chain
+from tests.spark.cluster.chain import STAGES, Chain, TopicChain
 from tests.support.kafka_server import KafkaServer
 
 
@@ -39,6 +39,7 @@ class Size:
 
 BIG = Size(rows=5_000_000, slices=50, few=6, rounds=5, chains=3)
 SMALL = Size(rows=600_000, slices=12, few=4, rounds=2, chains=1)
+_CORES: Final = 2
 
 
 def ignore(line: str) -> None:
@@ -54,7 +55,7 @@ def local_spark(folder: Path, jars: str = "") -> Generator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{_CORES}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "4g")
@@ -106,15 +107,34 @@ def measured(
             for each in turns:
                 yield from _by_turns(each, clicks, size.rounds, say)
         if only in {None, CLOSING_LAG}:
-            yield from _lags(spark, server.url, folder, size.chains)
+            yield from _lags(folder / "chains", partial(Chain, spark), server.url, size.chains)
         if isinstance(jars, KafkaJars):
-            with KafkaServer(jars, folder / "kafka") as broker:
-                case = Case(KAFKA, Topic(broker, Clicks(size.rows, size.slices)), MOST)
-                case.input.write()
-                bench.measure(case, size.rounds, say)
-                yield from _costs(case)
+            yield from _over_kafka(spark, bench, server.url, folder / "kafka", jars, size, say)
         elif jars is not None:
             yield Figure(KAFKA, None, "of plain", None, False, f"skipped: {jars}")
+
+
+def _over_kafka(
+    spark: SparkSession,
+    bench: Bench,
+    url: str,
+    folder: Path,
+    jars: KafkaJars,
+    size: Size,
+    say: Callable[[str], None],
+) -> Iterator[Figure]:
+    """Yield the cost of a query over a topic, and its closing lag."""
+    with KafkaServer(jars, folder / "broker") as broker:
+        topic = Topic(broker, Clicks(size.rows, size.slices))
+        topic.write()
+        for case in (
+            Case(KAFKA, topic, MOST),
+            Case(f"{KAFKA}, tasks={_CORES}", replace(topic, tasks=_CORES), MOST[1:]),
+        ):
+            bench.measure(case, size.rounds, say)
+            yield from _costs(case)
+        chain = partial(TopicChain, spark, broker=broker)
+        yield from _lags(folder / "chains", chain, url, size.chains, KAFKA)
 
 
 def _kafka_jars(say: Callable[[str], None]) -> KafkaJars | JarsUnavailableError:
@@ -133,7 +153,8 @@ def _costs(case: Case) -> Iterator[Figure]:
     enough = case.input.clicks.slices >= BIG.slices
     equal = 1.15 if enough else None
     yield _cost(case, Variant.WHOLE, Variant.DELAYED, equal, "closing as late")
-    yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
+    if Variant.PLAIN in case.variants:
+        yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
     ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.DELAYED)
     yield Figure(
         f"{case.name}: a batch, once it runs",
@@ -231,15 +252,20 @@ def _by_turns(
         yield Figure(title, ratio, f"of {turns.baseline}", turns.target, False, spread)
 
 
-def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:
-    """Closing lag of one stage, and of two through files; the first round warms up."""
+def _lags(
+    folder: Path, made: Callable[..., Chain], url: str, rounds: int, part: str = ""
+) -> Iterator[Figure]:
+    """Closing lag of one stage, and of two through files; the first round warms up.
+
+    `made` makes a chain of a folder, the service's URL or none, and the name of a job.
+    """
     for trigger in ("processingTime", "availableNow"):
         lags: dict[tuple[str, int], list[tuple[int, float]]] = {}
         for number in range(rounds + 1):
             for kind in ("plain", "ours"):
                 where = folder / f"{trigger}-{kind}-{number}"
-                job = f"{trigger}-{number}"
-                chain = Chain(spark, where, None if kind == "plain" else url, job=job)
+                job = f"{part}{trigger}-{number}"
+                chain = made(where, None if kind == "plain" else url, job=job)
                 chain.land()
                 chain.run(trigger)
                 for stage in range(len(STAGES)):
@@ -247,10 +273,13 @@ def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[
                     if number:
                         lags.setdefault((kind, stage), []).extend(found)
         for stages in (1, 2):
-            yield _lag(trigger, stages, lags)
+            name = f"{part}: {CLOSING_LAG}" if part else CLOSING_LAG
+            yield _lag(name, trigger, stages, lags)
 
 
-def _lag(trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, float]]]) -> Figure:
+def _lag(
+    name: str, trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, float]]]
+) -> Figure:
     """The lags of a chain's stages add up: a row of the first lets a window of the second close."""
     sums = {
         kind: (
@@ -261,7 +290,7 @@ def _lag(trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, 
     }
     more = sums["ours"][0] - sums["plain"][0]
     return Figure(
-        f"closing lag less plain Spark's, {'two stages' if stages > 1 else 'one stage'}, {trigger}",
+        f"{name} less plain Spark's, {'two stages' if stages > 1 else 'one stage'}, {trigger}",
         more,
         "batches",
         stages,

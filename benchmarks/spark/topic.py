@@ -26,6 +26,8 @@ class Topic:
 
     broker: KafkaServer
     clicks: Clicks
+    tasks: int | None = None
+    """Number of tasks that read all partitions, also with plain Spark; None: one for each."""
     name: str = "clicks"
 
     @property
@@ -61,6 +63,8 @@ class Topic:
             .option("maxOffsetsPerTrigger", self.per_batch)
             .load()
         )
+        if self.tasks is not None:
+            rows = rows.coalesce(self.tasks)
         parsed = F.from_json(F.col("value").cast("string"), _VALUE)
         return rows.select(parsed.alias("click")).select("click.*")
 
@@ -74,6 +78,7 @@ class Topic:
             event_time="at",
             strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
             options={"maxOffsetsPerTrigger": self.per_batch},
+            tasks=self.tasks,
         )
 
 
