@@ -41,7 +41,8 @@ SPEC: Final = {
     STAGES[1]: {"inputs": [STAGES[0]], "ranges": RANGES},
 }
 _STRATEGY: Final = BoundedOutOfOrderness(f"{BOUND_S} s")
-_SENSOR: Final = "key string, at timestamp"
+_LETTER: Final = "letter"
+_SENSOR: Final = f"{_LETTER} string, at timestamp"
 _BY_FILES: Final[Mapping[str, Any]] = {"maxOffsetsPerTrigger": FILE_S * len(SHARDS) * len(KEYS)}
 _PATIENCE_S: Final = 60
 
@@ -202,20 +203,23 @@ class TopicChain(Chain):
         producer = self.broker.producer({"enable.idempotence": "true"})
         for row in (each for number in range(count) for each in _rows(number)):
             partition = SHARDS.index(row["shard"])
-            producer.produce(self.topic, json.dumps(row).encode(), partition=partition)
+            # A member "key" would be taken for the key of Kafka.
+            value = {_LETTER: row["key"], "at": row["at"]}
+            producer.produce(self.topic, json.dumps(value).encode(), partition=partition)
         assert producer.flush(_PATIENCE_S) == 0
 
     def _sensors(self) -> DataFrame:
         rows = self.spark.readStream.format("kafka").option("subscribe", self.topic)
         rows = rows.option("kafka.bootstrap.servers", self.broker.servers).options(**_BY_FILES)
         sensor = F.from_json(F.col("value").cast("string"), _SENSOR).alias("sensor")
-        return rows.option("startingOffsets", "earliest").load().select(sensor).select("sensor.*")
+        rows = rows.option("startingOffsets", "earliest").load().select(sensor)
+        return rows.select(F.col(f"sensor.{_LETTER}").alias("key"), "sensor.at")
 
     def _source_spec(self) -> dict[str, Any]:
         return {"shards": [f"{self.topic}-0"], "dynamic": True}
 
     def _source(self, pipeline: Pipeline) -> DataFrame:
-        return pipeline.read_kafka(
+        rows = pipeline.read_kafka(
             self.broker.servers,
             self.topic,
             stage=SOURCE,
@@ -224,6 +228,7 @@ class TopicChain(Chain):
             strategy=_STRATEGY,
             options=_BY_FILES,
         )
+        return rows.select(F.col(_LETTER).alias("key"), "at")
 
     def _first_read(self) -> Read:
         rows = [row for number in range(FILES) for row in _rows(number)]
