@@ -88,8 +88,11 @@ def measured(
 ) -> Iterator[Figure]:
     """Every figure of the agent, in the order of the table; `only` is the name of one part."""
     size = BIG if plan is FULL else SMALL
-    wanted = only in {None, KAFKA}
-    jars = _kafka_jars(say) if wanted else None
+    jars = _kafka_jars(say) if only in {None, KAFKA} else None
+    if isinstance(jars, JarsUnavailableError):
+        yield Figure(KAFKA, None, "of plain", None, False, f"skipped: {jars}")
+        if only == KAFKA:
+            return
     listed = jars.connector_files if isinstance(jars, KafkaJars) else ""
     with service(folder / "service") as server, local_spark(folder, listed) as spark:
         bench = Bench(spark, server.url, folder)
@@ -110,8 +113,6 @@ def measured(
             yield from _lags(folder / "chains", partial(Chain, spark), server.url, size.chains)
         if isinstance(jars, KafkaJars):
             yield from _over_kafka(spark, bench, server.url, folder / "kafka", jars, size, say)
-        elif jars is not None:
-            yield Figure(KAFKA, None, "of plain", None, False, f"skipped: {jars}")
 
 
 def _over_kafka(
