@@ -357,6 +357,7 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         shard: str = "shard",
         tolerance: Duration = "1 day",
+        tasks: int | None = None,
     ) -> DataFrame:
         """Read topics of Kafka, whose partitions are the shards, and report their progress, as `source`
         does.
@@ -370,7 +371,10 @@ class Pipeline:
 
         A stage that is `"dynamic": true` has a shard for each partition that there is, also for those
         without rows, and for those that are added later. Each partition is read by one task, without a
-        shuffle. `options` are those of Spark's connector, such as `maxOffsetsPerTrigger` and
+        shuffle. By default a task reads one partition; with `tasks`, at most so many tasks read all of
+        them, several partitions each.
+
+        `options` are those of Spark's connector, such as `maxOffsetsPerTrigger` and
         `kafka.security.protocol`. Options that split a partition, or by which rows would be left out
         without a word, are rejected.
 
@@ -379,6 +383,7 @@ class Pipeline:
         self._job.stage(stage, "source")
         kafka.check_servers(servers)
         names = kafka.check_topics(topics)
+        check_tasks(tasks)
         given = dict(options or {})
         kafka.check_options(given)
         if starting not in {"earliest", "latest"}:
@@ -391,6 +396,9 @@ class Pipeline:
             starting=starting,
             options=given,
         )
+        if tasks is not None:
+            # Partitions stay whole, so the rows of a shard are in one task.
+            rows = rows.coalesce(tasks)
         return self.source(
             kafka.with_columns(rows, shard, value),
             stage=stage,

@@ -1,16 +1,20 @@
-"""Clicks of many people in parquet files: each file a slice of time, as a log is written."""
+"""Clicks of many people, in the order in which they come, and parquet files of them."""
 
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_agent import BoundedOutOfOrderness, Pipeline
 
 Table: TypeAlias = Any
 """A `pyarrow.Table`."""
@@ -32,21 +36,13 @@ _PEOPLE_S: Final = 6 * 3_600
 
 
 @dataclass(frozen=True)
-class Files:
-    """A folder of parquet files. The last of them holds one late row of each shard, by which all
-    sessions close: so whatever reads them writes the same in the end.
+class Clicks:
+    """Clicks in slices of time. One late row of each shard comes last, by which all sessions close: so
+    every query over them writes the same in the end.
     """
 
-    folder: Path
     rows: int
     slices: int
-    by_shard: bool
-    """True if each file has the rows of one shard alone."""
-
-    @property
-    def per_batch(self) -> int:
-        """Return the number of files of one batch: one slice of time."""
-        return SHARDS if self.by_shard else 1
 
     @property
     def span_s(self) -> int:
@@ -58,20 +54,86 @@ class Files:
         """Return the number of sessions that come out. The sessions of the last rows stay open."""
         return self.rows // _CLICKS
 
-    def write(self) -> None:
-        """Make them."""
-        self.folder.mkdir()
+    def tables(self) -> Iterator[Table]:
+        """Each slice, then the late rows."""
         clicks = _clicks(self.rows)
         for number in range(self.slices):
             first, last = (self.rows * edge // self.slices for edge in (number, number + 1))
-            self._put(number, clicks.slice(first, last - first))
-        self._put(self.slices, self._last())
+            yield clicks.slice(first, last - first)
+        yield self._last()
 
     def _last(self) -> Table:
         # Later than all others by more than any of the watermarks compared is delayed.
         after_s = _START_S + (self.slices + 4) * self.span_s + _PEOPLE_S
         return _table(
             np.arange(SHARDS) - SHARDS, np.full(SHARDS, after_s * 1_000_000), np.arange(SHARDS)
+        )
+
+
+class Input(Protocol):
+    """Clicks where a query reads them, a slice of time in each batch."""
+
+    @property
+    def clicks(self) -> Clicks:
+        """The clicks that it has."""
+        ...
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Its stage in a pipeline's specification."""
+        ...
+
+    def write(self) -> None:
+        """Make it."""
+        ...
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Read the clicks with plain Spark."""
+        ...
+
+    def read_by(self, pipeline: Pipeline, spark: SparkSession, stage: str) -> DataFrame:
+        """Read the clicks as the source of a stage."""
+        ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """A folder of parquet files, a slice of time in each, as a log is written."""
+
+    folder: Path
+    clicks: Clicks
+    by_shard: bool = False
+    """True if each file has the rows of one shard alone."""
+
+    @property
+    def per_batch(self) -> int:
+        """Return the number of files of one batch: one slice of time."""
+        return SHARDS if self.by_shard else 1
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        return {"shards": [str(shard) for shard in range(SHARDS)]}
+
+    def write(self) -> None:
+        self.folder.mkdir()
+        for number, table in enumerate(self.clicks.tables()):
+            self._put(number, table)
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        return (
+            spark.readStream.schema("person long, shard string, at timestamp, amount double")
+            .option("maxFilesPerTrigger", self.per_batch)
+            .parquet(str(self.folder))
+        )
+
+    def read_by(self, pipeline: Pipeline, spark: SparkSession, stage: str) -> DataFrame:
+        return pipeline.source(
+            self.read(spark),
+            stage=stage,
+            shard="shard",
+            event_time="at",
+            strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
+            partitioned_by_shard=self.by_shard,
         )
 
     def _put(self, number: int, table: Table) -> None:

@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,13 @@ from pyspark.sql import SparkSession
 from benchmarks.figures import FULL, Figure, Plan
 from benchmarks.servers import ROOT, service
 from benchmarks.spark import late_rows, output_times, strategies
-from benchmarks.spark.data import Files
-from benchmarks.spark.overhead import RANGES, Bench, Case, Variant, cases
+from benchmarks.spark.data import Clicks, Files
+from benchmarks.spark.overhead import MOST, RANGES, Bench, Case, Variant, cases
+from benchmarks.spark.topic import Topic
 from benchmarks.spark.turns import ClickBench, middle, ratios
-from tests.spark.cluster.chain import STAGES, Chain
+from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars, fetch
+from tests.spark.cluster.chain import STAGES, Chain, TopicChain
+from tests.support.kafka_server import KafkaServer
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Size:
 
 BIG = Size(rows=5_000_000, slices=50, few=6, rounds=5, chains=3)
 SMALL = Size(rows=600_000, slices=12, few=4, rounds=2, chains=1)
+_CORES: Final = 2
 
 
 def ignore(line: str) -> None:
@@ -43,12 +47,15 @@ def ignore(line: str) -> None:
 
 
 @contextmanager
-def local_spark(folder: Path) -> Generator[SparkSession]:
-    """Spark on two cores, in a JVM of its own; compiled by both of its compilers, as in production."""
+def local_spark(folder: Path, jars: str = "") -> Generator[SparkSession]:
+    """Spark on two cores, in a JVM of its own; compiled by both of its compilers, as in production.
+
+    `jars` are added to it, as `spark.jars` lists them.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{_CORES}]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "4g")
@@ -57,6 +64,7 @@ def local_spark(folder: Path) -> Generator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
+        .config("spark.jars", jars)
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .getOrCreate()
@@ -72,6 +80,7 @@ CLOSING_LAG: Final = "closing lag"
 STRATEGY_COSTS: Final = "strategies"
 LATE_ROWS: Final = "late rows"
 OUTPUT_TIMES: Final = "output times"
+KAFKA: Final = "kafka"
 
 
 def measured(
@@ -79,33 +88,74 @@ def measured(
 ) -> Iterator[Figure]:
     """Every figure of the agent, in the order of the table; `only` is the name of one part."""
     size = BIG if plan is FULL else SMALL
-    with service(folder / "service") as server, local_spark(folder) as spark:
+    jars = _kafka_jars(say) if only in {None, KAFKA} else None
+    if isinstance(jars, JarsUnavailableError):
+        yield Figure(KAFKA, None, "of plain", None, False, f"skipped: {jars}")
+        if only == KAFKA:
+            return
+    listed = jars.connector_files if isinstance(jars, KafkaJars) else ""
+    with service(folder / "service") as server, local_spark(folder, listed) as spark:
         bench = Bench(spark, server.url, folder)
         for case in cases(folder, size.rows, size.slices, size.few):
             if only not in {None, case.name}:
                 continue
-            case.files.write()
+            case.input.write()
             bench.measure(case, size.rounds, say)
-            yield from _costs(case, enough=case.files.slices >= BIG.slices)
+            yield from _costs(case)
         turns = [each for each in _TURNS if only in {None, each.part}]
         if turns:
-            files = Files(folder / "files", size.rows, size.slices, by_shard=False)
+            files = Files(folder / "files", Clicks(size.rows, size.slices))
             files.write()
             clicks = ClickBench(spark, server.url, folder, files)
             for each in turns:
                 yield from _by_turns(each, clicks, size.rounds, say)
         if only in {None, CLOSING_LAG}:
-            yield from _lags(spark, server.url, folder, size.chains)
+            yield from _lags(folder / "chains", partial(Chain, spark), server.url, size.chains)
+        if isinstance(jars, KafkaJars):
+            yield from _over_kafka(spark, bench, server.url, folder / "kafka", jars, size, say)
 
 
-def _costs(case: Case, *, enough: bool) -> Iterator[Figure]:
+def _over_kafka(
+    spark: SparkSession,
+    bench: Bench,
+    url: str,
+    folder: Path,
+    jars: KafkaJars,
+    size: Size,
+    say: Callable[[str], None],
+) -> Iterator[Figure]:
+    """Yield the cost of a query over a topic, and its closing lag."""
+    with KafkaServer(jars, folder / "broker") as broker:
+        topic = Topic(broker, Clicks(size.rows, size.slices))
+        topic.write()
+        for case in (
+            Case(KAFKA, topic, MOST),
+            Case(f"{KAFKA}, tasks={_CORES}", replace(topic, tasks=_CORES), MOST[1:]),
+        ):
+            bench.measure(case, size.rounds, say)
+            yield from _costs(case)
+        chain = partial(TopicChain, spark, broker=broker)
+        yield from _lags(folder / "chains", chain, url, size.chains, KAFKA)
+
+
+def _kafka_jars(say: Callable[[str], None]) -> KafkaJars | JarsUnavailableError:
+    """Return the jars of Kafka's broker and of Spark's connector, or the reason why there are none."""
+    try:
+        return fetch(say, environment=os.environ)
+    except JarsUnavailableError as error:
+        return error
+
+
+def _costs(case: Case) -> Iterator[Figure]:
     """Yield the cost of the whole and, where it was measured, of each part.
 
     The target in total is for fifty batches or more: with few, one batch more in the state is much.
     """
-    equal = 1.15 if case.files.slices >= BIG.slices else None
+    enough = case.input.clicks.slices >= BIG.slices
+    equal = 1.15 if enough else None
     yield _cost(case, Variant.WHOLE, Variant.DELAYED, equal, "closing as late")
-    yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
+    if Variant.PLAIN in case.variants:
+        yield _cost(case, Variant.WHOLE, Variant.PLAIN, 1.3 if enough else None, "in total")
     ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.DELAYED)
     yield Figure(
         f"{case.name}: a batch, once it runs",
@@ -203,15 +253,20 @@ def _by_turns(
         yield Figure(title, ratio, f"of {turns.baseline}", turns.target, False, spread)
 
 
-def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[Figure]:
-    """Closing lag of one stage, and of two through files; the first round warms up."""
+def _lags(
+    folder: Path, made: Callable[..., Chain], url: str, rounds: int, part: str = ""
+) -> Iterator[Figure]:
+    """Closing lag of one stage, and of two through files; the first round warms up.
+
+    `made` makes a chain of a folder, the service's URL or none, and the name of a job.
+    """
     for trigger in ("processingTime", "availableNow"):
         lags: dict[tuple[str, int], list[tuple[int, float]]] = {}
         for number in range(rounds + 1):
             for kind in ("plain", "ours"):
                 where = folder / f"{trigger}-{kind}-{number}"
-                job = f"{trigger}-{number}"
-                chain = Chain(spark, where, None if kind == "plain" else url, job=job)
+                job = f"{part}{trigger}-{number}"
+                chain = made(where, None if kind == "plain" else url, job=job)
                 chain.land()
                 chain.run(trigger)
                 for stage in range(len(STAGES)):
@@ -219,10 +274,13 @@ def _lags(spark: SparkSession, url: str, folder: Path, rounds: int) -> Iterator[
                     if number:
                         lags.setdefault((kind, stage), []).extend(found)
         for stages in (1, 2):
-            yield _lag(trigger, stages, lags)
+            name = f"{part}: {CLOSING_LAG}" if part else CLOSING_LAG
+            yield _lag(name, trigger, stages, lags)
 
 
-def _lag(trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, float]]]) -> Figure:
+def _lag(
+    name: str, trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, float]]]
+) -> Figure:
     """The lags of a chain's stages add up: a row of the first lets a window of the second close."""
     sums = {
         kind: (
@@ -233,7 +291,7 @@ def _lag(trigger: str, stages: int, lags: dict[tuple[str, int], list[tuple[int, 
     }
     more = sums["ours"][0] - sums["plain"][0]
     return Figure(
-        f"closing lag less plain Spark's, {'two stages' if stages > 1 else 'one stage'}, {trigger}",
+        f"{name} less plain Spark's, {'two stages' if stages > 1 else 'one stage'}, {trigger}",
         more,
         "batches",
         stages,

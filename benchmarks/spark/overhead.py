@@ -22,8 +22,8 @@ from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from benchmarks.spark.data import BOUND_S, GAP_S, SHARDS, Files
-from spark_agent import BoundedOutOfOrderness, Pipeline
+from benchmarks.spark.data import BOUND_S, GAP_S, Clicks, Files, Input
+from spark_agent import Pipeline
 from spark_agent.client.spec import read_spec
 from spark_agent.soundness.operators import Promise
 from spark_agent.soundness.query_stages import QueryStages
@@ -50,9 +50,12 @@ class Variant(StrEnum):
     WHOLE = "with source(), watermarked(), report()"
 
 
+MOST: Final = (Variant.PLAIN, Variant.DELAYED, Variant.WHOLE)
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run of a query over all files."""
+    """One run of a query over all clicks."""
 
     seconds: float
     processor_seconds: float
@@ -68,10 +71,10 @@ class Run:
 
 @dataclass
 class Case:
-    """Files, and what was measured over them."""
+    """An input, and the runs of queries over it."""
 
     name: str
-    files: Files
+    input: Input
     variants: Sequence[Variant]
     runs: dict[Variant, list[Run]] = field(default_factory=dict[Variant, list[Run]])
 
@@ -115,16 +118,16 @@ class Bench:
         """Run every variant once to warm up, and then so many rounds of all of them."""
         for number in range(rounds + 1):
             for variant in case.variants if number % 2 else reversed(case.variants):
-                run = self.run(variant, case.files)
+                run = self.run(variant, case.input)
                 say(f"{case.name}, round {number}, {variant}: {run.seconds:.2f} s")
                 if number:
                     case.runs.setdefault(variant, []).append(run)
 
-    def run(self, variant: Variant, files: Files) -> Run:
+    def run(self, variant: Variant, read: Input) -> Run:
         """Run one query, and make sure that it has written what it should."""
         folder = self._folder / f"run-{next(self._numbers)}"
         with ExitStack() as stack:
-            frame, start = self._build(variant, files, stack)
+            frame, start = self._build(variant, read, stack)
             writer = (
                 frame.writeStream.format("parquet")
                 .option("path", str(folder / "output"))
@@ -137,38 +140,25 @@ class Bench:
             seconds, used = time.perf_counter() - began, _used_s() - used
             run = _run(query, seconds, used)
         found = self._spark.read.parquet(str(folder / "output")).agg(F.count("*"), F.sum("clicks"))
-        if found.collect() != [(files.sessions, files.rows)]:
+        if found.collect() != [(read.clicks.sessions, read.clicks.rows)]:
             raise RuntimeError(f"{variant} has written {found.collect()}")
         shutil.rmtree(folder)
         return run
 
     def _build(
-        self, variant: Variant, files: Files, stack: ExitStack
+        self, variant: Variant, read: Input, stack: ExitStack
     ) -> tuple[DataFrame, Callable[[DataStreamWriter], StreamingQuery]]:
-        clicks = (
-            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
-            .option("maxFilesPerTrigger", files.per_batch)
-            .parquet(str(files.folder))
-        )
-        late_s = BOUND_S if variant is Variant.PLAIN else BOUND_S + files.span_s
+        late_s = BOUND_S if variant is Variant.PLAIN else BOUND_S + read.clicks.span_s
         if variant in {Variant.PLAIN, Variant.DELAYED}:
-            return _sessions(
-                clicks.withWatermark("at", f"{late_s} seconds")
-            ), DataStreamWriter.start
+            clicks = read.read(self._spark).withWatermark("at", f"{late_s} seconds")
+            return _sessions(clicks), DataStreamWriter.start
         spec = {
-            _SOURCE: {"shards": [str(shard) for shard in range(SHARDS)]},
+            _SOURCE: read.source,
             _STAGE: {"inputs": [_SOURCE], "ranges": RANGES},
         }
         job = f"bench-{next(self._numbers)}"
         pipeline = stack.enter_context(Pipeline(self._url, job, spec, spark=self._spark))
-        source = pipeline.source(
-            clicks,
-            stage=_SOURCE,
-            shard="shard",
-            event_time="at",
-            strategy=BoundedOutOfOrderness(f"{BOUND_S} s"),
-            partitioned_by_shard=files.by_shard,
-        )
+        source = read.read_by(pipeline, self._spark, _SOURCE)
         if variant is Variant.SOURCE:
             return _sessions(source.withWatermark("at", f"{late_s} seconds")), pipeline.start
         sessions = _sessions(pipeline.watermarked(source, stage=_STAGE, event_time="at"))
@@ -225,11 +215,9 @@ def _run(query: StreamingQuery, seconds: float, used_s: float) -> Run:
 
 def cases(folder: Path, rows: int, slices: int, few: int) -> Iterator[Case]:
     """The cases; their files are still to be written."""
-    most = [Variant.PLAIN, Variant.DELAYED, Variant.WHOLE]
     for name, variants, number, by_shard in (
         (f"{slices} files", list(Variant), slices, False),
-        (f"{few} files", most, few, False),
-        (f"{slices} files of each shard", most, slices, True),
+        (f"{few} files", MOST, few, False),
+        (f"{slices} files of each shard", MOST, slices, True),
     ):
-        files = Files(folder / name, rows, number, by_shard)
-        yield Case(name, files, variants)
+        yield Case(name, Files(folder / name, Clicks(rows, number), by_shard), variants)

@@ -43,18 +43,13 @@ class ClickBench:
     ) -> float:
         """Return the median duration of a batch (ms); `stages`: the keyed stages, with their ranges."""
         folder = self._folder / f"job-{next(self._numbers)}"
-        clicks = (
-            self._spark.readStream.schema("person long, shard string, at timestamp, amount double")
-            .option("maxFilesPerTrigger", self._files.per_batch)
-            .parquet(str(self._files.folder))
-        )
         spec = {
-            _CLICKS: {"shards": [str(shard) for shard in range(SHARDS)]},
+            _CLICKS: self._files.source,
             **{stage: {"inputs": [_CLICKS], "ranges": ranges} for stage, ranges in stages.items()},
         }
         with Pipeline(self._url, folder.name, spec, spark=self._spark) as pipeline:
             rows = pipeline.source(
-                clicks,
+                self._files.read(self._spark),
                 stage=_CLICKS,
                 shard="shard",
                 event_time=event_time,

@@ -121,6 +121,31 @@ def test_the_time_in_a_value(flow: Flow, pipeline: Pipeline, topic: Topic) -> No
     assert flow.counted() == windows(topic.written)
 
 
+def test_partitions_share_tasks(flow: Flow, pipeline: Pipeline, topic: Topic) -> None:
+    """Three partitions in two tasks, each partition in one of them."""
+    topic.write(steady(range(60)))
+    rows = pipeline.read_kafka(
+        topic.broker.servers, topic.name, stage=SOURCE, value=VALUE, strategy=BOUND, tasks=2
+    )
+    query = flow.start(pipeline, rows.select("shard", F.spark_partition_id().alias("task")))
+    until(lambda: flow.output_of(SOURCE) == START_MS + 54_000, "the watermark")
+    query.stop()
+    read = flow.spark.read.json(str(flow.output)).distinct().collect()
+    assert sorted(each["shard"] for each in read) == [topic.shard(each) for each in range(3)]
+    assert {each["task"] for each in read} == {0, 1}
+    assert not +pipeline.counts
+
+
+def test_windows_of_partitions_that_share_tasks(
+    flow: Flow, pipeline: Pipeline, topic: Topic
+) -> None:
+    topic.write(steady(range(60)))
+    frame = counts(pipeline, topic, tasks=2)
+    ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows(topic.written)
+    assert not +pipeline.counts
+
+
 def test_a_rate_limit_leaves_nothing_behind_the_watermark(
     flow: Flow, pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -353,6 +378,7 @@ def test_the_page_on_kafka(
         ({"starting": "now"}, "write 'earliest' or 'latest'"),
         ({"value": "topic string"}, "'topic' of the value is a column of Kafka's too"),
         ({"shard": "offset"}, "'offset' is a column of Kafka's"),
+        ({"tasks": 0}, "invalid tasks 0"),
     ],
 )
 def test_what_could_not_be_promised_is_refused(

@@ -7,9 +7,10 @@ which lets the window close: one that is so much newer than the window's end as 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlparse
 
 from tests.spark.matrix.observer import stamp_ms
@@ -27,14 +28,81 @@ class Lag:
     """From when the batch that read the row was planned, until the window was in the sink's log."""
 
 
+class Read(Protocol):
+    """Rows that a query has read."""
+
+    def newest_ms(self, checkpoint: Path) -> Mapping[int, int]:
+        """The newest event time that each batch has read, by batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonFiles:
+    """Rows of JSON files. Spark notes in the checkpoint which batch has read a file."""
+
+    stamp: str
+    """The event time of a row."""
+
+    def newest_ms(self, checkpoint: Path) -> dict[int, int]:
+        found: dict[int, int] = {}
+        batches = self._batches(checkpoint)
+        for position, path in self._paths(checkpoint):
+            # The source notes what it will read before the batch is planned.
+            if (batch := batches.get(position)) is None:
+                continue
+            for line in _lines(path):
+                if (row_ms := stamp_ms(line, self.stamp)) is not None:
+                    found[batch] = max(row_ms, found.get(batch, row_ms))
+        return found
+
+    def _batches(self, checkpoint: Path) -> dict[int, int]:
+        """The batch in which each position of the source's own log was read."""
+        found: dict[int, int] = {}
+        for batch, lines in _offsets(checkpoint):
+            offsets = [json.loads(line) for line in lines if _OFFSET in line]
+            for position in range(len(found), offsets[0][_OFFSET] + 1 if offsets else 0):
+                found[position] = batch
+        return found
+
+    def _paths(self, checkpoint: Path) -> set[tuple[int, Path]]:
+        """The files that were read, with their positions in the source's log."""
+        return {
+            (entry["batchId"], _path(entry))
+            for log in checkpoint.glob("sources/*/[0-9]*")
+            for entry in _entries(log)
+        }
+
+
+@dataclass(frozen=True)
+class TopicRows:
+    """Rows of a topic of Kafka. Spark notes in the checkpoint up to which offset a batch reads."""
+
+    topic: str
+    times_ms: Mapping[int, Sequence[int]]
+    """The event times of each partition's rows, in the order of their offsets, which begin at 0."""
+
+    def newest_ms(self, checkpoint: Path) -> dict[int, int]:
+        found: dict[int, int] = {}
+        begun = dict.fromkeys(self.times_ms, 0)
+        for batch, lines in _offsets(checkpoint):
+            for ends in (
+                json.loads(line)[self.topic] for line in lines if f'"{self.topic}":' in line
+            ):
+                for partition, end in ends.items():
+                    read = self.times_ms[int(partition)][begun[int(partition)] : end]
+                    begun[int(partition)] = end
+                    if read:
+                        found[batch] = max(*read, found.get(batch, read[0]))
+        return found
+
+
 @dataclass(frozen=True)
 class Trail:
-    """Trail of a query from JSON files to JSON files."""
+    """Trail of a query to JSON files."""
 
     checkpoint: Path
     output: Path
-    read_stamp: str
-    """The event time of the rows that it reads."""
+    read: Read
     shown_stamp: str
     """The column of its output that is the end of a window."""
     delay_ms: int
@@ -42,54 +110,23 @@ class Trail:
 
     def lags(self) -> list[Lag]:
         """One for each window that a row lets close and that is in the sink, the earliest first."""
-        newest_ms = self._newest_ms()
+        newest_ms = self.read.newest_ms(self.checkpoint)
         found: list[Lag] = []
         for end_ms, shown in sorted(self._shown().items()):
             closing = [batch for batch, ms in newest_ms.items() if ms - self.delay_ms >= end_ms]
             if closing:
                 read = min(closing)
-                seconds = _made_s(_entry(self._log, shown)) - _made_s(self._offsets / str(read))
+                seconds = _made_s(_entry(self._log, shown)) - _made_s(self._planned / str(read))
                 found.append(Lag(end_ms, shown - read, seconds))
         return found
 
     @property
-    def _offsets(self) -> Path:
+    def _planned(self) -> Path:
         return self.checkpoint / "offsets"
 
     @property
     def _log(self) -> Path:
         return self.output / "_spark_metadata"
-
-    def _newest_ms(self) -> dict[int, int]:
-        """The newest event time that each batch has read, by batch."""
-        found: dict[int, int] = {}
-        batches = self._batches()
-        for position, path in self._read():
-            # The source notes what it will read before the batch is planned.
-            if (batch := batches.get(position)) is None:
-                continue
-            for line in _lines(path):
-                if (row_ms := stamp_ms(line, self.read_stamp)) is not None:
-                    found[batch] = max(row_ms, found.get(batch, row_ms))
-        return found
-
-    def _batches(self) -> dict[int, int]:
-        """The batch in which each position of the source's own log was read."""
-        found: dict[int, int] = {}
-        for batch in sorted(int(each.name) for each in self._offsets.glob("[0-9]*")):
-            lines = (self._offsets / str(batch)).read_text().splitlines()[2:]
-            offsets = [json.loads(line) for line in lines if _OFFSET in line]
-            for position in range(len(found), offsets[0][_OFFSET] + 1 if offsets else 0):
-                found[position] = batch
-        return found
-
-    def _read(self) -> set[tuple[int, Path]]:
-        """The files that were read, with their positions in the source's log."""
-        return {
-            (entry["batchId"], _path(entry))
-            for log in self.checkpoint.glob("sources/*/[0-9]*")
-            for entry in _entries(log)
-        }
 
     def _shown(self) -> dict[int, int]:
         """The batch that shows a window, the last of its rows, by the window's end in ms."""
@@ -104,6 +141,13 @@ class Trail:
                 assert end_ms is not None
                 found[end_ms] = max(batch, found.get(end_ms, batch))
         return found
+
+
+def _offsets(checkpoint: Path) -> list[tuple[int, list[str]]]:
+    """Return each planned batch, in order, with the lines of its sources' offsets."""
+    planned = checkpoint / "offsets"
+    batches = sorted(int(each.name) for each in planned.glob("[0-9]*"))
+    return [(each, (planned / str(each)).read_text().splitlines()[2:]) for each in batches]
 
 
 def _entries(log: Path) -> list[dict[str, Any]]:

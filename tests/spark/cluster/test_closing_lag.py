@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.cluster.chain import STAGES, Chain
+from tests.spark.cluster.chain import FILES, STAGES, Chain, TopicChain
+from tests.support.kafka_server import KafkaServer
 from tests.support.server import Service
 
 pytestmark = pytest.mark.spark
@@ -17,6 +18,24 @@ pytestmark = pytest.mark.spark
 @pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
 def test_closing_lag(spark: SparkSession, service: Service, tmp_path: Path, trigger: str) -> None:
     plain, ours = Chain(spark, tmp_path / "plain"), Chain(spark, tmp_path / "ours", service.url)
+    _compare(plain, ours, trigger)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
+def test_closing_lag_from_a_topic(
+    spark: SparkSession, service: Service, broker: KafkaServer, tmp_path: Path, trigger: str
+) -> None:
+    plain = TopicChain(spark, tmp_path / "plain", broker=broker)
+    ours = TopicChain(spark, tmp_path / "ours", service.url, broker=broker)
+    _compare(plain, ours, trigger)
+    for trail in (plain.trail(0), ours.trail(0)):
+        assert len(trail.read.newest_ms(trail.checkpoint)) == FILES, (
+            "a batch reads as much as a file"
+        )
+
+
+def _compare(plain: Chain, ours: Chain, trigger: str) -> None:
     for chain in (plain, ours):
         chain.land()
         chain.run(trigger)
