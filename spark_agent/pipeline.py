@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,7 @@ from spark_agent.jvm.sql import clauses_of
 from spark_agent.jvm.unfired import Unfired
 from spark_agent.jvm.writer import frame_of, output_mode_of
 from spark_agent.late_frames import FLAG, is_late, split
+from spark_agent.soundness.endless_state import endless_deduplications
 from spark_agent.soundness.firings import Firing, firing_of
 from spark_agent.soundness.late_rows import (
     check_late_rows,
@@ -118,6 +120,7 @@ from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
 from spark_agent.strategies.resolved import Resolved, resolved
 from spark_agent.times import Duration, duration_ms
 
+_log: Final = logging.getLogger("spark_agent")
 _LINK_MARGIN_MS: Final = 5_000
 """Wait of a control source for the driver, beyond the driver's own wait for the service."""
 
@@ -859,6 +862,9 @@ class Pipeline:
         controls = [node.control for node in tree.walk() if node.control is not None]
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         links = [each.id for each in (*controls, *logs)]
+        # The state of a bounded query ends with the query.
+        for warning in () if bounded else endless_deduplications(tree):
+            _log.warning("%s", warning)
         early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)

@@ -170,6 +170,8 @@ class Node:
     """By column id: the column that it copies, and the name of the field if it copies only a field."""
     groups: tuple[Column, ...] = ()
     """Columns by which an aggregation groups."""
+    keys: tuple[Column, ...] = ()
+    """Columns in which a deduplication's rows differ."""
     cast_by_zone: frozenset[int] = frozenset()
     """Ids of columns that are an event time without a time zone, made an instant by Spark's zone."""
     bounds: Bounds | None = None

@@ -128,6 +128,7 @@ class PlanReader:
             event_time=_reported_time(node) if tag.startswith(SOURCE_TAG) else None,
             copies=_copies(_expressions(node)),
             groups=_groups(node) if name == "Aggregate" else (),
+            keys=_columns(node.keys()) if name in _DEDUPLICATIONS else (),
             cast_by_zone=_cast_columns(node.projectList()) if name == "Project" else frozenset(),
             bounds=bounds,
             control=control_of(node) if name == "StreamingRelationV2" else None,
