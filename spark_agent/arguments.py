@@ -304,8 +304,17 @@ def check_output_time(
     return DatedBy(found, longest_ms)
 
 
-def check_clock_strategy(stage: StageSpec, strategy: object) -> None:
-    """Check that a source may promise by the clock. Raises `ValueError`."""
+def check_clock_strategy(stage: StageSpec, strategy: object, *, is_wall_clock: bool) -> None:
+    """Check that a source may promise by the clock. `is_wall_clock`: True if its event times have not a
+    time zone. Raises `ValueError`.
+    """
+    if is_wall_clock:
+        raise ValueError(
+            f"stage {stage.name!r}: {strategy!r} promises by the clock, and its event time is a "
+            f"timestamp_ntz, whose distance from the clock depends on a time zone that Spark does not "
+            f"have: cast it before source(), .withColumn('at', F.col('at').cast('timestamp')), or use "
+            f"another strategy"
+        )
     if stage.has_idle_policy:
         raise ValueError(
             f"stage {stage.name!r} has an idle policy, and {strategy!r} advances without rows: leave "

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.types import LongType, StructType
 
-from spark_agent.columns import column, quoted, time_of
+from spark_agent.columns import column, micros_of, quoted
 
 ON_TIME: Final = "on_time"
 VERSION: Final = "version"
@@ -22,7 +22,7 @@ _BATCH: Final = "batch"
 
 def end_us(frame: DataFrame, window: str) -> Column:
     """Return the ends of windows, in microseconds."""
-    return F.unix_micros(time_of(frame, window))
+    return micros_of(frame, window)
 
 
 def kept(rows: DataFrame, window: str, batch: int) -> DataFrame:

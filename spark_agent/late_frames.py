@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
-from spark_agent.columns import column
+from spark_agent.columns import column, micros_of
 
 FLAG: Final = "tidegauge_is_late"
 """The column with the flag of a late row, between the shuffle and the two data frames."""
@@ -17,9 +17,9 @@ FLAG: Final = "tidegauge_is_late"
 _PART: Final = "tidegauge_part_"
 
 
-def is_late(event_time: str, first_on_time_us: Column) -> Column:
+def is_late(frame: DataFrame, event_time: str, first_on_time_us: Column) -> Column:
     """Return the condition of a late row. A row without an event time is not late."""
-    return F.coalesce(F.unix_micros(column(event_time)) < first_on_time_us, F.lit(False))
+    return F.coalesce(micros_of(frame, event_time) < first_on_time_us, F.lit(False))
 
 
 def split(
@@ -33,7 +33,7 @@ def split(
     branch's filter is non-deterministic, and refers to every column in a case that never occurs.
     """
     # The flag is the first column: Spark's text of a plan leaves out those after the first few.
-    flagged = frame.select(is_late(event_time, first_on_time_us).alias(FLAG), "*")
+    flagged = frame.select(is_late(frame, event_time, first_on_time_us).alias(FLAG), "*")
     # By time, since a repeated task must have the same rows: one without a key would have to sort.
     shuffled = flagged.repartition(tasks, column(event_time))
     every_column = F.xxhash64(*[_hashable(shuffled, name) for name in shuffled.columns]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +48,18 @@ from spark_agent.client.client import Client
 from spark_agent.client.spec import StageSpec, ancestors
 from spark_agent.clock import Clock, SystemClock
 from spark_agent.columns import (
+    as_wall_clock,
     by_shard,
-    check_column,
-    check_time,
     column,
     control_schema,
     event_time_of,
+    is_case_sensitive,
+    is_wall_clock,
     mark_of,
+    name_in,
+    name_of,
     quoted,
+    time_name_of,
     time_of,
     with_ingress_time,
     with_output_time,
@@ -69,6 +74,7 @@ from spark_agent.executor.reporters import RangeReporter, SourceReporter
 from spark_agent.executor.tally import Tallies, TallyParam
 from spark_agent.executor.task import Reaction, ReportTarget
 from spark_agent.firing_frames import kept_schema
+from spark_agent.jvm.catalyst import DELAY
 from spark_agent.jvm.cell import Cell
 from spark_agent.jvm.checkpoint import Checkpoint
 from spark_agent.jvm.nodes import LATE_ALIAS, RANGES_TAG, SOURCE_TAG, Control, LateFate, Node
@@ -80,6 +86,7 @@ from spark_agent.jvm.sql import clauses_of
 from spark_agent.jvm.unfired import Unfired
 from spark_agent.jvm.writer import frame_of, output_mode_of
 from spark_agent.late_frames import FLAG, is_late, split
+from spark_agent.soundness.endless_state import endless_deduplications
 from spark_agent.soundness.firings import Firing, firing_of
 from spark_agent.soundness.late_rows import (
     check_late_rows,
@@ -113,6 +120,7 @@ from spark_agent.strategies import EARLIEST_MS, AnyStrategy, IngressTime
 from spark_agent.strategies.resolved import Resolved, resolved
 from spark_agent.times import Duration, duration_ms
 
+_log: Final = logging.getLogger("spark_agent")
 _LINK_MARGIN_MS: Final = 5_000
 """Wait of a control source for the driver, beyond the driver's own wait for the service."""
 
@@ -319,6 +327,7 @@ class Pipeline:
             most=max_files_per_shard,
             complete=complete,
         )
+        event_time = name_in(columns, event_time, is_case_sensitive=is_case_sensitive(self._spark))
         frame = (
             self._linked_source(logs.FORMAT, columns, event_time)
             .options(
@@ -444,16 +453,16 @@ class Pipeline:
         tolerance_ms = duration_ms(tolerance, name="tolerance")
         check_tasks(tasks)
         check_flag("partitioned_by_shard", partitioned_by_shard)
-        check_column(frame, shard)
+        shard = name_of(frame, shard)
         strategy = strategy_of(spec, strategy)
         if strategy is None:
-            check_time(frame, event_time)
+            event_time = time_name_of(frame, event_time)
             again = partial(
                 self.source,
                 frame,
                 stage=stage,
-                shard=shard,
-                event_time=event_time,
+                shard=quoted(shard),
+                event_time=quoted(event_time),
                 tolerance=tolerance,
                 tasks=tasks,
                 partitioned_by_shard=partitioned_by_shard,
@@ -463,10 +472,14 @@ class Pipeline:
         parts = resolved(strategy)
         if isinstance(parts.clock, IngressTime):
             frame = with_ingress_time(frame, event_time)
-        check_time(frame, event_time)
-        marks = () if parts.mark is None else (mark_of(frame, parts.mark(column(event_time))),)
+        event_time = time_name_of(frame, event_time)
+        marks = (
+            ()
+            if parts.mark is None
+            else (mark_of(frame, event_time, parts.mark(column(event_time))),)
+        )
         if parts.clock is not None:
-            check_clock_strategy(spec, strategy)
+            check_clock_strategy(spec, strategy, is_wall_clock=is_wall_clock(frame, event_time))
         target = self._target(stage, partitioned_by_shard=partitioned_by_shard)
         reporter = SourceReporter(
             target,
@@ -529,7 +542,7 @@ class Pipeline:
         has the mode `append`. Raises `ValueError`.
         """
         check_late(late)
-        self._check_watermarked(frame, stage, event_time)
+        event_time = self._watermarked_by(frame, stage, event_time)
         lateness_ms = allowed_lateness_ms(allowed_lateness)
         if percentile is not None:
             check_early_passes(stage, late, lateness_ms)
@@ -538,7 +551,7 @@ class Pipeline:
         fate = LateFate(late)
         if fate is LateFate.DROP:
             first = self._first_on_time_us[call] = Cell(self._spark)
-            flag = is_late(event_time, first.column)
+            flag = is_late(frame, event_time, first.column)
             metric = F.count_if(flag).alias(LATE_COUNT)
             frame = frame.observe(late_metric(call, stage, fate), metric).filter(~flag)
         delay_ms = duration_ms(deduplicate_within or 0, name="deduplicate_within")
@@ -585,7 +598,7 @@ class Pipeline:
                 rows = self.watermarked(
                     rows,
                     stage=stage,
-                    event_time=clause.column_of(rows.columns),
+                    event_time=quoted(clause.event_time),
                     late=late,
                     allowed_lateness=allowed_lateness,
                 )
@@ -645,7 +658,7 @@ class Pipeline:
         read one shuffle of whole rows, which `late="drop"` of `watermarked` does without.
         Raises `ValueError`.
         """
-        self._check_watermarked(frame, stage, event_time)
+        event_time = self._watermarked_by(frame, stage, event_time)
         check_can_split(stage, frame.columns, is_random=self._plans.is_random(frame))
         call = self._queries.feeds.new_source(stage)
         first = self._first_on_time_us[call] = Cell(self._spark)
@@ -659,9 +672,10 @@ class Pipeline:
         on_time = self._watermarked(on_time, event_time, control, delay_ms)
         return on_time, late.alias(f"{LATE_ALIAS}{call}")
 
-    def _check_watermarked(self, frame: DataFrame, stage: str, event_time: str) -> None:
+    def _watermarked_by(self, frame: DataFrame, stage: str, event_time: str) -> str:
+        """Return the column of the event time, once the data frame is checked. Raises `ValueError`."""
         self._job.stage(stage, "keyed stage")
-        check_time(frame, event_time)
+        event_time = time_name_of(frame, event_time)
         plan = self._plans.read(frame)
         self._unpromised.check(plan)
         if any(node.operator == "EventTimeWatermark" for node in plan.walk()):
@@ -669,6 +683,7 @@ class Pipeline:
                 f"stage {stage!r}: the data frame has a withWatermark of its own, which would hold "
                 f"back Spark's watermark: leave it out"
             )
+        return event_time
 
     def _watermarked(
         self, frame: DataFrame, event_time: str, control: Control, delay_ms: int
@@ -703,7 +718,7 @@ class Pipeline:
         other filters pushed through it.
         """
         rows = (
-            self._linked_source(control.FORMAT, control_schema(frame), event_time)
+            self._linked_source(control.FORMAT, control_schema(frame, event_time), event_time)
             .options(
                 stage=of.stage,
                 control=of.id,
@@ -717,11 +732,14 @@ class Pipeline:
         )
         if not of.is_gate:
             rows = rows.withWatermark(quoted(event_time), f"{delay_ms} milliseconds")
-        return rows.filter(
+        rows = rows.filter(
             # An instant: a date in text would be read in the session's time zone.
             (column(event_time) < F.timestamp_millis(F.lit(EARLIEST_MS)))
             | (F.spark_partition_id() < 0)
         )
+        if not is_wall_clock(frame, event_time):
+            return rows
+        return as_wall_clock(rows, event_time, {} if of.is_gate else {DELAY: delay_ms})
 
     def report(
         self,
@@ -769,9 +787,11 @@ class Pipeline:
         output = None
         if output_time is not None or longest is not None:
             dated_by = check_output_time(stage, output_time, delay=delay, longest=longest)
+            event_time = None if event_time is None else name_of(frame, event_time)
             event_time, output = output_times_of(plan, stage, event_time, dated_by)
             if output is not None and not output.reads_state:
                 frame = with_output_time(frame, event_time, output.window, output.reach_us)
+            event_time = quoted(event_time)
         event_time = event_time_of(frame, stage, event_time)
         tag = f"{RANGES_TAG}{next(self._tags)}.{stage}"
         delay_ms = None if delay is None else duration_ms(delay, name="delay")
@@ -850,6 +870,9 @@ class Pipeline:
         controls = [node.control for node in tree.walk() if node.control is not None]
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         links = [each.id for each in (*controls, *logs)]
+        # The state of a bounded query ends with the query.
+        for warning in () if bounded else endless_deduplications(tree):
+            _log.warning("%s", warning)
         early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)

@@ -62,6 +62,11 @@ class Bounds:
     full_outer: bool = False
     null_keys: tuple[str, ...] = ()
     """Equated columns of a full outer join that may be null on both sides."""
+    cast_by_zone: tuple[str, ...] = ()
+    """Event times without a time zone that the condition compares with instants, by Spark's zone."""
+    hidden: bool = False
+    """True if Spark does not see the bounds in the condition as it is written, which it needs for a join
+    that is not an inner one: of wall clocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,10 @@ class Node:
     """By column id: the column that it copies, and the name of the field if it copies only a field."""
     groups: tuple[Column, ...] = ()
     """Columns by which an aggregation groups."""
+    keys: tuple[Column, ...] = ()
+    """Columns in which a deduplication's rows differ."""
+    cast_by_zone: frozenset[int] = frozenset()
+    """Ids of columns that are an event time without a time zone, made an instant by Spark's zone."""
     bounds: Bounds | None = None
     """Bounds of a join of two streams."""
     control: Control | None = None

@@ -11,6 +11,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
+from spark_agent.columns import micros_of
 from spark_agent.exceptions import UnsoundPlanError
 from spark_agent.jvm import JavaObject
 
@@ -40,7 +41,8 @@ def reader_of(spark: SparkSession, stage: str, checkpoint: str | None) -> ReadSe
     def read(batch: int) -> int | None:
         state = spark.read.format("statestore").option("batchId", batch)
         rows = state.option("operatorId", operator_id()).load(checkpoint)
-        [earliest] = rows.agg(F.min(F.unix_micros("key.sessionStartTime")).alias("us")).collect()
+        starts = rows.select(F.col("key.sessionStartTime").alias("start"))
+        [earliest] = starts.agg(F.min(micros_of(starts, "start")).alias("us")).collect()
         return None if earliest["us"] is None else earliest["us"] // _US_PER_MS
 
     return read

@@ -43,6 +43,7 @@ _NO_ID: Final = -1
 
 _DEDUPLICATIONS: Final = frozenset({"Deduplicate", "DeduplicateWithinWatermark"})
 _ATTRIBUTE: Final = "AttributeReference"
+_INSTANT, _WALL_CLOCK = "timestamp", "timestamp_ntz"
 _EQUALITIES: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 
@@ -127,6 +128,8 @@ class PlanReader:
             event_time=_reported_time(node) if tag.startswith(SOURCE_TAG) else None,
             copies=_copies(_expressions(node)),
             groups=_groups(node) if name == "Aggregate" else (),
+            keys=_columns(node.keys()) if name in _DEDUPLICATIONS else (),
+            cast_by_zone=_cast_columns(node.projectList()) if name == "Project" else frozenset(),
             bounds=bounds,
             control=control_of(node) if name == "StreamingRelationV2" else None,
             logs_source=logs_source_of(node) if name == "StreamingRelationV2" else None,
@@ -148,7 +151,13 @@ class PlanReader:
             return Bounds(0, 0, _has_one_sided_equality(join), full_outer)
         left, right = join.left(), join.right()
         behind_ms = self._behind(left, right, join), self._behind(right, left, join)
-        return Bounds(*behind_ms, full_outer=full_outer)
+        times = [*_event_times(left), *_event_times(right)]
+        return Bounds(
+            *behind_ms,
+            full_outer=full_outer,
+            cast_by_zone=tuple(each.name() for each in _casts_by_zone(join.condition())),
+            hidden=join.joinType().sql() != "INNER" and any(map(_is_wall_clock, times)),
+        )
 
     def _behind(self, of: JavaObject, other: JavaObject, join: JavaObject) -> int | None:
         """Return the largest distance of one side's rows behind the watermark; None: unbounded.
@@ -219,6 +228,38 @@ def _may_be_null(expression: JavaObject, filtered: set[int]) -> bool:
 def _has_one_sided_equality(join: JavaObject) -> bool:
     equal = _equalities(join)
     return any(_is_event_time(part.left()) != _is_event_time(part.right()) for part in equal)
+
+
+def _cast_columns(projections: JavaObject) -> frozenset[int]:
+    """Return the ids of the columns that are a wall clock, cast to an instant."""
+    return frozenset(
+        each.exprId().id()
+        for each in items(projections)
+        if is_a(each, "Alias") and is_a(each.child(), "Cast") and _wall_clocks_cast_in(each)
+    )
+
+
+def _wall_clocks_cast_in(expression: JavaObject) -> list[JavaObject]:
+    """Return the event times without a time zone that Spark makes instants of, by the session's zone."""
+    return [
+        column
+        for cast in java_walk(expression)
+        if is_a(cast, "Cast") and _type(cast) == _INSTANT
+        for column in java_walk(cast.child())
+        if _is_event_time(column) and _is_wall_clock(column)
+    ]
+
+
+def _casts_by_zone(condition: JavaObject) -> list[JavaObject]:
+    return [] if condition.isEmpty() else _wall_clocks_cast_in(condition.get())
+
+
+def _is_wall_clock(expression: JavaObject) -> bool:
+    return _type(expression) == _WALL_CLOCK
+
+
+def _type(expression: JavaObject) -> str:
+    return str(expression.dataType().typeName())
 
 
 def _event_times(side: JavaObject) -> list[JavaObject]:

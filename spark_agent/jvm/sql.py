@@ -51,16 +51,6 @@ class WatermarkClause:
         """
         return ".".join("`{}`".format(part.replace("`", "``")) for part in self.name)
 
-    def column_of(self, columns: Sequence[str]) -> str:
-        """Return the column of the event time, which SQL may write in another case.
-
-        >>> clause = WatermarkClause(14, 55, ("taps",), False, "AT", 0)
-        >>> clause.column_of(["tap", "at"]), clause.column_of(["at", "AT"]), clause.column_of([])
-        ('at', 'AT', 'AT')
-        """
-        alike = [name for name in columns if name.lower() == self.event_time.lower()]
-        return alike[0] if len(alike) == 1 else self.event_time
-
     def replaced(self, text: str, view: str) -> str:
         """Return the text with a view in place of the relation and its clause.
 

@@ -197,6 +197,9 @@ _ALTERNATIVES: Final[Mapping[str, str]] = MappingProxyType(
         "Window": "use groupBy(window(…)): a window function would need all rows at once",
     }
 )
+CAST: Final = (
+    "cast the timestamp_ntz before source(), .withColumn('at', F.col('at').cast('timestamp'))"
+)
 _DEFAULT_ALTERNATIVE: Final = (
     "write its output to files in one query, and start the stage from those files in another"
 )
@@ -363,6 +366,15 @@ def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
     """Return a union's columns that have the same stamp in each branch; columns match by position."""
     found: dict[int, Stamp] = {}
     for position, column in enumerate(node.output):
+        branches = [branch.output[position].id for branch in node.children]
+        if column.stamp is not None and any(
+            id_ in branch.cast_by_zone for id_, branch in zip(branches, node.children, strict=True)
+        ):
+            raise UnsoundPlanError(
+                f"a union has a timestamp and a timestamp_ntz as event time {column.name!r}, and Spark "
+                f"makes the one of the other by the session's time zone, so rows would be late that are "
+                f"not: {CAST}"
+            )
         stamps = {
             child.stamps.get(branch.output[position].id)
             for branch, child in zip(node.children, children, strict=True)
@@ -389,6 +401,18 @@ def _apply_join(
             "the other, and Spark would drop that other side's rows by it, even on-time ones: equate "
             "the two event times, or use the equality only on columns that are not event times, and "
             "bound the event times, a.at BETWEEN b.at - INTERVAL 1 HOUR AND b.at"
+        )
+    if node.bounds.cast_by_zone:
+        raise UnsoundPlanError(
+            f"the join compares a timestamp_ntz, {node.bounds.cast_by_zone[0]!r}, with a timestamp, by "
+            f"Spark's session time zone, and the watermark compares it as UTC, so Spark would drop rows "
+            f"that are to be joined: {CAST}"
+        )
+    if node.bounds.hidden:
+        raise UnsoundPlanError(
+            f"an outer or semi join of two streams has a timestamp_ntz as event time, in whose bounds "
+            f"Spark does not find an interval: {CAST}, join on the event times, or use an "
+            f"inner join"
         )
     if node.bounds.null_keys:
         raise UnsoundPlanError(

@@ -445,3 +445,23 @@ def test_event_times_that_nothing_needs_do_not_count(alone: Flow, pipeline: Pipe
     plans = PlanReader(alone.spark)
     assert plans.several_event_times(joined.select("l.key", "l.window")) == []
     assert plans.several_event_times(joined) == ["at", "window"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "warnings"), [(["key"], 1), (["key", "at"], 0), (None, 0)], ids=str
+)
+def test_a_deduplication_that_never_forgets(
+    alone: Flow,
+    pipeline: Pipeline,
+    caplog: pytest.LogCaptureFixture,
+    columns: list[str] | None,
+    warnings: int,
+) -> None:
+    rows = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
+    frame = pipeline.report(rows.dropDuplicates(columns), stage=COUNTS, event_time="at")
+    writer = frame.writeStream.option("checkpointLocation", str(alone.checkpoint))
+    for bounded in (False, True):
+        with pytest.raises(Exception, match="no-such-sink"):
+            pipeline.start(writer.format("no-such-sink"), bounded=bounded)
+        found = [each for each in caplog.messages if "dropDuplicates by key keeps each key" in each]
+        assert len(found) == warnings, "a bounded query does not warn"
