@@ -98,6 +98,7 @@ class Chain:
                 event_time="departed_at",
                 strategy=BoundedOutOfOrderness(BOUND),
                 options={"maxOffsetsPerTrigger": LIMITS[ROTATIONS]},
+                tasks=1,
             )
             for source in SOURCES
         ]
