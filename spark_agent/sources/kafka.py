@@ -169,8 +169,7 @@ def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -
         )
     if schema is None:
         return rows.select(*kept)
-    parsed = F.from_json(F.col("value").cast("string"), cast("str", schema)).alias(_PARSED)
-    wide = rows.select(*kept, parsed)
+    wide = rows.select(*kept, _parsed_once(schema).alias(_PARSED))
     parsed_type = wide.schema[_PARSED].dataType
     if not isinstance(parsed_type, StructType):
         raise ValueError(  # noqa: TRY004
@@ -189,6 +188,16 @@ def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -
             )
     others = [each for each in wide.columns if each not in {"value", _PARSED}]
     return wide.select(*others, *(F.col(_PARSED)[name].alias(name) for name in names))
+
+
+def _parsed_once(schema: StructType | str) -> Column:
+    """Return the value as parsed JSON.
+
+    Spark moves filters below a deterministic column, and would parse each value again for each filter by
+    a member, of which the agent's own is one. Partition ids count as not deterministic.
+    """
+    parsed = F.from_json(F.col("value").cast("string"), cast("str", schema))
+    return F.when(F.spark_partition_id() >= 0, parsed)
 
 
 def offsets_of(stored: object) -> Offsets:

@@ -121,6 +121,14 @@ def test_the_time_in_a_value(flow: Flow, pipeline: Pipeline, topic: Topic) -> No
     assert flow.counted() == windows(topic.written)
 
 
+def test_a_value_is_parsed_once(
+    pipeline: Pipeline, topic: Topic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The JSON of a row, also where filters go by its members."""
+    counts(pipeline, topic, event_time="at").explain()
+    assert capsys.readouterr().out.count("from_json(") == 1
+
+
 def test_partitions_share_tasks(flow: Flow, pipeline: Pipeline, topic: Topic) -> None:
     """Three partitions in two tasks, each partition in one of them."""
     topic.write(steady(range(60)))
