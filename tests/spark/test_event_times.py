@@ -69,7 +69,7 @@ def wall_clocks(flow: Flow, name: str = "at") -> DataFrame:
 
 
 def source(flow: Flow, pipeline: Pipeline, **given: Any) -> DataFrame:
-    arguments = {"shard": "sensor", "event_time": "at", "strategy": BOUND} | given
+    arguments: dict[str, Any] = {"shard": "sensor", "event_time": "at", "strategy": BOUND} | given
     return pipeline.source(wall_clocks(flow), stage=SOURCE, **arguments)
 
 
