@@ -91,11 +91,13 @@ from spark_agent.soundness.firings import Firing, firing_of
 from spark_agent.soundness.late_rows import (
     check_late_rows,
     check_shares_shuffles,
+    has_state,
     lateness_by_call,
 )
 from spark_agent.soundness.output_time_plans import check_reads_state, output_times_of
 from spark_agent.soundness.output_times import OutputTime, OutputTimes
 from spark_agent.soundness.query_stages import (
+    QueryStages,
     ReportCall,
     check,
     check_early,
@@ -871,8 +873,7 @@ class Pipeline:
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         links = [each.id for each in (*controls, *logs)]
         # The state of a bounded query ends with the query.
-        for warning in () if bounded else endless_deduplications(tree):
-            _log.warning("%s", warning)
+        _warn(() if bounded else endless_deduplications(tree))
         early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)
@@ -929,6 +930,7 @@ class Pipeline:
             checkpoint,
             late_rows,
             sources=sum(each.sources for each in (tree, *late_plans)),
+            ranges=_kept_ranges(tree, stages),
             windows=note_of(firing, frame.schema, outputs),
         )
         return self._queries.start(query, launch)
@@ -988,9 +990,21 @@ class Pipeline:
         )
 
 
+def _warn(of: Sequence[str]) -> None:
+    for warning in of:
+        _log.warning("%s", warning)
+
+
 def _listed(late: DataStreamWriter | Sequence[DataStreamWriter]) -> list[DataStreamWriter]:
     """Return the writers of late rows. What is not a writer is refused later."""
     return list(late) if isinstance(late, (list, tuple)) else [late]  # pyright: ignore
+
+
+def _kept_ranges(plan: Node, stages: QueryStages) -> dict[str, int]:
+    """Return the number of ranges of each keyed stage if Spark keeps a state in as many partitions."""
+    if not any(has_state(node) for node in plan.walk()):
+        return {}
+    return {stage.name: len(stage.ranges) for stage in stages.keyed}
 
 
 def _throttled(throttle: Mapping[str, Any], stages: Mapping[str, StageSpec]) -> set[str]:

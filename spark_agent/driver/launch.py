@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +26,8 @@ class Launch:
     late_rows: LateRows
     sources: int
     """Number of sources in its plan."""
+    ranges: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of ranges of each keyed stage, if the query has operators with state."""
     windows: str | None = None
     """The note on its windows, if they fire more than once, or are not dated by their ends."""
 
@@ -33,6 +35,7 @@ class Launch:
         """Check that the checkpoint is of such a query. Raises `ValueError`."""
         if not self._is_new:
             check_note(self.checkpoint.windows(), self.windows)
+        self._check_ranges()
         before = self.checkpoint.sources()
         if before is not None and before != self.sources:
             raise ValueError(
@@ -41,6 +44,18 @@ class Launch:
                 f"twice, so a query that begins or ceases to split its rows is another query: start "
                 f"over, with Pipeline.reset(), a new checkpoint and an empty output, or go on as before"
             )
+
+    def _check_ranges(self) -> None:
+        kept = self.checkpoint.partitions() if self.ranges else None
+        for stage, ranges in self.ranges.items():
+            if kept is not None and kept != ranges:
+                raise ValueError(
+                    f"stage {stage!r} has {ranges} ranges, and the checkpoint keeps Spark's state in "
+                    f"{kept} partitions, whatever spark.sql.shuffle.partitions is now: to go on, give "
+                    f'the stage "ranges": {kept} again, with Pipeline(…, replace=True), and set '
+                    f"spark.sql.shuffle.partitions to {kept}; or start over, with Pipeline.reset(), a "
+                    f"new checkpoint and an empty output"
+                )
 
     def start(self, spark: SparkSession, properties: Mapping[str, str]) -> StreamingQuery:
         """Start the query. Its tasks have these local properties."""

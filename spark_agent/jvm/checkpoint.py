@@ -44,6 +44,8 @@ _COMPACT = ".compact"
 _BY_POSITION = "v1"
 """The version of an offset log that has the sources in their order in the plan."""
 
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
 _NOTES = "tidegauge"
 _GENERATION = f"{_NOTES}/generation"
 _REREADS = f"{_NOTES}/rereads"
@@ -134,6 +136,16 @@ class Checkpoint:
             return None
         version, _, *offsets = _text(self._spark, f"{location}/offsets/{planned}").splitlines()
         return len(offsets) if version == _BY_POSITION else None
+
+    def partitions(self) -> int | None:
+        """Return the number of partitions of Spark's state, which Spark keeps; None: not planned yet."""
+        location = self._location
+        planned = None if location is None else _newest(self._spark, location, "offsets")
+        if planned is None:
+            return None
+        _, metadata, *_ = _text(self._spark, f"{location}/offsets/{planned}").splitlines()
+        found = json.loads(metadata).get("conf", {}).get(_PARTITIONS)
+        return None if found is None else int(found)
 
     def watermark_before(self, batch: int) -> int:
         """Return Spark's watermark (ms) in the batch before, by which rows of this batch are late.

@@ -465,3 +465,29 @@ def test_a_deduplication_that_never_forgets(
             pipeline.start(writer.format("no-such-sink"), bounded=bounded)
         found = [each for each in caplog.messages if "dropDuplicates by key keeps each key" in each]
         assert len(found) == warnings, "a bounded query does not warn"
+
+
+def test_ranges_that_are_not_the_checkpoint_s_partitions(flow: Flow) -> None:
+    """Spark keeps the number of a checkpoint, whatever its setting is."""
+    flow.write(steady(range(12)))
+    with flow.pipeline() as pipeline:
+        ended(flow.start(pipeline, flow.counts(pipeline), trigger={"availableNow": True}))
+    partitions = "spark.sql.shuffle.partitions"
+    spec = SPEC | {COUNTS: {"inputs": [SOURCE], "ranges": 3}}
+    flow.spark.conf.set(partitions, "3")
+    try:
+        with Pipeline(flow.url, JOB, spec, spark=flow.spark, replace=True) as pipeline:
+            message = (
+                r"'counts' has 3 ranges, and the checkpoint .* 2 partitions.*\"ranges\": 2 again"
+            )
+            with pytest.raises(ValueError, match=message):
+                flow.start(pipeline, flow.counts(pipeline))
+    finally:
+        flow.spark.conf.set(partitions, "2")
+    flow.write(steady(range(12, 24)))
+    with flow.pipeline(replace=True) as pipeline:
+        query = flow.start(
+            pipeline, flow.counts(pipeline), trigger={"availableNow": True}, bounded=True
+        )
+        ended(query)
+    assert flow.counted() == windows(steady(range(24)))
