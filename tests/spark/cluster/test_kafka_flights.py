@@ -34,7 +34,7 @@ from tests.spark.matrix.observer import Observer
 from tests.support.kafka_server import KafkaServer
 from tests.support.server import Service
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1_800)]
 
 _WARM_UP: Final = 7
 """Slices after which each stage has closed windows."""
@@ -164,8 +164,8 @@ def _batch_answer(
 @pytest.mark.parametrize(
     ("days", "faults", "seed"),
     [
-        *(pytest.param(8, MANY, seed, marks=pytest.mark.matrix) for seed in range(3)),
-        pytest.param(4, EACH_ONCE, 0, marks=pytest.mark.slow),
+        *((8, MANY, seed) for seed in range(3)),
+        (4, EACH_ONCE, 0),
     ],
 )
 def test_flights_through_topics_while_everything_fails(
