@@ -1,7 +1,7 @@
 """Time budget of CI: on a slow machine, tests that would begin after it are skipped.
 
-As a pytest plugin (`-p tests.support.time_budget`) it skips each test that would begin after the Unix time
-(s) in `TIDEGAUGE_TEST_UNTIL`. A run that CI cuts off has not a result at all.
+As a pytest plugin (`-p tests.support.time_budget`) it skips each test that would begin after the Unix
+time (s) in `TIDEGAUGE_TEST_UNTIL`. A run that CI cuts off has not a result at all.
 """
 
 from __future__ import annotations
