@@ -20,6 +20,9 @@ LATE_ALIAS: Final = "tidegauge_late_"
 UNPROMISED_ALIAS: Final = "tidegauge_source_"
 """Prefix of the alias of a source without a strategy. Its id follows."""
 
+WINDOW_TIME: Final = "window_time"
+"""A window's last instant, of `window_time()`, where a field of the window is named: `start`, `end`."""
+
 _US_PER_MS: Final = 1_000
 _SOURCES: Final = frozenset(
     {"StreamingRelation", "StreamingRelationV2", "StreamingDataSourceV2Relation"}
@@ -167,7 +170,8 @@ class Node:
     event_time: int | None = None
     """Id of the event time column, for a source's reporter."""
     copies: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """By column id: the column that it copies, and the name of the field if it copies only a field."""
+    """By column id: the column that it copies, and the name of the field if it copies only a field, or
+    `WINDOW_TIME`."""
     groups: tuple[Column, ...] = ()
     """Columns by which an aggregation groups."""
     keys: tuple[Column, ...] = ()

@@ -21,6 +21,7 @@ from spark_agent.jvm.nodes import (
     SOURCE_TAG,
     TAG,
     UNPROMISED_ALIAS,
+    WINDOW_TIME,
     Bounds,
     Column,
     Node,
@@ -344,6 +345,9 @@ def _copied(expression: JavaObject) -> tuple[int, str] | None:
     class_name = expression.getClass().getSimpleName()
     if class_name == _ATTRIBUTE:
         return expression.exprId().id(), ""
+    if class_name == "PreciseTimestampConversion":
+        fields = [_copied(each) for each in java_walk(expression) if is_a(each, "GetStructField")]
+        return (fields[0][0], WINDOW_TIME) if len(fields) == 1 and fields[0] is not None else None
     if class_name == "GetStructField":
         of = expression.child()
         if is_a(of, _ATTRIBUTE):

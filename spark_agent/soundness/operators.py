@@ -11,7 +11,7 @@ bounds on both sides: for those Spark gives an output watermark and still emits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from typing import Final
 
 from spark_agent.client.reports import StageProgress
 from spark_agent.exceptions import UnsoundPlanError
-from spark_agent.jvm.nodes import SOURCE_TAG, Column, Node, Stamp
+from spark_agent.jvm.nodes import SOURCE_TAG, WINDOW_TIME, Column, Node, Stamp
 from spark_agent.soundness.output_times import OpenSessions, OutputTimes
 from spark_agent.sources.control import END_MS
 
@@ -299,6 +299,9 @@ def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRo
     """Derive the rows that leave an operator from those that enter it."""
     if row.name == "Join":
         return _apply_join(node, row, below, children)
+    if row.uses_event_time and row.emits is not Emits.REDATED:
+        taken = node.groups if node.operator == "Aggregate" else node.children[0].output
+        _check_stamps(row, taken, below.stamps)
     return replace(
         below,
         buffered=below.buffered or row.buffers,
@@ -323,7 +326,7 @@ def _output_stamps(
         groups = {column.id: column.stamp for column in node.groups if column.stamp is not None}
         return _spark_stamps(node) | _copied_stamps(node, groups)
     match row.name:
-        case "Project":
+        case "Project" | "Expand":
             return _projected_stamps(node, below)
         case "Union":
             return _union_stamps(node, children)
@@ -336,13 +339,32 @@ def _spark_stamps(node: Node) -> dict[int, Stamp]:
     return {column.id: column.stamp for column in node.output if column.stamp is not None}
 
 
+def _check_stamps(row: Operator, columns: Sequence[Column], stamps: Mapping[int, Stamp]) -> None:
+    """Raise if Spark's operator takes a column for event time that is none.
+
+    Spark's marks are metadata, which a union copies from its first branch, and `DataFrame.to` from a
+    schema. Rows behind the watermark by such a column would be dropped, although they are on time.
+    """
+    for column in columns:
+        if column.stamp is not None and column.id not in stamps:
+            raise UnsoundPlanError(
+                f"{row.in_code}: Spark takes {column.name!r} for event time by the metadata of a "
+                f"schema or of a union's first branch, although the column is computed after "
+                f"watermarked(), at least in part, so Spark would drop rows by it that are on time: "
+                f"compute the event time before source() and watermarked(), or give the computed column "
+                f"another name and place"
+            )
+
+
 def _projected_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
-    found = {
+    """Return the columns that are event time: those below, copies of them, and windows of them."""
+    made = {
         column.id: column.stamp
         for column in node.output
-        if column.stamp is not None and column.id not in node.copies and stamps
+        if column.stamp is not None and node.window_times.get(column.id) in stamps
     }
-    return found | _copied_stamps(node, stamps)
+    found = made | _copied_stamps(node, stamps)
+    return {**stamps, **found} if node.operator == "Expand" else found
 
 
 def _copied_stamps(node: Node, stamps: Mapping[int, Stamp]) -> dict[int, Stamp]:
@@ -359,7 +381,7 @@ def _stamp_of_part(stamp: Stamp | None, part: str) -> Stamp | None:
         return stamp
     if stamp not in {Stamp.WINDOW, Stamp.SESSION}:
         return None
-    return {"end": Stamp.END, "start": Stamp.START}.get(part)
+    return {"end": Stamp.END, "start": Stamp.START, WINDOW_TIME: Stamp.TIME}.get(part)
 
 
 def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
@@ -421,6 +443,8 @@ def _apply_join(
             f"nulls out of one side, after watermarked(), watermarked(…).where('key IS NOT NULL'), or "
             f"give them a value of their own with coalesce(); use `<=>` if nulls are to be equal"
         )
+    for side in node.children:
+        _check_stamps(row, side.output, below.stamps)
     left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
     if left_ms is None or right_ms is None:
         side = "left" if left_ms is None else "right"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -255,6 +255,36 @@ def test_a_union_with_what_has_not_come_through_watermarked(
     for both in (rows.union(others), others.union(rows), rows.unionByName(others)):
         with pytest.raises(ValueError, match=r"did not come through watermarked\(\)"):
             alone.start(pipeline, pipeline.report(both, stage=COUNTS))
+
+
+Shifts = Callable[[DataFrame, DataFrame], DataFrame]
+
+
+@pytest.mark.parametrize(
+    ("combined", "message"),
+    [
+        (lambda rows, shifted: rows.unionByName(shifted), "Spark takes 'window' for event time by"),
+        (lambda rows, shifted: shifted.unionByName(rows), "does not group by an event time"),
+        (lambda rows, shifted: shifted.to(rows.schema), "Spark takes 'window' for event time by"),
+    ],
+    ids=["first", "second", "schema"],
+)
+def test_a_column_that_is_event_time_in_part(
+    alone: Flow, pipeline: Pipeline, combined: Shifts, message: str
+) -> None:
+    """Spark marks a union's columns as its first branch's, and `to` a frame's as the schema's.
+
+    Spark dropped the shifted rows, which were on time.
+    """
+    alone.files_per_batch = None
+    rows, again = (
+        pipeline.watermarked(each, stage=COUNTS, event_time="at").select("key", "at")
+        for each in (alone.source(pipeline), alone.readings())
+    )
+    both = combined(rows, again.withColumn("at", F.expr("at - INTERVAL 40 SECONDS")))
+    both = both.groupBy(F.window("at", "1 minute"), "key").count()
+    with pytest.raises(UnsoundPlanError, match=message):
+        alone.start(pipeline, pipeline.report(both, stage=COUNTS, event_time="window"))
 
 
 def test_a_union_with_a_source_that_is_not_an_input(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -49,8 +50,17 @@ def watermarked(data: Node | None = None, stage: str = "hourly", delay_ms: int =
     return Node("Union", (Node("Filter", (declared,)), data or relation()), output=(AT, KEY))
 
 
-def windows(child: Node) -> Node:
-    return Node("Aggregate", (child,), output=(WINDOW, COUNT), groups=(WINDOW,))
+def windows(child: Node, window: Column = WINDOW) -> Node:
+    """Return windows over the child's first column, as Spark's rule for `window(…)` makes them."""
+    copies = {each.id: (each.id, "") for each in child.output}
+    made = Node(
+        "Project",
+        (child,),
+        output=(window, *child.output),
+        copies=copies,
+        window_times={window.id: child.output[0].id},
+    )
+    return Node("Aggregate", (made,), output=(window, COUNT), groups=(window, KEY))
 
 
 def join(left: Node, right: Node, bounds: Bounds | None) -> Node:
@@ -109,10 +119,32 @@ class TestStamps:
             promise(node, "at")
         assert promise(node, "at", 0) == Promise()
 
-    def test_what_a_function_made_is_known_again_behind_a_window(self) -> None:
-        """Spark drops late rows and holds windows by the column, whatever was done to it before."""
-        node = windows(Node("MapInPandas", (watermarked(),), output=(AT, KEY)))
-        assert promise(node, "window") == Promise(buffered=True)
+    @pytest.mark.parametrize(
+        "above",
+        [
+            windows,
+            lambda rows: Node("Aggregate", (rows,), output=(AT, COUNT), groups=(AT,)),
+            lambda rows: Node("Deduplicate", (rows,), output=(AT, KEY)),
+            lambda rows: join(rows, watermarked(), Bounds(1, 1)),
+            lambda rows: join(watermarked(), rows, Bounds(1, 1)),
+        ],
+        ids=["window", "groups", "dropDuplicates", "left", "right"],
+    )
+    def test_a_column_that_spark_takes_for_event_time_is_event_time(
+        self, above: Callable[[Node], Node]
+    ) -> None:
+        """Spark drops rows by its mark on a column, and a union has the marks of its first branch."""
+        shifted = Node("Project", (watermarked(),), output=(Column(21, "at"), KEY))
+        unions = (
+            Node("Union", branches, output=(replace(AT, id=31), KEY))
+            for branches in ((watermarked(), shifted), (shifted, watermarked()))
+        )
+        by_schema = Node("Project", (watermarked(),), output=(replace(AT, id=31), KEY))
+        for rows in (*unions, by_schema):
+            with pytest.raises(
+                UnsoundPlanError, match=r"Spark takes '(at|window)' for event time by"
+            ):
+                output_rows(above(rows))
 
     def test_a_union_is_as_good_as_the_worse_branch(self) -> None:
         made = Node("MapInPandas", (watermarked(),), output=(replace(AT, id=21), KEY))
@@ -130,7 +162,7 @@ class TestOperators:
     def test_a_row_at_the_watermark_may_prolong_a_session(self) -> None:
         """Spark lets a session take in a row that is dated exactly at its end."""
         session = Column(5, "session_window", Stamp.SESSION)
-        node = Node("Aggregate", (watermarked(),), output=(session, COUNT), groups=(session, KEY))
+        node = windows(watermarked(), session)
         assert promise(node, "session_window") == Promise(spark_lag_ms=1, buffered=True)
         ended = project(node, (9, "ended_at", session.id, "end"))
         assert promise(ended, "ended_at") == Promise(spark_lag_ms=1, buffered=True)
@@ -219,7 +251,7 @@ class TestOperators:
             with pytest.raises(
                 UnsoundPlanError, match="does not bound the age of the rows that your state"
             ):
-                promise(windows(node), "window")
+                promise(project(node, (9, "then", AT.id, "")), "then")
 
     def test_an_event_time_column_of_a_state_function_is_spark_s_to_guard(self) -> None:
         state = Node("TransformWithStateInPySpark", (watermarked(),))
