@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_agent.jvm import JavaObject
 from spark_agent.jvm.progress import CommittedBatch, cause_line, has_run, read_progress
-from spark_agent.jvm.topics import topic_ids
+from spark_agent.jvm.topics import TopicIdReader
 from spark_agent.jvm.writer import Trigger
 
 _log: Final = logging.getLogger("spark_agent")
@@ -35,6 +35,7 @@ class RunningQuery:
         self._query: StreamingQuery | None = None
         self._failure: str | None = None
         self._latest: CommittedBatch | None = None
+        self._topics: TopicIdReader | None = None
 
     def attach(self, query: StreamingQuery) -> None:
         """Set the query, which exists only once Spark has started it."""
@@ -136,9 +137,15 @@ class RunningQuery:
     def topic_ids(self) -> dict[str, str]:
         """Return the ids of the topics of Kafka that the query reads, by source and topic.
 
+        Only the supervisor's thread calls it.
+
         Raises `TopicsNotDescribedError`.
         """
-        return {} if self._query is None else topic_ids(self._spark, _execution(self._query))
+        if self._query is None:
+            return {}
+        if self._topics is None:
+            self._topics = TopicIdReader(self._spark, _execution(self._query))
+        return self._topics.ids()
 
     def has_ended_by_itself(self, trigger: Trigger) -> bool:
         """Return whether the end of the query, without an error, means that all its work is done.
