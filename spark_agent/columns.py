@@ -31,6 +31,11 @@ _MAX_ASSIGNED_SHARDS: Final = 64
 """Up to this many shards are assigned to tasks one by one; more are hashed."""
 _US_PER_S: Final = 1_000_000
 _SECOND: Final = DayTimeIntervalType.SECOND
+_INSTANT_OF: Final[Mapping[str, str]] = {
+    "long": "timestamp_millis({})",
+    "string": "to_timestamp({})",
+}
+"""By type: an expression that is likely to make a timestamp of a column."""
 _PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 """A part of a column's name, with or without backquotes."""
 
@@ -194,7 +199,8 @@ def name_in(schema: StructType, name: object, *, is_case_sensitive: bool) -> str
     >>> name_in(schema, "meta.at", is_case_sensitive=False)
     Traceback (most recent call last):
     ValueError: 'meta.at' is a field of the structure 'meta', and must be a column, as for Spark's \
-withWatermark: add one before, .withColumn('meta_at', F.col('meta.at')), and name that
+withWatermark: compute it before, .withColumn('meta_at', F.expr('meta.at')), or in read_kafka(), \
+columns={'meta_at': 'meta.at'}, and name that
     """
     if not isinstance(name, str):
         raise ValueError(  # noqa: TRY004  (a wrong argument, like all that a pipeline rejects)
@@ -223,7 +229,7 @@ withWatermark: add one before, .withColumn('meta_at', F.col('meta.at')), and nam
         new = _free_name(field, schema.names)
         raise ValueError(
             f"{name!r} is a field of the structure {field[0]!r}, and must be a column, as for Spark's "
-            f"withWatermark: add one before, .withColumn({new!r}, F.col({name!r})), and name that"
+            f"withWatermark: {_before(new, '{}', name)}, and name that"
         )
     if not found:
         case = (
@@ -272,14 +278,29 @@ def _free_name(field: Sequence[str], taken: Sequence[str]) -> str:
     return "_".join(field) if field[-1].lower() in map(str.lower, taken) else field[-1]
 
 
+def _before(name: str, expression: str, of: str) -> str:
+    """Return the advice to compute a column before it is named.
+
+    >>> _before("at", "timestamp_millis({})", "ms")
+    "compute it before, .withColumn('at', F.expr('timestamp_millis(ms)')), or in read_kafka(), \
+columns={'at': 'timestamp_millis(ms)'}"
+    """
+    sql = expression.format(of)
+    return (
+        f"compute it before, .withColumn({name!r}, F.expr({sql!r})), or in read_kafka(), "
+        f"columns={{{name!r}: {sql!r}}}"
+    )
+
+
 def time_name_of(frame: DataFrame, name: object) -> str:
     """Return the data frame's own name of a column, which must be an event time. Raises `ValueError`."""
     found = name_of(frame, name)
     data_type = frame.schema[found].dataType
     if not is_time(data_type):
+        instant = _INSTANT_OF.get(data_type.typeName(), "CAST({} AS timestamp)")
         raise ValueError(
             f"event time {name!r} is of type {data_type.simpleString()}; it must be a timestamp or a "
-            f"timestamp_ntz"
+            f"timestamp_ntz: {_before('at', instant, found)}"
         )
     return found
 

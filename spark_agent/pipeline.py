@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Self
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -111,6 +111,7 @@ from spark_agent.soundness.settings import (
     check_settings,
     counts_state,
 )
+from spark_agent.soundness.unseen_partitions import unseen_partitions
 from spark_agent.sources import control, kafka, logs
 from spark_agent.sources.arguments import check_logs
 from spark_agent.sources.control import ControlSource
@@ -363,6 +364,7 @@ class Pipeline:
         stage: str,
         event_time: str = "timestamp",
         value: StructType | str | None = None,
+        columns: Mapping[str, Column | str] | None = None,
         strategy: AnyStrategy | None = None,
         starting: Literal["earliest", "latest"] = "earliest",
         options: Mapping[str, Any] | None = None,
@@ -377,8 +379,9 @@ class Pipeline:
         the column `shard`. The columns of Spark's connector come first: `key`, `value`, `topic`,
         `partition`, `offset`, `timestamp`, `timestampType`. With `value`, a schema of Spark or its text,
         the value is JSON, and its members are columns in place of `value`; a value that cannot be read
-        has nulls. `event_time` is one of these columns, by default the timestamp of Kafka, which is null
-        in a row that its producer has not dated.
+        has nulls. `columns` are computed from these, one after the other, from expressions or their SQL:
+        `columns={"at": "timestamp_millis(ride.ms)"}`. `event_time` is one of all these columns, by
+        default the timestamp of Kafka, which is null in a row that its producer has not dated.
 
         A stage that is `"dynamic": true` has a shard for each partition that there is, also for those
         without rows, and for those that are added later. Each partition is read by one task, without a
@@ -411,7 +414,7 @@ class Pipeline:
             # Partitions stay whole, so the rows of a shard are in one task.
             rows = rows.coalesce(tasks)
         return self.source(
-            kafka.with_columns(rows, shard, value),
+            kafka.with_computed(kafka.with_columns(rows, shard, value), shard, columns or {}),
             stage=stage,
             shard=shard,
             event_time=event_time,
@@ -873,7 +876,12 @@ class Pipeline:
         logs = [node.logs_source for node in tree.walk() if node.logs_source is not None]
         links = [each.id for each in (*controls, *logs)]
         # The state of a bounded query ends with the query.
-        _warn(() if bounded else endless_deduplications(tree))
+        _warn(
+            [
+                *(() if bounded else endless_deduplications(tree)),
+                *unseen_partitions(tree, self._job.stages),
+            ]
+        )
         early = check_early(tree, self._job.stages)
         if early is not None:
             check_settings(self._spark, controls)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 from pyspark.sql.types import StructType
@@ -190,14 +190,40 @@ def with_columns(rows: DataFrame, shard: str, schema: StructType | str | None) -
     return wide.select(*others, *(F.col(_PARSED)[name].alias(name) for name in names))
 
 
-def _parsed_once(schema: StructType | str) -> Column:
-    """Return the value as parsed JSON.
+def with_computed(rows: DataFrame, shard: str, columns: Mapping[str, Column | str]) -> DataFrame:
+    """Add columns one after the other, each of which may use those before. Raises `ValueError`."""
+    for name, expression in columns.items():
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"invalid columns: {name!r} is not the name of a column")
+        if name.lower() == shard.lower():
+            raise ValueError(
+                f"column {name!r} is the shard: write another name, shard='partition_name'"
+            )
+        if not isinstance(expression, Column | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(  # noqa: TRY004
+                f"invalid column {name!r}, {expression!r}: write an expression, F.col('ride.at'), or "
+                f"its SQL, 'timestamp_millis(ms)'"
+            )
+        value = F.expr(expression) if isinstance(expression, str) else expression
+        try:
+            rows = rows.withColumn(name, _once(value))
+        except (AnalysisException, ParseException) as error:
+            raise ValueError(f"invalid column {name!r}: {error}") from None
+    return rows
 
-    Spark moves filters below a deterministic column, and would parse each value again for each filter by
-    a member, of which the agent's own is one. Partition ids count as not deterministic.
+
+def _parsed_once(schema: StructType | str) -> Column:
+    """Return the value as parsed JSON."""
+    return _once(F.from_json(F.col("value").cast("string"), cast("str", schema)))
+
+
+def _once(value: Column) -> Column:
+    """Return a column that Spark computes once for each row.
+
+    Spark moves filters below a deterministic column, and would compute it again for each filter by the
+    column, of which the agent's own is one. Partition ids count as not deterministic.
     """
-    parsed = F.from_json(F.col("value").cast("string"), cast("str", schema))
-    return F.when(F.spark_partition_id() >= 0, parsed)
+    return F.when(F.spark_partition_id() >= 0, value)
 
 
 def offsets_of(stored: object) -> Offsets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from spark_agent.client.client import Client
@@ -40,6 +40,7 @@ class JoinedShards:
         self._client = client
         self._notes = notes
         self._sources = {each.name: each for each in query.stages.sources if each.is_dynamic}
+        self._watched = frozenset(query.stages.watched)
         self._noted: dict[str, set[str]] = {}
         self._run: int | None = None
         """The run that has claimed the noted shards."""
@@ -47,19 +48,17 @@ class JoinedShards:
         """The last epoch of the run that the service has acknowledged as durable."""
 
     def rejoin(self, reporter: DriverReporter) -> None:
-        """Claim all noted shards, once in each run, and give the leases back.
+        """Claim all noted shards, once in each run.
 
         The claim outranks none of the run's tasks: there are notes only after the first epoch, and the
-        tasks' epochs are higher than that of the claim. A lease would prove that the shard is watched.
+        tasks' epochs are higher than that of the claim.
         """
         if self._run == reporter.run:
             return
         for stage in self._sources:
             noted = sorted(self._find_noted(stage))
             for first in range(0, len(noted), _MOST_CLAIMED):
-                lease = reporter.claim(stage, noted[first : first + _MOST_CLAIMED])
-                if lease is not None:
-                    self._client.release(self._query.job, [lease])
+                self._claim(reporter, stage, noted[first : first + _MOST_CLAIMED])
         self._run = reporter.run
         self._acknowledged = None
 
@@ -70,13 +69,19 @@ class JoinedShards:
         """
         new = sorted(set(shards).difference(self._find_noted(stage), self._sources[stage].shards))
         for first in range(0, len(new), _MOST_CLAIMED):
-            some = new[first : first + _MOST_CLAIMED]
-            lease = reporter.claim(stage, some)
             # Shards that are denied have joined: a task holds them.
-            if lease is not None:
-                self._client.release(self._query.job, [lease])
+            self._claim(reporter, stage, new[first : first + _MOST_CLAIMED])
         self.note(stage, new)
         return new
+
+    def _claim(self, reporter: DriverReporter, stage: str, shards: Sequence[str]) -> None:
+        """Claim shards, and keep the lease: a shard without one would pass for one without a worker.
+
+        A lease on a shard that may be idle is given back, since it proves that the shard is watched.
+        """
+        lease = reporter.claim(stage, shards)
+        if lease is not None and stage in self._watched:
+            self._client.release(self._query.job, [lease])
 
     def note(self, stage: str, shards: Iterable[str]) -> None:
         """Note the shards that tasks have read for a source."""

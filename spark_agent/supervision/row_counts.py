@@ -28,8 +28,11 @@ _log: Final = logging.getLogger("spark_agent")
 
 _MESSAGES: Final[Mapping[str, str]] = {
     Count.REPORTS_DROPPED: "reports were dropped by their tasks; the driver sends them instead",
-    Count.LATE_ROWS: "rows are older than their source had promised: does its strategy fit?",
-    Count.DROPPED_ROWS: "rows were dropped as late",
+    Count.LATE_ROWS: (
+        "rows are older than their source had promised: its strategy promises too much, or their shard "
+        "has just joined, or was idle"
+    ),
+    Count.DROPPED_ROWS: ("rows were dropped as late. Rows of one window and key may count as one"),
     Count.ROWS_BEFORE_1970: (
         "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),
@@ -41,7 +44,11 @@ _MESSAGES: Final[Mapping[str, str]] = {
         "rows leave the stage without an event time: windows of a stage below would leave them out. In "
         "an outer join, stamp rows with coalesce() of both sides' times"
     ),
-    Count.FAR_FUTURE_ROWS: "rows are dated further ahead of the clock than the tolerance allows",
+    Count.FAR_FUTURE_ROWS: (
+        "rows are dated further ahead of the clock than the tolerance allows, and do not count for the "
+        "watermark. A number of milliseconds that is read as a timestamp counts as seconds: compute the "
+        "time with timestamp_millis()"
+    ),
     Count.UNKNOWN_SHARD_ROWS: (
         "rows belong to a shard that is not in the specification, or that cannot join a dynamic source "
         "by its name: the watermark does not wait for them. A name has up to 128 letters A-Z and a-z, "

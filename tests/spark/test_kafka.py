@@ -68,12 +68,12 @@ def pipeline(flow: Flow, topic: Topic) -> Iterator[Pipeline]:
         yield pipeline
 
 
-def started(flow: Flow, topic: Topic, **source: Any) -> Pipeline:
+def started(flow: Flow, topic: Topic, *, replace: bool = False, **source: Any) -> Pipeline:
     spec: Mapping[str, Mapping[str, Any]] = {
         SOURCE: {"shards": [topic.shard(0)], "dynamic": True, **source},
         COUNTS: {"inputs": [SOURCE], "ranges": RANGES},
     }
-    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms")
+    return Pipeline(flow.url, JOB, spec, spark=flow.spark, poll="50 ms", replace=replace)
 
 
 def counts(pipeline: Pipeline, topic: Topic, **options: Any) -> DataFrame:
@@ -119,6 +119,55 @@ def test_the_time_in_a_value(flow: Flow, pipeline: Pipeline, topic: Topic) -> No
     frame = counts(pipeline, topic, event_time="at")
     ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
     assert flow.counted() == windows(topic.written)
+
+
+def test_columns_that_are_computed_before_the_source(
+    flow: Flow, pipeline: Pipeline, topic: Topic
+) -> None:
+    """Milliseconds in a structure; and a partition without rows holds the watermark all the same."""
+    written = steady(range(60), [0, 1])
+    for each in written:
+        ride = {"ms": START_MS + each.second * 1_000}
+        value = json.dumps({"ride": ride, "name": each.key}).encode()
+        topic.write_value(int(each.sensor), value)
+    read = {
+        "value": "ride struct<ms: long>, name string",
+        "columns": {"ms": "ride.ms", "at": "timestamp_millis(ms)", "letter": F.col("name")},
+        "event_time": "at",
+    }
+    ended(flow.start(pipeline, counts(pipeline, topic, **read), trigger=AVAILABLE_NOW))
+    assert flow.counted() == Counter()
+    last = counts(pipeline, topic, **read)
+    ended(flow.start(pipeline, last, trigger=AVAILABLE_NOW, bounded=True))
+    assert flow.counted() == windows(written)
+
+
+def test_topics_that_are_read_by_hand(
+    flow: Flow, pipeline: Pipeline, topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition joins with its first rows, which are late by then: a warning says so."""
+    topic.write(steady(range(60), [0, 1]))
+    rows = (
+        flow.spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", topic.broker.servers)
+        .option("subscribe", topic.name)
+        .option("startingOffsets", "earliest")
+        .load()
+        .withColumn("shard", F.concat_ws("-", "topic", "partition"))
+    )
+    rows = pipeline.source(
+        rows,
+        stage=SOURCE,
+        shard="shard",
+        event_time="timestamp",
+        strategy=BOUND,
+        partitioned_by_shard=True,
+    )
+    rows = pipeline.watermarked(rows, stage=COUNTS, event_time="timestamp")
+    counted = rows.groupBy(F.window("timestamp", "10 seconds")).count()
+    ended(flow.start(pipeline, pipeline.report(counted, stage=COUNTS), trigger=AVAILABLE_NOW))
+    assert f"reads {topic.name} by hand: the watermark does not wait for a partition" in caplog.text
+    assert topic.shard(2) not in _promises(flow)
 
 
 def test_a_value_is_parsed_once(
@@ -387,6 +436,15 @@ def test_the_page_on_kafka(
         ({"value": "topic string"}, "'topic' of the value is a column of Kafka's too"),
         ({"shard": "offset"}, "'offset' is a column of Kafka's"),
         ({"tasks": 0}, "invalid tasks 0"),
+        ({"columns": {"shard": "'a'"}}, "column 'shard' is the shard"),
+        ({"columns": {"at": 7}}, "invalid column 'at', 7: write an expression"),
+        ({"columns": {"at": "to_date("}}, "invalid column 'at'"),
+        ({"columns": {"at": "nowhere.at"}}, "invalid column 'at'"),
+        ({"event_time": "offset"}, r"of type bigint.*columns=\{'at': 'timestamp_millis\(offset\)'"),
+        (
+            {"value": "ride struct<at: timestamp>", "event_time": "ride.at"},
+            r"field of the structure 'ride'.*in read_kafka\(\), columns=\{'at': 'ride.at'\}",
+        ),
     ],
 )
 def test_what_could_not_be_promised_is_refused(

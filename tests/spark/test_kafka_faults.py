@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,12 @@ from spark_agent import WallClock
 from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
 from tests.spark.flow import (
     AVAILABLE_NOW,
+    COUNTS,
     DEADLINE_S,
+    JOB,
     SOURCE,
     START_MS,
+    WINDOW_S,
     Flow,
     ended,
     until,
@@ -169,3 +173,55 @@ def test_the_clock_does_not_pass_a_backlog(flow: Flow, topic: Topic) -> None:
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))
         assert not +pipeline.counts
     assert flow.counted() == windows(topic.written)
+
+
+def test_a_partition_without_rows_for_an_hour(flow: Flow, topic: Topic) -> None:
+    """Without a policy it holds all windows, and is named. With one, they close, unless it has rows."""
+    hour_s = 3_600
+    topic.write(steady(range(0, hour_s, 5), [0, 1]))
+    with started(flow, topic) as pipeline:
+        query = flow.start(pipeline, counts(pipeline, topic))
+        until(lambda: _promise(flow, topic, 1) == START_MS + (hour_s - 10) * 1_000, "all is read")
+        found = flow.client.explain(JOB, COUNTS)
+        assert [each["range"] for each in found["holders"]] == [topic.shard(2)]
+        assert found["holders"][0]["reason"] in {"never_reported", "behind"}
+        query.stop()
+    assert flow.counted() == {}
+
+    seconds = itertools.count(hour_s)
+    policy = {"after_ms": 1_000, "then": "exclude"}
+    with started(flow, topic, idle=policy, replace=True) as pipeline:
+        query = flow.start(pipeline, counts(pipeline, topic))
+
+        def closes() -> bool:
+            # All shards idle at once would end the exclusion.
+            topic.write(steady([next(seconds)], [0, 1]))
+            return flow.output_of(COUNTS) >= START_MS + (hour_s - WINDOW_S) * 1_000
+
+        until(closes, "the windows of the hour close")
+        query.stop()
+        first = flow.counted()
+        assert first == {each: windows(topic.written)[each] for each in first}
+        assert len(first) >= 2 * (hour_s // WINDOW_S - 1)
+
+        # All rows of the next hour are there. Batches are small, and rarer than what makes a shard idle.
+        begin = next(seconds) + WINDOW_S
+        topic.write(steady(range(begin, begin + hour_s, 60), [0, 1]))
+        topic.write(steady(range(begin, begin + hour_s, 10), [2]))
+        options = {"maxOffsetsPerTrigger": 100}
+        query = flow.start(
+            pipeline,
+            counts(pipeline, topic, options=options),
+            trigger={"processingTime": "2 seconds"},
+        )
+        until(lambda: _promise(flow, topic, 2) >= START_MS + (begin + hour_s - 15) * 1_000, "read")
+        query.stop()
+        ended(flow.start(pipeline, counts(pipeline, topic), trigger=AVAILABLE_NOW, bounded=True))
+        assert not +pipeline.counts
+    assert flow.counted() == windows(topic.written)
+
+
+def _promise(flow: Flow, topic: Topic, partition: int) -> int:
+    found = flow.client.ranges(JOB, SOURCE, limit=100)["ranges"]
+    promises = {each["range"]: each["promise"] for each in found}
+    return promises.get(topic.shard(partition)) or 0
