@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
@@ -155,3 +157,35 @@ def test_nobody_behind_it_is_a_cut(echo: Echo, proxy: Proxy):
     echo.close()
     with contextlib.suppress(ConnectionError), connected(proxy) as client:
         assert is_cut(client)
+
+
+def test_a_proxy_that_closes_while_clients_connect_leaves_nothing_open(echo: Echo) -> None:
+    """The collector found an open socket later, in whichever test was running."""
+    ended = threading.Event()
+
+    def connect(port: int) -> None:
+        while not ended.is_set():
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=1) as connection,
+            ):
+                connection.settimeout(SOON_S)
+                connection.sendall(b"line\n")
+                connection.recv(100)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(15):
+            ended.clear()
+            proxy = Proxy(echo.port)
+            clients = [threading.Thread(target=connect, args=(proxy.port,)) for _ in range(8)]
+            for each in clients:
+                each.start()
+            proxy.cut_all()
+            proxy.close()
+            ended.set()
+            for each in clients:
+                each.join()
+            del proxy
+            gc.collect()
+    assert [str(each.message) for each in found] == []

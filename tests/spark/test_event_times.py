@@ -325,7 +325,7 @@ def test_names_that_may_be_several_columns(
 
 def test_a_field_is_not_a_column(alone: Flow, unserved: Pipeline) -> None:
     meta = alone.readings().withColumn("meta", F.struct("at"))
-    with pytest.raises(ValueError, match=r"withColumn\('meta_at', F.col\('meta.at'\)\)"):
+    with pytest.raises(ValueError, match=r"withColumn\('meta_at', F.expr\('meta.at'\)\)"):
         unserved.watermarked(meta, stage=COUNTS, event_time="meta.at")
     both = meta.withColumn("meta.at", F.col("at"))
     with pytest.raises(ValueError, match="may be the column of this name, or a field"):

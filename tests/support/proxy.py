@@ -125,7 +125,10 @@ class Proxy:
 
     async def _shut(self) -> None:
         self._refusing = True
-        self._server.close()
+        # A connection that is being accepted when its server is closed is dropped by asyncio, and stays
+        # open until the collector finds it. So nothing is accepted any more, and then the server closes.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
         # Not cancelled: asyncio's own callback would then complain of those that it started. Again and
         # again, since a connection that was being accepted starts a task of its own when it is.
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -133,6 +136,7 @@ class Proxy:
             ended, _ = await asyncio.wait(others, timeout=PATIENCE_S / 2)
             if not ended:
                 break
+        self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
