@@ -44,6 +44,9 @@ class OutputWatermark(StrEnum):
     OPAQUE = "W; the event time must be declared: `delay=`"
 
 
+_MADE_BY_FUNCTION: Final = frozenset({OutputWatermark.DECLARED, OutputWatermark.OPAQUE})
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """A row of the table. `name` is Spark's name for the logical node."""
@@ -225,6 +228,8 @@ class OutputRows:
     """Distance of Spark's watermark behind the stage's, for windows that fire more than once."""
     stamps: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
     """By column id: the columns that are event time, or derived from it."""
+    marks: Mapping[int, Stamp] = field(default_factory=dict[int, Stamp])
+    """Likewise, with those that a user's function makes, and its schema marks as event time."""
 
 
 def output_rows(node: Node) -> OutputRows:
@@ -241,6 +246,7 @@ def output_rows(node: Node) -> OutputRows:
             watermarked=True,
             allowed_lateness_ms=control.allowed_lateness_ms,
             stamps=_spark_stamps(node),
+            marks=_spark_stamps(node),
         )
     row = TABLE.get(row_name(node))
     if row is None:
@@ -292,6 +298,7 @@ def _merge(children: list[OutputRows]) -> OutputRows:
         watermarked=bool(children) and all(child.watermarked for child in children),
         allowed_lateness_ms=max((child.allowed_lateness_ms for child in children), default=0),
         stamps={column: stamp for child in children for column, stamp in child.stamps.items()},
+        marks={column: stamp for child in children for column, stamp in child.marks.items()},
     )
 
 
@@ -301,7 +308,7 @@ def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRo
         return _apply_join(node, row, below, children)
     if row.uses_event_time and row.emits is not Emits.REDATED:
         taken = node.groups if node.operator == "Aggregate" else node.children[0].output
-        _check_stamps(row, taken, below.stamps)
+        _check_marks(row, taken, below.marks)
     return replace(
         below,
         buffered=below.buffered or row.buffers,
@@ -311,15 +318,21 @@ def _apply(node: Node, row: Operator, below: OutputRows, children: list[OutputRo
         # operators have no watermark, and neither hold nor drop rows by it.
         declared_only=row.output is OutputWatermark.DECLARED
         or (below.declared_only and row.emits is not Emits.REDATED),
-        stamps=_output_stamps(node, row, below.stamps, children),
+        stamps=_output_stamps(node, row, below.stamps, [each.stamps for each in children]),
+        marks=_spark_stamps(node)
+        if row.output in _MADE_BY_FUNCTION
+        else _output_stamps(node, row, below.marks, [each.marks for each in children]),
     )
 
 
 def _output_stamps(
-    node: Node, row: Operator, below: Mapping[int, Stamp], children: list[OutputRows]
+    node: Node,
+    row: Operator,
+    below: Mapping[int, Stamp],
+    children: Sequence[Mapping[int, Stamp]],
 ) -> Mapping[int, Stamp]:
     """Return the columns of an operator's output that are event time."""
-    if row.output in {OutputWatermark.DECLARED, OutputWatermark.OPAQUE}:
+    if row.output in _MADE_BY_FUNCTION:
         return {}
     if row.uses_event_time:
         # An aggregation in SQL may also name a part of its window, such as window.end.
@@ -339,14 +352,14 @@ def _spark_stamps(node: Node) -> dict[int, Stamp]:
     return {column.id: column.stamp for column in node.output if column.stamp is not None}
 
 
-def _check_stamps(row: Operator, columns: Sequence[Column], stamps: Mapping[int, Stamp]) -> None:
+def _check_marks(row: Operator, columns: Sequence[Column], marks: Mapping[int, Stamp]) -> None:
     """Raise if Spark's operator takes a column for event time that is none.
 
     Spark's marks are metadata, which a union copies from its first branch, and `DataFrame.to` from a
     schema. Rows behind the watermark by such a column would be dropped, although they are on time.
     """
     for column in columns:
-        if column.stamp is not None and column.id not in stamps:
+        if column.stamp is not None and column.id not in marks:
             raise UnsoundPlanError(
                 f"{row.in_code}: Spark takes {column.name!r} for event time by the metadata of a "
                 f"schema or of a union's first branch, although the column is computed after "
@@ -384,7 +397,7 @@ def _stamp_of_part(stamp: Stamp | None, part: str) -> Stamp | None:
     return {"end": Stamp.END, "start": Stamp.START, WINDOW_TIME: Stamp.TIME}.get(part)
 
 
-def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
+def _union_stamps(node: Node, children: Sequence[Mapping[int, Stamp]]) -> dict[int, Stamp]:
     """Return a union's columns that have the same stamp in each branch; columns match by position."""
     found: dict[int, Stamp] = {}
     for position, column in enumerate(node.output):
@@ -398,7 +411,7 @@ def _union_stamps(node: Node, children: list[OutputRows]) -> dict[int, Stamp]:
                 f"not: {CAST}"
             )
         stamps = {
-            child.stamps.get(branch.output[position].id)
+            child.get(branch.output[position].id)
             for branch, child in zip(node.children, children, strict=True)
         }
         if len(stamps) == 1 and (stamp := stamps.pop()) is not None:
@@ -444,7 +457,7 @@ def _apply_join(
             f"give them a value of their own with coalesce(); use `<=>` if nulls are to be equal"
         )
     for side in node.children:
-        _check_stamps(row, side.output, below.stamps)
+        _check_marks(row, side.output, below.marks)
     left_ms, right_ms = node.bounds.left_ms, node.bounds.right_ms
     if left_ms is None or right_ms is None:
         side = "left" if left_ms is None else "right"
@@ -462,6 +475,7 @@ def _apply_join(
         late_at_watermark=row.late_at_watermark,
         behind_ms=below.behind_ms + max(left_ms, right_ms),
         stamps=_spark_stamps(node),
+        marks=_spark_stamps(node),
     )
 
 

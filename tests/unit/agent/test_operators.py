@@ -146,6 +146,11 @@ class TestStamps:
             ):
                 output_rows(above(rows))
 
+    def test_what_a_function_made_is_known_again_behind_a_window(self) -> None:
+        """Spark drops late rows and holds windows by the column, if the function's schema marks it."""
+        node = windows(Node("MapInPandas", (watermarked(),), output=(AT, KEY)))
+        assert promise(node, "window") == Promise(buffered=True)
+
     def test_a_union_is_as_good_as_the_worse_branch(self) -> None:
         made = Node("MapInPandas", (watermarked(),), output=(replace(AT, id=21), KEY))
         both = Node("Union", (watermarked(), made), output=(AT, KEY))
