@@ -32,7 +32,7 @@ _MESSAGES: Final[Mapping[str, str]] = {
         "rows are older than their source had promised: its strategy promises too much, or their shard "
         "has just joined, or was idle"
     ),
-    Count.DROPPED_ROWS: ("rows were dropped as late. Rows of one window and key may count as one"),
+    Count.DROPPED_ROWS: "rows were dropped as late. Rows of one window and key may count as one",
     Count.ROWS_BEFORE_1970: (
         "rows are dated before 1970, where Spark's watermark starts: its operators drop them"
     ),
