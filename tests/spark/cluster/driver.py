@@ -25,13 +25,11 @@ from pyspark.sql.types import LongType
 from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
 from tests.spark.cluster.data import APART_S, BOUND, CLICKS, GAP_S, VIEWS, WINDOW_S, Shape
 from tests.spark.cluster.straggler import KEYED, Straggler, StragglingStrategy
+from tests.support.local_files import LOCAL_FILES
 
 RANGES: Final = 2
 STAGE: Final = "keyed"
 JOB: Final = "cluster"
-_ATOMIC: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
 OTHER_HOST: Final = "127.0.0.2"
 """Spark runs a task's copy on another host only; to it, another address of this machine is one."""
 
@@ -74,11 +72,7 @@ def session(order: Order) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.pollingDelay", "20ms")
-        # By default Spark puts a state file in the place of another by two steps on a local disk: it
-        # deletes the one, then renames the other. An executor whose driver is gone ends at any moment,
-        # also between the two, and the state of its partition is lost. With these it is one step.
-        .config("spark.sql.streaming.checkpointFileManagerClass", _ATOMIC)
-        .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        .config(map=dict(LOCAL_FILES))
         .config("spark.locality.wait", "50ms")
         .config("spark.jars", order.jars)
         .config("spark.local.dir", order.folder)

@@ -1,0 +1,113 @@
+"""Alignment of topics: a query whose topic is ahead of another query's waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
+
+from spark_agent import Pipeline
+from tests.spark.flow import (
+    BOUND,
+    COUNTS,
+    DEADLINE_S,
+    JOB,
+    RANGES,
+    SOURCE,
+    START_MS,
+    WINDOW_S,
+    Flow,
+    until,
+    windows,
+)
+from tests.spark.test_kafka import steady
+from tests.spark.test_throttle import waited
+from tests.support.kafka_server import KafkaServer
+from tests.support.kafka_topic import Topic
+
+pytestmark = pytest.mark.spark
+
+OTHER = "other"
+DRIFT_S = 30
+END_S = 120
+ROWS = 60
+"""Rows of a batch: ten seconds of three partitions."""
+
+
+@pytest.fixture
+def slow(broker: KafkaServer) -> Topic:
+    return Topic(broker, 1)
+
+
+@pytest.fixture
+def fast(broker: KafkaServer) -> Topic:
+    return Topic(broker, 3)
+
+
+def read(pipeline: Pipeline, topic: Topic, stage: str) -> DataFrame:
+    return pipeline.read_kafka(
+        topic.broker.servers,
+        topic.name,
+        stage=stage,
+        value="letter string",
+        strategy=BOUND,
+        options={"maxOffsetsPerTrigger": ROWS},
+    )
+
+
+def counts(pipeline: Pipeline, fast: Topic) -> DataFrame:
+    rows = pipeline.watermarked(read(pipeline, fast, SOURCE), stage=COUNTS, event_time="timestamp")
+    counted = rows.groupBy(F.window("timestamp", f"{WINDOW_S} seconds"), "letter").agg(
+        F.count("*").alias("rows")
+    )
+    start = F.unix_seconds("window.start").alias("start")
+    return pipeline.report(
+        counted.select(F.col("letter").alias("key"), start, "rows"), stage=COUNTS
+    )
+
+
+def highest(flow: Flow) -> int:
+    """Return the highest promise of the fast topic's partitions, in seconds since the start."""
+    ranges: list[dict[str, Any]] = flow.client.ranges(JOB, SOURCE, limit=10)["ranges"]  # type: ignore[assignment]
+    return (max(each["promise"] or 0 for each in ranges) - START_MS) // 1_000
+
+
+def test_a_topic_that_is_ahead_waits_for_the_slower_one(
+    flow: Flow, fast: Topic, slow: Topic, tmp_path: Path
+) -> None:
+    """The slow topic is at 20 s: the fast one has two minutes unread, and reads to 50 s of them."""
+    spec = {
+        SOURCE: {"shards": [fast.shard(0)], "dynamic": True},
+        OTHER: {"shards": [slow.shard(0)], "dynamic": True},
+        COUNTS: {"inputs": [SOURCE], "ranges": RANGES},
+    }
+    throttle = {"groups": [{"stages": [SOURCE, OTHER], "max_drift_ms": DRIFT_S * 1_000}]}
+    slow.write(each for each in steady(range(26)) if each.sensor == "0")
+    fast.write(steady(range(END_S)))
+    with Pipeline(
+        flow.url, JOB, spec, spark=flow.spark, throttle=throttle, poll="50 ms"
+    ) as pipeline:
+        other = read(pipeline, slow, OTHER).writeStream.format("noop")
+        other = other.option("checkpointLocation", str(tmp_path / "other"))
+        held_by = pipeline.start(other)
+        until(lambda: flow.output_of(OTHER) == START_MS + 20_000, "the slow topic is read")
+        query = flow.start(pipeline, counts(pipeline, fast))
+        until(lambda: SOURCE in pipeline.waits, "the query waits")
+        assert f"ahead of shard {slow.shard(0)} of other" in pipeline.waits[SOURCE]
+        assert highest(flow) <= 20 + DRIFT_S
+        assert OTHER not in pipeline.waits
+
+        slow.write(each for each in steady(range(26, END_S)) if each.sensor == "0")
+        done = START_MS + (END_S - 20) * 1_000
+        until(lambda: flow.output_of(COUNTS) >= done, "all is read")
+        assert any(slow.shard(0) in why["because"] for why in waited(query))
+        for each in (query, held_by):
+            each.stop()
+            assert each.awaitTermination(DEADLINE_S)
+    found = flow.counted()
+    expected = windows(fast.written)
+    assert found == {each: expected[each] for each in found}
+    assert len(found) >= 2 * (END_S - 20) / WINDOW_S
