@@ -185,8 +185,8 @@ class Node:
     topics_source: TopicsSource | None = None
     limits: tuple[str, ...] = ()
     """Options that limit the rows of a source in one batch."""
-    reads_all: bool = True
-    """False if a source's batch may leave rows unread."""
+    format_with_limits: str = ""
+    """Format of a source whose batch may leave rows unread without an option for it."""
     delay_ms: int = 0
     """The delay of a `withWatermark`."""
     windows: Mapping[int, WindowGrid] = field(default_factory=dict[int, WindowGrid])

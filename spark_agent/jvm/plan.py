@@ -29,9 +29,9 @@ from spark_agent.jvm.nodes import (
 )
 from spark_agent.jvm.relations import (
     control_of,
+    format_with_limits,
     limits_of,
     logs_source_of,
-    reads_all,
     topics_source_of,
 )
 from spark_agent.jvm.windows import extremes_of, gaps_of, window_times_of, windows_of
@@ -136,7 +136,7 @@ class PlanReader:
             logs_source=logs_source_of(node) if name == "StreamingRelationV2" else None,
             topics_source=topics_source_of(node) if name == "StreamingRelationV2" else None,
             limits=limits_of(node),
-            reads_all=reads_all(node),
+            format_with_limits=format_with_limits(node),
             delay_ms=_delay_ms(node) if name == "EventTimeWatermark" else 0,
             windows=windows_of(node),
             window_times=window_times_of(node),

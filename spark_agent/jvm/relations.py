@@ -33,8 +33,8 @@ _UNLIMITED: Final = frozenset(
     {"avro", "csv", "json", "kafka", "memory", "orc", "parquet", "rate", "socket", "text"}
     | {FORMAT, LOGS}
 )
-"""Sources that read all available rows unless an option of `_LIMITS` is set, or that report the unread
-rest. Others have limits of their own: a Delta table reads a thousand files at a time."""
+"""Formats that read all available rows unless an option of `_LIMITS` is set, or that report the unread
+rest. Others may have limits of their own: a Delta table reads a thousand files at a time."""
 
 
 def limits_of(node: JavaObject) -> tuple[str, ...]:
@@ -80,16 +80,16 @@ def topics_source_of(node: JavaObject) -> TopicsSource | None:
     return TopicsSource(options.get(STAGE_OPTION) or "", names, limit, fails_on_loss=fails)
 
 
-def reads_all(node: JavaObject) -> bool:
-    """Return whether a source is one of those that read everything, and is not limited."""
+def format_with_limits(node: JavaObject) -> str:
+    """Return the format of a source that may limit its batches without an option; empty: it does not."""
     match node.nodeName():
         case "StreamingRelation":
-            is_unlimited = str(node.dataSource().className()).lower() in _UNLIMITED
+            name = str(node.dataSource().className())
         case "StreamingRelationV2":
-            is_unlimited = str(node.sourceName()).lower() in _UNLIMITED
+            name = str(node.sourceName())
         case _:
-            return True
-    return is_unlimited and not _LIMITS & set(_options(node))
+            return ""
+    return "" if name.lower() in _UNLIMITED else name
 
 
 def _options(node: JavaObject) -> list[str]:

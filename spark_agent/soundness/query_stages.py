@@ -163,7 +163,7 @@ def check(
             if any(stages[each].has_idle_policy for each in above)
         ),
         has_control_sources=bool(watermarked),
-        reads_all=not any(node.limits or not node.reads_all for node in plan.walk()),
+        reads_all=not any(_is_limited(node) for node in plan.walk()),
         may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
     )
 
@@ -261,13 +261,7 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
         for node in _unreported_limited(data):
             if _awaited_topics(node):
                 continue
-            limits = ", ".join(node.limits)
-            raise UnsoundPlanError(
-                f"stage {control.stage!r} reads a source that is limited by {limits} and "
-                f"not reported in this query: rows that the watermark already covers could be left "
-                f"for a later batch, and be late by then. Leave out the limit, or report the source "
-                f"in this query with source()"
-            )
+            raise UnsoundPlanError(_error_limited(control.stage, node))
 
 
 def _check_event_time(stage: str, union: Node) -> None:
@@ -304,11 +298,29 @@ def _has_source(node: Node) -> bool:
     return any(each.tag.startswith(SOURCE_TAG) for each in node.walk())
 
 
+def _is_limited(node: Node) -> bool:
+    return bool(node.limits or node.format_with_limits)
+
+
+def _error_limited(stage: str, node: Node) -> str:
+    if node.limits:
+        source = f"a source that is limited by {', '.join(node.limits)}"
+        advice = "Leave out the limit"
+    else:
+        source = f"the format {node.format_with_limits!r}, which may limit its batches by itself"
+        advice = "Let the stage above write files or a topic of Kafka"
+    return (
+        f"stage {stage!r} reads {source}. This query does not report the source: rows that the "
+        f"watermark already covers could be left for a later batch, and be late by then. {advice}, or "
+        f"report the source in this query with source()"
+    )
+
+
 def _unreported_limited(node: Node) -> Iterator[Node]:
     """Yield the limited sources that this query does not report with `source()`."""
     if node.tag.startswith(SOURCE_TAG):
         return
-    if node.limits:
+    if _is_limited(node):
         yield node
     for child in node.children:
         yield from _unreported_limited(child)

@@ -140,6 +140,14 @@ def test_a_limited_source_of_another_query(alone: Flow, pipeline: Pipeline) -> N
         alone.start(pipeline, pipeline.report(rows, stage=COUNTS))
 
 
+def test_a_format_with_limits_of_its_own(alone: Flow, pipeline: Pipeline) -> None:
+    """Below another query's stage: nothing shows that a batch has read all that is covered."""
+    rate = alone.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    rows = pipeline.watermarked(rate, stage=COUNTS, event_time="timestamp")
+    with pytest.raises(ValueError, match=r"the format 'rate-micro-batch'.*source\(\)"):
+        alone.start(pipeline, pipeline.report(rows, stage=COUNTS))
+
+
 def test_an_event_time_that_could_be_either(alone: Flow, pipeline: Pipeline) -> None:
     rows = pipeline.watermarked(alone.source(pipeline), stage=COUNTS, event_time="at")
     both = rows.withColumn("seen_at", F.current_timestamp())

@@ -35,8 +35,11 @@ SOURCE = "tidegauge.source.1.taps"
 RANGES = "tidegauge.ranges.2.hourly"
 
 
-def relation(*, limits: tuple[str, ...] = ()) -> Node:
-    return Node("StreamingRelation", output=(Column(1, "at"), KEY), limits=limits)
+def relation(*, limits: tuple[str, ...] = (), format_with_limits: str = "") -> Node:
+    output = (Column(1, "at"), KEY)
+    return Node(
+        "StreamingRelation", output=output, limits=limits, format_with_limits=format_with_limits
+    )
 
 
 def source(below: Node | None = None, tag: str = SOURCE) -> Node:
@@ -301,6 +304,13 @@ class TestQueryStages:
         plan = reported(windows(watermarked(relation(limits=("maxfilespertrigger",)))))
         with pytest.raises(UnsoundPlanError, match="limited by maxfilespertrigger"):
             checked(plan)
+
+    def test_a_format_with_limits_of_its_own_that_nobody_reports(self) -> None:
+        """A Delta table reads a thousand files at a time, without an option."""
+        delta = relation(format_with_limits="delta")
+        with pytest.raises(UnsoundPlanError, match=r"the format 'delta'.*files or a topic"):
+            checked(reported(windows(watermarked(delta))))
+        assert not checked(reported(windows(watermarked(source(delta)))), "window").reads_all
 
     def test_a_source_that_is_not_upstream(self) -> None:
         data = source(tag="tidegauge.source.1.pipes")
