@@ -16,9 +16,15 @@ from spark_agent.jvm.nodes import (
     Stamp,
     TopicsSource,
 )
+from spark_agent.soundness.limited_sources import (
+    awaited_topics,
+    check_limits,
+    is_limited,
+    unreported_limited,
+)
 from spark_agent.soundness.operators import Promise, output_rows, promise_of
 from spark_agent.soundness.output_times import OutputTimes
-from spark_agent.sources.kafka import TOPIC_LIMIT, check_limit, loss_message
+from spark_agent.sources.kafka import check_limit, loss_message
 
 T = TypeVar("T")
 
@@ -153,7 +159,7 @@ def check(
         by_shard=frozenset(each.stage for each in logs),
         topics={each.stage: each.topics for each in topics if each.stage},
         limited_topics=frozenset(
-            topic for each in _unreported_limited(plan) for topic in _awaited_topics(each)
+            topic for each in unreported_limited(plan) for topic in awaited_topics(each)
         ),
         reads_topics=bool(topics),
         with_marker=frozenset(each.stage for each in logs if each.has_marker),
@@ -163,7 +169,7 @@ def check(
             if any(stages[each].has_idle_policy for each in above)
         ),
         has_control_sources=bool(watermarked),
-        reads_all=not any(_is_limited(node) for node in plan.walk()),
+        reads_all=not any(is_limited(node) for node in plan.walk()),
         may_wait_for_more=any("minoffsetspertrigger" in node.limits for node in plan.walk()),
     )
 
@@ -258,10 +264,7 @@ def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:
                     f"stage {control.stage!r} reads source {stage_of(node.tag)!r}, which is not "
                     f"among its inputs in the specification: its watermark would not wait for it"
                 )
-        for node in _unreported_limited(data):
-            if _awaited_topics(node):
-                continue
-            raise UnsoundPlanError(_error_limited(control.stage, node))
+        check_limits(control.stage, data)
 
 
 def _check_event_time(stage: str, union: Node) -> None:
@@ -296,41 +299,6 @@ def _is_recomputed(node: Node, column: int) -> bool:
 
 def _has_source(node: Node) -> bool:
     return any(each.tag.startswith(SOURCE_TAG) for each in node.walk())
-
-
-def _is_limited(node: Node) -> bool:
-    return bool(node.limits or node.format_with_limits)
-
-
-def _error_limited(stage: str, node: Node) -> str:
-    if node.limits:
-        source = f"a source that is limited by {', '.join(node.limits)}"
-        advice = "Leave out the limit"
-    else:
-        source = f"the format {node.format_with_limits!r}, which may limit its batches by itself"
-        advice = "Let the stage above write files or a topic of Kafka"
-    return (
-        f"stage {stage!r} reads {source}. This query does not report the source: rows that the "
-        f"watermark already covers could be left for a later batch, and be late by then. {advice}, or "
-        f"report the source in this query with source()"
-    )
-
-
-def _unreported_limited(node: Node) -> Iterator[Node]:
-    """Yield the limited sources that this query does not report with `source()`."""
-    if node.tag.startswith(SOURCE_TAG):
-        return
-    if _is_limited(node):
-        yield node
-    for child in node.children:
-        yield from _unreported_limited(child)
-
-
-def _awaited_topics(node: Node) -> frozenset[str]:
-    """Return the topics of a limited source whose watermark can wait until they are read so far."""
-    if node.topics_source is None or node.limits != (TOPIC_LIMIT,):
-        return frozenset()
-    return node.topics_source.topics
 
 
 def _promises(plan: Node, reports: Mapping[str, ReportCall]) -> dict[str, Promise]:

@@ -27,7 +27,7 @@ from spark_agent.executor.tally import Count
 from spark_agent.soundness.operators import TABLE
 from tests.support.binaries import free_port, wait_until
 from tests.support.documents import EXECUTED, NOT_EXECUTED, block, blocks, pages
-from tests.support.local_files import LOCAL_FILES
+from tests.support.local_files import FILE_MANAGER_SETTING, ONE_STEP
 from tests.support.server import Service
 
 ROOT = Path(__file__).parent.parent.parent
@@ -215,7 +215,7 @@ from pyspark.sql import SparkSession
 spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    .config("spark.sql.session.timeZone", "UTC").config(map=%s)
+    .config("spark.sql.session.timeZone", "UTC").config("%s", "%s")
     .getOrCreate())
 for line in sys.stdin:
     # An example sets the number of its ranges itself, whatever ran before.
@@ -248,7 +248,7 @@ class Session:
         self._scripts = itertools.count()
         self._errors = (folder / "stderr").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SESSION % dict(LOCAL_FILES)],
+            [sys.executable, "-c", SESSION % (FILE_MANAGER_SETTING, ONE_STEP)],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
             cwd=folder,
             stdin=subprocess.PIPE,

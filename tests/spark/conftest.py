@@ -15,7 +15,7 @@ from spark_agent import Pipeline
 from spark_agent.kafka_jars import JarsUnavailableError, KafkaJars
 from tests.spark.flow import RANGES, Flow
 from tests.support.kafka_server import KafkaServer
-from tests.support.local_files import LOCAL_FILES
+from tests.support.local_files import FILE_MANAGER_SETTING, ONE_STEP
 from tests.support.server import ROOT, Service
 
 
@@ -56,7 +56,7 @@ def spark(
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.pollingDelay", "20ms")
         .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
-        .config(map=dict(LOCAL_FILES))
+        .config(FILE_MANAGER_SETTING, ONE_STEP)
         .config("spark.jars", getattr(kafka_jars, "connector_files", ""))
         .config("spark.local.dir", str(folder))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

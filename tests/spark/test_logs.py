@@ -314,6 +314,7 @@ def test_a_restart_goes_on_in_the_middle(flow: Flow, folders: Folders, service: 
     service.start()
     commits = sorted((flow.checkpoint / "commits").glob("[0-9]*"), key=lambda each: int(each.name))
     commits[-1].unlink()
+    (flow.checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
     with pipeline_of(flow) as pipeline:
         frame = counts(pipeline, read(pipeline, folders))
         ended(flow.start(pipeline, frame, trigger=AVAILABLE_NOW, bounded=True))

@@ -103,6 +103,7 @@ def test_a_batch_that_a_copy_has_planned_anew_is_refused(flow: Flow) -> None:
     for batch in range(2):
         run(flow, batch)
     (flow.checkpoint / "commits" / "1").unlink()
+    (flow.checkpoint / "commits" / ".1.crc").unlink()
     refused(flow, flow.checkpoint)
 
 
@@ -123,6 +124,7 @@ def test_a_restart_is_not_refused_wherever_the_driver_was_killed(
     service.start()
     if not committed_by_spark:
         (flow.checkpoint / "commits" / "1").unlink()
+        (flow.checkpoint / "commits" / ".1.crc").unlink()
     assert committed(flow) == (2, 0)
     run(flow, 2)
     assert committed(flow) == (3, 2)
@@ -229,6 +231,7 @@ def test_an_output_of_many_batches_is_not_ahead_of_its_own_checkpoint(
         assert Checkpoint(flow.spark, rows).read() == expected
     if not is_done:
         (flow.checkpoint / "commits" / "10").unlink()
+        (flow.checkpoint / "commits" / ".10.crc").unlink()
         assert Checkpoint(flow.spark, rows).read() == replace(expected, next_batch=10)
         service.lose_ledger()
     write(flow, 11)

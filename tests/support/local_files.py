@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-LOCAL_FILES: Final[Mapping[str, str]] = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-}
-"""Settings with which a file takes the place of another in one step, and without a checksum file.
+FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
+ONE_STEP: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""Value of the setting with which a file of a checkpoint takes its place by one rename.
 
-By default Spark deletes the one, then renames the other, and starts programs for both (`readlink`,
-`chmod`): about a fifth of a test's processor time. An executor whose driver is gone ends at any moment,
-also between the two steps, and the state of its partition is lost.
+By default Spark starts a program for each of several steps (`readlink`), which takes much of the time
+of a batch with few rows.
 """

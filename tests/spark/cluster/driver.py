@@ -25,7 +25,7 @@ from pyspark.sql.types import LongType
 from spark_agent import BoundedOutOfOrderness, Pipeline, Strategy
 from tests.spark.cluster.data import APART_S, BOUND, CLICKS, GAP_S, VIEWS, WINDOW_S, Shape
 from tests.spark.cluster.straggler import KEYED, Straggler, StragglingStrategy
-from tests.support.local_files import LOCAL_FILES
+from tests.support.local_files import FILE_MANAGER_SETTING, ONE_STEP
 
 RANGES: Final = 2
 STAGE: Final = "keyed"
@@ -72,7 +72,11 @@ def session(order: Order) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", RANGES)
         .config("spark.sql.streaming.pollingDelay", "20ms")
-        .config(map=dict(LOCAL_FILES))
+        # By default Spark puts a state file in the place of another by two steps on a local disk: it
+        # deletes the one, then renames the other. An executor whose driver is gone ends at any moment,
+        # also between the two, and the state of its partition is lost. With these it is one step.
+        .config(FILE_MANAGER_SETTING, ONE_STEP)
+        .config("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
         .config("spark.locality.wait", "50ms")
         .config("spark.jars", order.jars)
         .config("spark.local.dir", order.folder)
