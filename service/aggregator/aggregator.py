@@ -43,7 +43,7 @@ from service.errors import (
 from service.frontier.graph import Stage
 from service.frontier.health import Outcome
 from service.ledger.port import Ledger
-from service.live.port import LiveStore
+from service.live.port import LiveStore, UnknownShardsError
 from service.model.audit import Action, Actor, Deed
 from service.model.jobs import StageView
 from service.model.keys import Key
@@ -55,6 +55,9 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.stage_metrics import Survey
 
 log = logging.getLogger(__name__)
+
+_MAX_JOINS = 5
+"""Attempts at a report while other requests change the shards of its source."""
 
 _READY_FOR_MS = 250
 """Time for which a result of the readiness check is reused: each probe writes to the disk."""
@@ -222,9 +225,7 @@ class Aggregator:
             raise
         except StaleRunError as error:
             raise await self._naming_holder(job, error) from None
-        self._metrics.leases_granted.inc()
-        if grant.denied_total:
-            self._metrics.denied_ranges.inc(grant.denied_total)
+        self._metrics.count_grant(grant)
         self._publisher.touch(job, (stage,))
         return grant
 
@@ -285,14 +286,21 @@ class Aggregator:
         return found
 
     async def report(self, job: str, stage: str, report: Report) -> tuple[Reported, StageView]:
-        """Apply a report; return its result, and the stage's view after it."""
+        """Apply a report; return its result, and the stage's view after it.
+
+        Shards that the report claims join a dynamic source first.
+        """
         try:
-            reported = await self._live.report(job, stage, report)
+            reported = await self._report(job, stage, report)
         except ProblemError as error:
             self._metrics.count_refused_report(error.slug)
+            if isinstance(error, LeaseConflictError):
+                self._metrics.denied_ranges.inc(error.total)
             if isinstance(error, StaleRunError):
                 raise await self._naming_holder(job, error) from None
             raise
+        if reported.grant is not None:
+            self._metrics.count_grant(reported.grant)
         self._metrics.count_report(job, stage, report, reported, waiting=report.epoch is not None)
         if not reported.advances:
             return reported, reported.view
@@ -304,6 +312,15 @@ class Aggregator:
             return reported, reported.view
         # As published by that round: later reads return this view, or a newer one.
         return reported, published.stages.get(stage, reported.view)
+
+    async def _report(self, job: str, stage: str, report: Report) -> Reported:
+        for _ in range(_MAX_JOINS):
+            try:
+                return await self._live.report(job, stage, report)
+            except UnknownShardsError as error:
+                # The store has checked the report already: one that is refused lets nothing join.
+                await self.definitions.join(job, stage, error.shards)
+        raise UnavailableError(f"the shards of stage {stage!r} keep changing: retry")
 
     @run_to_completion
     async def commit(

@@ -17,6 +17,7 @@ from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
     ClientGoneError,
+    InvalidReportError,
     InvalidRequestError,
     MalformedJsonError,
     PayloadTooLargeError,
@@ -62,10 +63,14 @@ def state(request: Request) -> ServiceState:
     return cast("ServiceState", request.app.state.service)
 
 
-def check_name(member: str, value: str) -> None:
-    """Check a name in the path. Raises `InvalidRequestError`."""
+def check_name(
+    member: str,
+    value: str,
+    error: type[InvalidRequestError | InvalidReportError] = InvalidRequestError,
+) -> None:
+    """Raise an error unless a value is a name."""
     if _name.fullmatch(value) is None:
-        raise InvalidRequestError(f"invalid {member} {value!r}: it must match {NAME_PATTERN}")
+        raise error(f"invalid {member} {value!r}: it must match {NAME_PATTERN}")
 
 
 class JsonResponse(Response):

@@ -19,9 +19,7 @@ from service.errors import (
     UnknownJobError,
     UnknownStageError,
 )
-from service.frontier.leases import Rank
 from service.model.keys import Role
-from service.model.leases import Claim
 
 endpoints = Endpoints("leases")
 
@@ -41,17 +39,8 @@ async def claim(call: Call[ClaimBody]) -> GrantBody:
 
     New shards join a dynamic source: from this answer on it waits for them.
     """
-    body = call.body
-    grant = await call.aggregator.claim(
-        call.job,
-        call.stage,
-        Claim(
-            ranges=None if body.ranges == "all" else body.ranges,
-            holder=body.holder,
-            ttl_ms=body.ttl_ms,
-            rank=Rank(body.run or 0, body.epoch or 0, body.attempt or 0),
-        ),
-    )
+    ranges = None if call.body.ranges == "all" else call.body.ranges
+    grant = await call.aggregator.claim(call.job, call.stage, call.body.claim(ranges))
     return await grant_body(grant)
 
 

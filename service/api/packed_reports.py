@@ -17,6 +17,7 @@ from service.api.report_checks import (
     check_shard,
     check_times,
     observed_input,
+    right,
 )
 from service.api.report_facts import column_facts
 from service.api.requests import MAX_REPORTED, KeyedReport, SourceColumns, SourceReport, WorkColumns
@@ -46,7 +47,7 @@ async def read_source_columns(
     if final is not None:
         promises[np.array(final, dtype=np.bool_)] = MAX
     return Report(
-        read.token,
+        right(read, None)[0],
         None,
         promises,
         idle=idle,
@@ -92,7 +93,7 @@ async def read_keyed_columns(
     if rows is not None and isinstance(promises, int):
         promises = np.full(rows, observed, dtype=np.int64)
     return Report(
-        read.token,
+        right(read, None)[0],
         None,
         promises,
         idle=idle,

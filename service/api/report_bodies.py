@@ -18,6 +18,7 @@ from service.api.report_checks import (
     check_shard,
     check_times,
     observed_input,
+    right,
 )
 from service.api.report_facts import read_facts
 from service.api.requests import (
@@ -76,9 +77,17 @@ def _read_plain(stage: Stage, body: Body) -> Report | None:
     promises = as_column(list(plain.ranges.values()))
     if not are_times(promises):
         check_times("ranges", plain.ranges)
-    silent = _silent(stage)
-    facts = None if silent is None else [silent] * len(plain.ranges)
-    return Report(plain.token, list(plain.ranges), promises, epoch=plain.epoch, facts=facts)
+    silent, names = _silent(stage), list(plain.ranges)
+    token, claim = right(plain, names)
+    return Report(
+        token,
+        names,
+        promises,
+        epoch=plain.epoch,
+        facts=None if silent is None else [silent] * len(names),
+        claim=claim,
+        releases=plain.release,
+    )
 
 
 def _silent(stage: Stage) -> ReportedFacts | None:
@@ -97,9 +106,11 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
     shards = read.ranges or {}
     _check_size(shards)
     check_times("ranges", {n: s for n, s in shards.items() if isinstance(s, int)})
+    names = list(shards)
+    token, claim = right(read, names)
     return Report(
-        read.token,
-        list(shards),
+        token,
+        names,
         [
             _shard_promise(n, s) if isinstance(s, ShardReport) else from_wire(s)
             for n, s in shards.items()
@@ -113,6 +124,8 @@ async def _read_shards(body: Body, silent: ReportedFacts | None) -> Report:
         ],
         epoch=read.epoch,
         facts=await read_facts(shards, silent),
+        claim=claim,
+        releases=read.release,
     )
 
 
@@ -133,16 +146,20 @@ def _plain_keyed_report(read: PlainKeyedReport, silent: ReportedFacts | None) ->
     observed = observed_input(read)
     notes = list(read.ranges.values())
     holds = [note.holds for note in notes]
+    names = list(read.ranges)
+    token, claim = right(read, names)
     return Report(
-        read.token,
-        list(read.ranges),
+        token,
+        names,
         _keyed_promises(read.ranges, observed, holds),
         # Most reports have holds for all of their ranges, and this is the hot path.
         notes=notes if all(holds) else noted(notes),
         epoch=read.epoch,
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
-        facts=None if silent is None else [silent] * len(read.ranges),
+        facts=None if silent is None else [silent] * len(names),
+        claim=claim,
+        releases=read.release,
     )
 
 
@@ -157,9 +174,11 @@ async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
     holds = [key_range.holds for key_range in ranges.values()]
     for name, key_range in ranges.items():
         check_idle(f"ranges.{name}", key_range.holds if key_range.idle else {})
+    names = list(ranges)
+    token, claim = right(read, names)
     return Report(
-        read.token,
-        list(ranges),
+        token,
+        names,
         _keyed_promises(ranges, observed, holds),
         idle=[key_range.idle for key_range in ranges.values()],
         notes=noted([RangeNote(each) for each in holds]),
@@ -167,6 +186,8 @@ async def _read_keyed(body: Body, silent: ReportedFacts | None) -> Report:
         observed_input=None if read.input_watermark is UNSET else observed,
         capped_at_commit=read.input_watermark is UNSET,
         facts=await read_facts(ranges, silent),
+        claim=claim,
+        releases=read.release,
     )
 
 

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 from msgspec import UNSET
 
-from service.api.requests import KeyedReport, PlainKeyedReport
+from service.api.exchange import check_name
+from service.api.requests import AnyReport, KeyedReport, PlainKeyedReport
 from service.errors import InvalidReportError
 from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_wire, is_timestamp
+from service.model.leases import Claim
 from service.model.reports import Column
 
 _BULK: Final = 64
 """Number of numbers from which an array is faster than a list."""
+
+
+def right(read: AnyReport, ranges: Sequence[str] | None) -> tuple[str, Claim | None]:
+    """Return the right to report for these ranges (None: for all of a lease): a token, or a claim.
+
+    Raises `InvalidReportError` unless there is one of the two.
+    """
+    if read.claim is None:
+        return _token(read), None
+    if read.token is not UNSET:
+        raise InvalidReportError(
+            "claim and token are both there: a claim makes a lease of its own; leave out one of them"
+        )
+    if ranges is None:
+        raise InvalidReportError(
+            "claim and columns are both there: a claim names its ranges in `ranges`"
+        )
+    for name in ranges:
+        check_name("range", name, InvalidReportError)
+    return "", read.claim.claim(ranges)
+
+
+def _token(read: AnyReport) -> str:
+    if read.token is UNSET:
+        raise InvalidReportError(
+            "token is missing: send the token of a lease, or `claim` to claim the ranges"
+        )
+    if read.release:
+        raise InvalidReportError(
+            "release is true, and claim is missing: a lease with a token is released by POST"
+            " /v1/jobs/{job}/leases/release"
+        )
+    return read.token
 
 
 def as_column(values: list[int]) -> Column:

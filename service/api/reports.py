@@ -10,7 +10,7 @@ from service.api.endpoints import Call, Endpoints, json_body, raw_body
 from service.api.exchange import Body
 from service.api.report_bodies import read_report
 from service.api.requests import CommitBody, KeyedReport, SourceReport, StageCommitBody
-from service.api.responses.reports import RejectedBody, ReportedBody, stage_watermark_body
+from service.api.responses.reports import ReportedBody, reported_body
 from service.api.responses.throttle import AdviceBody, advice_bodies
 from service.api.responses.watermarks import CommittedBody, watermark_body
 from service.errors import (
@@ -18,6 +18,7 @@ from service.errors import (
     InputAheadError,
     InvalidReportError,
     InvalidRequestError,
+    LeaseConflictError,
     LeaseLostError,
     StaleEpochError,
     StaleRunError,
@@ -43,6 +44,7 @@ endpoints = Endpoints("reports")
         UnknownStageError,
         InvalidReportError,
         LeaseLostError,
+        LeaseConflictError,
         StaleRunError,
         StaleEpochError,
         InputAheadError,
@@ -53,6 +55,9 @@ endpoints = Endpoints("reports")
 async def report(call: Call[Body]) -> ReportedBody:
     """Report for ranges under a lease, with effect at once or, with an epoch, at its commit.
 
+    In place of a lease's `token`, a report may bring its `claim`: the ranges are claimed and the granted
+    ones reported in one atomic step. A report that is refused claims nothing.
+
     `ranges` has the reports of ranges by name, `columns` those of all ranges of the lease in their
     order: send one of them. The answer has the stage's present watermarks and, if the job has a
     throttle, the throttle advice for the reported shards.
@@ -61,14 +66,8 @@ async def report(call: Call[Body]) -> ReportedBody:
     found = await aggregator.find_stage(job, stage)
     sent = await read_report(stage, found, call.body)
     reported, view = await aggregator.report(job, stage, sent)
-    return ReportedBody(
-        reported.accepted,
-        list(reported.behind),
-        [RejectedBody(one, reason) for one, reason in reported.rejected],
-        reported.expires_in_ms,
-        stage_watermark_body(view),
-        await _advice(call, reported.ranges) if found.policy.is_throttled else UNSET,
-    )
+    advice = await _advice(call, reported.ranges) if found.policy.is_throttled else UNSET
+    return await reported_body(reported, view, advice)
 
 
 async def _advice(call: Call[Body], shards: Sequence[str]) -> dict[str, AdviceBody] | UnsetType:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from service.frontier.health import Outcome
+from service.frontier.leases import Rank
 from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
+from service.model.leases import Claim
 from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, Name
 from service.model.reports import MAX_REPORTED, RangeNote
 from service.model.runs import MAX_NUMBER
@@ -88,15 +91,25 @@ class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class ClaimBody(Struct, frozen=True, forbid_unknown_fields=True):
-    """A claim for ranges of a stage."""
+class ReportClaim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A claim of the ranges of a report. It outranks leases with a smaller run, epoch and attempt."""
 
-    ranges: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_RANGES)] | Literal["all"]
     holder: Holder
     ttl_ms: Annotated[int, Meta(ge=MIN_TTL_MS, le=MAX_TTL_MS)] = DEFAULT_TTL_MS
     run: Run | None = None
     epoch: Number | None = None
     attempt: Number | None = None
+
+    def claim(self, ranges: Sequence[str] | None) -> Claim:
+        """Return the claim of these ranges (None: of all)."""
+        rank = Rank(self.run or 0, self.epoch or 0, self.attempt or 0)
+        return Claim(ranges, self.holder, self.ttl_ms, rank)
+
+
+class ClaimBody(ReportClaim, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A claim for ranges of a stage. It outranks leases with a smaller run, epoch and attempt."""
+
+    ranges: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=MAX_RANGES)] | Literal["all"]
 
 
 class Tokens(Struct, frozen=True, forbid_unknown_fields=True):
@@ -277,41 +290,58 @@ class SourceColumns(WorkColumns, frozen=True, forbid_unknown_fields=True, kw_onl
     final: Row[Final] | FlagsAsBytes | None = None
 
 
-class PlainReport(Struct, frozen=True, forbid_unknown_fields=True):
+class AnyReport(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Members of every report."""
+
+    token: (
+        Annotated[
+            Token, Meta(description="Token of a lease on the ranges. Left out beside `claim`")
+        ]
+        | UnsetType
+    ) = UNSET
+    claim: (
+        Annotated[
+            ReportClaim,
+            Meta(
+                description="In place of a token: claims the ranges in `ranges`, and reports the granted"
+                " ones, in one atomic step"
+            ),
+        ]
+        | None
+    ) = None
+    release: Annotated[
+        bool, Meta(description="Beside `claim`: releases the lease in the same step")
+    ] = False
+    epoch: Number | None = None
+
+
+class PlainReport(AnyReport, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A report of a source with only a watermark for each shard."""
 
-    token: Token
     ranges: dict[str, int]
-    epoch: Number | None = None
     input_watermark: None = None
 
 
-class SourceReport(Struct, frozen=True, forbid_unknown_fields=True):
+class SourceReport(AnyReport, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A report for shards of a source: `ranges`, or `columns` for all ranges of the lease."""
 
-    token: Token
     ranges: dict[str, Time | ShardReport | None] | None = None
     columns: SourceColumns | None = None
-    epoch: Number | None = None
     input_watermark: None = None
 
 
-class PlainKeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
+class PlainKeyedReport(AnyReport, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A report for key ranges with only holds."""
 
-    token: Token
     ranges: dict[str, KeyRangeReport]
-    epoch: Number | None = None
     input_watermark: Time | UnsetType | None = UNSET
 
 
-class KeyedReport(Struct, frozen=True, forbid_unknown_fields=True):
+class KeyedReport(AnyReport, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A report for key ranges: `ranges`, or `columns` for all ranges of the lease."""
 
-    token: Token
     ranges: dict[str, KeyRangeWorkReport] | None = None
     columns: WorkColumns | None = None
-    epoch: Number | None = None
     input_watermark: Time | UnsetType | None = UNSET
 
 

@@ -52,6 +52,16 @@ class StateLostError(Exception):
         self.job = job
 
 
+class UnknownShardsError(Exception):
+    """A report claims shards that its dynamic source does not have. The shards must join first: nothing
+    was applied or granted.
+    """
+
+    def __init__(self, shards: Sequence[str]) -> None:
+        super().__init__(f"{len(shards)} shards have not joined")
+        self.shards = shards
+
+
 class Watch(Protocol):
     """A waiting request's wake-up. It may be spurious, but misses no change after `rearm`."""
 
@@ -146,8 +156,12 @@ class JobState(Protocol):
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         """Apply a report under a current lease, or keep it pending for its epoch; renew the lease.
 
+        A report with a claim is a `claim` of its ranges, the report for the granted ones, and perhaps
+        the `release` of the lease, all in one step.
+
         Raises `LeaseLostError`, `StaleRunError`, `StaleEpochError`, `InputAheadError`,
-        `EpochsWaitingError`; then nothing was applied.
+        `EpochsWaitingError`, and with a claim `LeaseConflictError` and `UnknownShardsError`; then
+        nothing was applied or granted.
         """
         ...
 

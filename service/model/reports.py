@@ -14,7 +14,7 @@ from service.frontier.facts import Facts, ReportedFacts
 from service.frontier.promises import keyed_promise
 from service.frontier.timestamps import MAX
 from service.model.jobs import StageView
-from service.model.leases import LostReason
+from service.model.leases import Claim, Grant, LostReason
 
 Column = Sequence[int] | npt.NDArray[np.int64]
 """Integers. Many of them are an array, so that the hot path has no loop over single ones."""
@@ -86,6 +86,7 @@ class Report(msgspec.Struct, frozen=True):
     """A worker's report, reduced to promises by the rules of `service.frontier.promises`."""
 
     token: str
+    """Token of a lease. With a claim, the store makes the token."""
     ranges: Sequence[str] | None
     """Distinct ranges. None: all ranges of the lease. The columns below are in the same order."""
     promises: Column | int
@@ -104,6 +105,10 @@ class Report(msgspec.Struct, frozen=True):
     """None: without facts."""
     hold_columns: HoldColumns | None = None
     """Columns of holds of a packed report, in place of notes."""
+    claim: Claim | None = None
+    """Claim of the report's own ranges, in the same step. None: the report is under `token`."""
+    releases: bool = False
+    """True if the claimed lease is released in the same step, once the report is applied."""
 
 
 def column(report: Report) -> Column:
@@ -125,6 +130,8 @@ class Reported(msgspec.Struct, frozen=True):
     """True if the stage's agreement is ahead of its published watermark, and so must be published."""
     ranges: Sequence[str]
     """The ranges of the report, by name."""
+    grant: Grant | None = None
+    """The lease that the report has claimed. None: without a claim."""
 
 
 @dataclass(frozen=True, slots=True)

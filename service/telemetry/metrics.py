@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import generate_latest
 
+from service.model.leases import Grant
 from service.model.reports import Report, Reported
 from service.telemetry.stage_metrics import ByStage, StageMetrics, Survey
 
@@ -101,6 +102,12 @@ class Metrics:
         self._ranges_accepted = self.reported_ranges.labels("accepted")
         self._ranges_behind = self.reported_ranges.labels("behind")
         self._ranges_rejected = self.reported_ranges.labels("rejected")
+
+    def count_grant(self, grant: Grant) -> None:
+        """Count a lease that was granted, and the ranges that were denied to its claim."""
+        self.leases_granted.inc()
+        if grant.denied_total:
+            self.denied_ranges.inc(grant.denied_total)
 
     def count_report(
         self, job: str, stage: str, report: Report, reported: Reported, *, waiting: bool

@@ -35,7 +35,7 @@ def grant(job: LiveJob, stage: str, claim: Claim, token: str, now_ms: int) -> Gr
     """See `LiveStore.claim`."""
     state, table = job.table(stage)
     check_run(stage, state, claim.rank.run)
-    wanted, unknown = _wanted(table, claim.ranges)
+    wanted, unknown = find_wanted(table, claim.ranges)
     owners = table.owner[wanted]
     keepers = {
         fence: lease
@@ -202,7 +202,8 @@ def check_run(stage: str, state: LiveStage, run: int) -> None:
         raise refusals.stale_run(stage, state.run, run)
 
 
-def _wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:
+def find_wanted(table: RangeTable, names: Sequence[str] | None) -> tuple[Int64s, list[str]]:
+    """Return the indices of the claimed ranges (None: of all), and the names that are unknown."""
     if names is None:
         return np.arange(len(table), dtype=np.int64), []
     distinct = list(dict.fromkeys(names))

@@ -11,20 +11,19 @@ from service.frontier.graph import is_ahead
 from service.frontier.ranges import RangeNames
 from service.live import refusals
 from service.live.memory.epochs import check_arrival, check_observed, wait
-from service.live.memory.leases import current_lease
+from service.live.memory.leases import check_run, current_lease, end, find_wanted, grant
 from service.live.memory.range_table import RangeTable
 from service.live.memory.rows import Rows, as_list, neighbours
-from service.live.memory.state import Lease, LiveJob
-from service.model.leases import LostReason
+from service.live.memory.state import Lease, LiveJob, LiveStage
+from service.live.port import UnknownShardsError
+from service.model.leases import Claim, Grant, LostReason
 from service.model.reports import Report, Reported, column
 
 
 def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -> Reported:
     """See `LiveStore.report`."""
     state, table = job.table(stage)
-    lease = current_lease(job, stage, state, report.token, now_ms)
-    check_arrival(stage, state, report.epoch)
-    check_observed(stage, state, report.observed_input)
+    lease, granted = _lease(job, stage, state, report, now_ms)
     report, rows, rejected = _covered(report, lease, table)
     lease.deadline_ms = now_ms + lease.ttl_ms
     if report.hold_columns is None:
@@ -38,15 +37,53 @@ def apply(job: LiveJob, stage: str, report: Report, now_ms: int, wall_ms: int) -
         behind = table.apply(rows, promises, idle, wall_ms=wall_ms)
     else:
         behind = wait(state, table, report, report.epoch, lease.fence, rows, now_ms)
+    names = RangeNames(table.layout, lease.members) if report.ranges is None else report.ranges
+    if report.releases:
+        end(job, lease, "released", now_ms)
+    # A claim ends the idleness of its ranges, also if the report waits for its epoch.
+    may_advance = report.epoch is None or granted is not None
     return Reported(
         accepted=len(promises),
         behind=[table.name(index) for index in behind],
-        rejected=rejected,
-        expires_in_ms=lease.ttl_ms,
+        # Claimed ranges that were not granted are denied, and not rejected as well.
+        rejected=rejected if granted is None else [],
+        expires_in_ms=0 if report.releases else lease.ttl_ms,
         view=state.view,
-        advances=report.epoch is None and is_ahead(table.agreement, state.view.watermark),
-        ranges=RangeNames(table.layout, lease.members) if report.ranges is None else report.ranges,
+        advances=may_advance and is_ahead(table.agreement, state.view.watermark),
+        ranges=names,
+        grant=granted,
     )
+
+
+def _lease(
+    job: LiveJob, stage: str, state: LiveStage, report: Report, now_ms: int
+) -> tuple[Lease, Grant | None]:
+    """Return the lease of a report, and its grant if the report claims it.
+
+    The claim is checked last, so that a report that is refused claims nothing.
+    """
+    claim = report.claim
+    if claim is None:
+        lease = current_lease(job, stage, state, report.token, now_ms)
+        _check(stage, state, report)
+        return lease, None
+    check_run(stage, state, claim.rank.run)
+    _check(stage, state, report)
+    _check_joined(job, stage, claim)
+    granted = grant(job, stage, claim, report.token, now_ms)
+    return job.by_fence[granted.fence], granted
+
+
+def _check(stage: str, state: LiveStage, report: Report) -> None:
+    check_arrival(stage, state, report.epoch)
+    check_observed(stage, state, report.observed_input)
+
+
+def _check_joined(job: LiveJob, stage: str, claim: Claim) -> None:
+    if job.pipeline.stages[stage].policy.is_dynamic:
+        unknown = find_wanted(job.table(stage)[1], claim.ranges)[1]
+        if unknown:
+            raise UnknownShardsError(unknown)
 
 
 def _covered(

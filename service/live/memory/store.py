@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from service.clock import Clock
@@ -207,8 +208,13 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        clock = self._clock
-        return reports.apply(self._job(job), stage, report, clock.steady_ms(), clock.wall_ms())
+        clock, found = self._clock, self._job(job)
+        if report.claim is not None:
+            report = msgspec.structs.replace(report, token=self._new_token())
+        reported = reports.apply(found, stage, report, clock.steady_ms(), clock.wall_ms())
+        if reported.grant is not None and not report.releases:
+            self._deadlines.note(found)
+        return reported
 
     @override
     async def commit(self, job: str, commit: Commit) -> Committed:

@@ -13,9 +13,10 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
+from service.live.redis.grants import claim_args, read_denied, read_grant
 from service.live.redis.job_layout import JobLayout, runs_of
 from service.live.redis.steps import Steps, reply, stage_layout
-from service.model.leases import MAX_DENIED, Claim, Denied, Grant, LostLease, Renewal
+from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.runs import RunEnd
 
 _RECHECK_MS = 500
@@ -43,29 +44,15 @@ async def _claim(
         found = layout.find(distinct)
         unknown = [distinct[k] for k in np.flatnonzero(found < 0).tolist()]
         runs = runs_of(np.sort(found[found >= 0]))
-    rank = "".join(
-        schema.number_text(part) for part in (claim.rank.run, claim.rank.epoch, claim.rank.attempt)
-    )
-    code, *rest = await steps.step(
-        job_layout,
-        "claim",
-        (stage,),
-        [runs, claim.holder, claim.ttl_ms, rank, str(claim.rank.run), token],
+    code, *values = await steps.step(
+        job_layout, "claim", (stage,), [token, *claim_args(claim, runs)]
     )
     if code == "stale-run":
-        raise refusals.stale_run(stage, int(rest[0]), claim.rank.run)
-    denied = [Denied(name, "unknown") for name in unknown[:MAX_DENIED]]
-    denied_total = len(unknown)
-    for holder, left_ms, held in rest[-1] or ():
-        names = job_layout.names(stage, held)
-        denied_total += len(names)
-        listed = names[: MAX_DENIED - len(denied)]
-        denied += [Denied(name, "held", holder, int(left_ms)) for name in listed]
+        raise refusals.stale_run(stage, int(values[0]), claim.rank.run)
     if code == "conflict":
-        raise refusals.none_granted(stage, denied, denied_total)
-    fence, granted, _ = rest
-    names = job_layout.names(stage, granted)
-    return Grant(token, int(fence), claim.ttl_ms, names, denied, denied_total)
+        denied = read_denied(job_layout, stage, unknown, values[0])
+        raise refusals.none_granted(stage, *denied)
+    return read_grant(job_layout, stage, claim, token, unknown, values)
 
 
 async def _stages_by_token(

@@ -73,7 +73,7 @@ async def _report_all(
     # The layout may have changed between two of them: those of another layout are retried.
     same = [resolved for of, resolved in batch if of is job_layout]
     stages = list(dict.fromkeys(resolved.stage for resolved in same))
-    args = [report_args(stages.index(each.stage) + 1, each) for each in same]
+    args = [report_args(job_layout, stages.index(each.stage) + 1, each) for each in same]
     _, raw_results, ahead = await steps.step(job_layout, "report", stages, args)
     results: list[Reported | Exception] = []
     for resolved, result in zip(same, raw_results, strict=True):

@@ -13,11 +13,13 @@ import numpy.typing as npt
 from service.frontier.facts import ReportedFacts
 from service.frontier.ranges import RangeNames
 from service.live import refusals
+from service.live.port import UnknownShardsError
 from service.live.redis import schema
+from service.live.redis.grants import claim_args, read_denied, read_grant
 from service.live.redis.job_layout import JobLayout, Runs, indices_of, runs_of, spans_of
 from service.live.redis.joined import Promises, join, left_by
 from service.live.redis.packing import blob
-from service.model.leases import LostReason
+from service.model.leases import Grant, LostReason
 from service.model.reports import RangeNote, Report, Reported, column
 
 T = TypeVar("T")
@@ -82,7 +84,8 @@ def resolve(job_layout: JobLayout, stage: str, report: Report) -> ResolvedReport
     names = report.ranges
     if names is None:
         raise AssertionError("a packed report is resolved by `resolve_all`")
-    if len(names) < _BULK:
+    # The token of a claim is new, so its lookup would not be found again.
+    if len(names) < _BULK or report.claim is not None:
         return _resolved(stage, report, _look_up(job_layout, stage, names))
     key = _key(job_layout, stage, report.token, "named")
     last: RangeLookup | None = job_layout.lookups.get(key)
@@ -137,7 +140,14 @@ def _look_up(job_layout: JobLayout, stage: str, names: Sequence[str]) -> RangeLo
     return RangeLookup(names, order, len(at), spans, runs_of(at), unknown)
 
 
-def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
+def _must_join(job_layout: JobLayout, resolved: ResolvedReport) -> bool:
+    """Return whether a report claims shards that have to join its dynamic source first."""
+    policy = job_layout.pipeline.stages[resolved.stage].policy
+    claims = resolved.report.claim is not None
+    return claims and policy.is_dynamic and bool(resolved.lookup.unknown)
+
+
+def report_args(job_layout: JobLayout, stage: int, resolved: ResolvedReport) -> list[Any]:
     """Return a report as `report.lua` reads it."""
     report, order, spans = resolved.report, resolved.lookup.order, resolved.lookup.spans
     holds = report.hold_columns
@@ -154,6 +164,9 @@ def report_args(stage: int, resolved: ResolvedReport) -> list[Any]:
         False if report.facts is None else [_facts(each) for each in _picked(report.facts, order)],
         False if holds is None else schema.pack_holds(holds, report.promises),
         _joined(resolved) or False,
+        False if report.claim is None else claim_args(report.claim, resolved.lookup.runs),
+        report.releases,
+        _must_join(job_layout, resolved),
     ]
 
 
@@ -191,7 +204,7 @@ def read_result(
 ) -> Reported | Exception:
     """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published."""
     match result:
-        case ["ok", accepted, behind, rejected, ttl_ms, view, counts]:
+        case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted]:
             return Reported(
                 accepted=int(accepted),
                 behind=[job_layout.name(resolved.stage, index) for index in behind or ()],
@@ -200,15 +213,29 @@ def read_result(
                 view=schema.read_view(view),
                 advances=ahead and bool(counts),
                 ranges=resolved.lookup.names,
+                grant=_grant(job_layout, resolved, granted),
             )
         case _:
             return _refusal(job_layout, resolved, result)
+
+
+def _grant(job_layout: JobLayout, resolved: ResolvedReport, granted: Sequence[Any]) -> Grant | None:
+    claim, token = resolved.report.claim, resolved.report.token
+    if claim is None:
+        return None
+    unknown = resolved.lookup.unknown
+    return read_grant(job_layout, resolved.stage, claim, token, unknown, granted)
 
 
 def _refusal(job_layout: JobLayout, resolved: ResolvedReport, result: Sequence[Any]) -> Exception:
     stage, report = resolved.stage, resolved.report
     refusal: Exception
     match result:
+        case ["joining"]:
+            refusal = UnknownShardsError(resolved.lookup.unknown)
+        case ["conflict", denied]:
+            unknown = resolved.lookup.unknown
+            refusal = refusals.none_granted(stage, *read_denied(job_layout, stage, unknown, denied))
         case ["none", rejected]:
             refusal = refusals.none_covered(stage, _rejected(job_layout, resolved, rejected or ()))
         case ["lease-lost", "unknown"]:
@@ -233,6 +260,9 @@ def _rejected(
     job_layout: JobLayout, resolved: ResolvedReport, rejected: Iterable[Sequence[Any]]
 ) -> list[tuple[str, LostReason]]:
     """Return the rejected ranges in the order of the report."""
+    if resolved.report.claim is not None:
+        # Claimed ranges that were not granted are denied, and not rejected as well.
+        return []
     reasons: dict[str, LostReason] = dict.fromkeys(resolved.lookup.unknown, "unknown")
     for index, reason in rejected:
         reasons[job_layout.name(resolved.stage, index)] = reason

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from service.clock import Clock
@@ -179,6 +180,8 @@ class RedisLiveStore(LiveStore):
 
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
+        if report.claim is not None:
+            report = msgspec.structs.replace(report, token=self._new_token())
         return await reports.report(self._steps, job, stage, report)
 
     @override

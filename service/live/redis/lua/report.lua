@@ -1,5 +1,8 @@
 -- A batch of reports:
--- {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds, joined}, …}.
+-- {{stage, token, epoch, observed, capped, spans, promises, idle, notes, facts, holds, joined, claim, releases,
+--   joins}, …}.
+-- `claim`: {runs, holder, ttl, rank, run} of a claim of its ranges, whose lease gets the token; false: it has one.
+-- `joins`: it claims shards that have yet to join.
 -- `holds`: those of a packed report, for all ranges of its lease, as one text.
 -- `joined`: {what is expected, as one text, the runs that `apply_joined` takes}; false: its sender has not joined it.
 -- A span is {first block, blocks, low, high} (positions low … high of it, from 1 on) or
@@ -70,6 +73,17 @@ local function epoch_refused(st, epoch)
   if arrived == 'stale' then return {'stale-epoch', st.epoch} end
   if arrived == 'too many' then return {'epochs-waiting', #waiting} end
   return nil
+end
+
+local function lease_refused(st, lease)
+  if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
+  if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
+  return lease.reason and {'lease-lost', lease.reason} or nil
+end
+
+local function claim_refused(st, claim)
+  local run = claim[5]
+  return not is_of_run(run, st.run) and {'stale-run', st.run, run} or nil
 end
 
 -- Notes that reports were applied, and what they say besides promises.
@@ -234,14 +248,20 @@ local function apply_report(st, report)
   load(st)
   local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds, joined =
     unpack(report)
-  local lease = lease_of(token)
-  if not lease or lease.stage ~= st.name then return {'lease-lost', 'unknown'} end
-  if is_fenced(lease.run, st.run) then return {'stale-run', st.run, text(lease.run)} end
-  if lease.reason then return {'lease-lost', lease.reason} end
-  local refused = epoch and epoch_refused(st, epoch)
+  local claim, releases, joins = unpack(report, 13)
+  local lease = not claim and lease_of(token) or nil
+  local refused = claim and claim_refused(st, claim) or not claim and lease_refused(st, lease)
+  refused = refused or epoch and epoch_refused(st, epoch)
   if refused then return refused end
   local published = view(st)
   if not may_observe(observed, published.input) then return {'input-ahead', published.all} end
+  if joins then return {'joining'} end
+  local claimed, denied
+  if claim then
+    -- Last, so that a report that is refused claims nothing.
+    lease, claimed, denied = grant(st, token, unpack(claim))
+    if not lease then return {'conflict', denied} end
+  end
 
   local mine = struct.pack('<d', lease.fence)
   local keeps, counts, accepted, rejected = {}, {}, 0, {}
@@ -250,7 +270,7 @@ local function apply_report(st, report)
     local at, count = positions(span)
     local keep, total = kept(st, span, mine)
     keeps[n], counts[n], accepted = keep, count, accepted + total
-    if keep then
+    if keep and not claim then
       granted = granted or members(lease.fence)
       for k = 1, count do
         if not keep[k] then
@@ -311,7 +331,11 @@ local function apply_report(st, report)
     offset = offset + run[2]
   end
   st.published = published
-  return {'ok', accepted, behind, rejected, lease.ttl, published.all, not epoch}
+  if releases then end_lease(st, lease, 'released') end
+  -- A claim ends the idleness of its ranges, also if the report waits for its epoch.
+  local may_advance = not epoch or claim ~= false
+  local granting = claim and {text(lease.fence), claimed, denied}
+  return {'ok', accepted, behind, rejected, releases and 0 or lease.ttl, published.all, may_advance, granting}
 end
 
 local refused = check_state()

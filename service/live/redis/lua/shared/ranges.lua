@@ -244,7 +244,8 @@ end
 -- Ends the idleness that was reported under a lease that is over. See `join_report`.
 local function end_idleness(st, owner)
   load(st)
-  if st.idle_before == 0 then return end
+  -- Earlier reports of the same call count, too.
+  if st.idle_before + st.idle == 0 then return end
   for _, field in ipairs(call('HKEYS', st.keys.idle)) do
     local index = tonumber(field)
     if call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7) == owner then
