@@ -19,16 +19,19 @@ from spark_agent.client.credentials import key_source
 from spark_agent.client.errors import (
     DeclaredOtherwise,
     Forbidden,
+    LeaseConflict,
     PreconditionRequired,
     UnknownJob,
     free_in_ms,
 )
 from spark_agent.client.reports import (
+    ClaimedReport,
     Json,
     Lease,
     RangeReport,
     Rank,
     StageProgress,
+    named_bodies,
     report_bodies,
 )
 from spark_agent.client.responses import (
@@ -266,9 +269,7 @@ class Client:
             "ranges": "all" if ranges is None else list(ranges),
             "holder": holder,
             "ttl_ms": ttl_ms,
-            "run": rank.run,
-            "epoch": rank.epoch,
-            "attempt": rank.attempt,
+            **rank.body(),
         }
         answer = self._http.call("POST", f"{_stage(job, stage)}/leases", body)[0]
         denied = tuple(each["range"] for each in answer["denied"])
@@ -298,16 +299,53 @@ class Client:
         Raises `LeaseLost`, `StaleRun`, `StaleEpoch`, `InputAhead`.
         """
         path, accepted = f"{_stage(job, stage)}/reports", 0
-        common: Json = {"token": lease.token}
-        if epoch is not None:
-            common["epoch"] = epoch
+        of_epoch: dict[str, int] = {} if epoch is None else {"epoch": epoch}
+        common: Json = {"token": lease.token, **of_epoch}
         if input_ms is not None:
             common["input_watermark"] = input_ms
-        of_epoch = {} if epoch is None else {"epoch": epoch}
         with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
             for part in report_bodies(lease, ranges):
                 accepted += int(self._http.call("POST", path, common | part)[0]["accepted"])
         return accepted
+
+    def claim_and_report(
+        self,
+        job: str,
+        stage: str,
+        ranges: Mapping[str, RangeReport],
+        *,
+        holder: str,
+        ttl_ms: int,
+        rank: Rank,
+        epoch: int | None = None,
+        releases: bool = False,
+    ) -> ClaimedReport:
+        """Claim ranges and report for the granted ones, in one atomic step of the service.
+
+        With `epoch`, the report takes effect when the epoch is committed. With `releases`, the lease
+        ends with the report. More than 10,000 ranges take several steps.
+
+        Raises `LeaseConflict` if none is granted, `StaleRun`, `StaleEpoch`. A report that raises has
+        claimed nothing.
+        """
+        path, accepted = f"{_stage(job, stage)}/reports", 0
+        granted: list[str] = []
+        conflict: LeaseConflict | None = None
+        of_epoch: dict[str, int] = {} if epoch is None else {"epoch": epoch}
+        claim = {"holder": holder, "ttl_ms": ttl_ms, **rank.body()}
+        common: Json = {"claim": claim, "release": releases, **of_epoch}
+        with span("report", job, stage=stage, ranges=len(ranges), **of_epoch):
+            for part in named_bodies(ranges):
+                try:
+                    answer = self._http.call("POST", path, common | part)[0]
+                except LeaseConflict as error:
+                    conflict = error
+                    continue
+                accepted += int(answer["accepted"])
+                granted += answer["granted"]
+        if conflict is not None and not granted:
+            raise conflict
+        return ClaimedReport(accepted, tuple(granted))
 
     def commit(
         self,

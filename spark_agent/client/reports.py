@@ -23,6 +23,10 @@ class Rank:
     epoch: int
     attempt: int
 
+    def body(self) -> Json:
+        """Return its JSON form."""
+        return {"run": self.run, "epoch": self.epoch, "attempt": self.attempt}
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -33,6 +37,14 @@ class Lease:
     denied: tuple[str, ...]
     free_in_ms: int | None = None
     """Time until the first lease on a denied range expires; None: not one is denied for a lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedReport:
+    """Result of a report that has claimed its ranges."""
+
+    accepted: int
+    granted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +163,12 @@ def report_bodies(lease: Lease, ranges: Mapping[str, RangeReport]) -> Iterator[J
         if columns is not None and any(_is_of_a_shard(each) for each in reports):
             yield {"columns": columns}
             return
+    yield from named_bodies(ranges)
+
+
+def named_bodies(ranges: Mapping[str, RangeReport]) -> Iterator[Json]:
+    """Yield the bodies of the requests that report these ranges by name."""
+    names = list(ranges)
     for first in range(0, len(names), _RANGES_PER_REPORT):
         some = names[first : first + _RANGES_PER_REPORT]
         yield {"ranges": {name: ranges[name].body() for name in some}}

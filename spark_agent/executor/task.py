@@ -12,13 +12,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Timer
 from typing import Final, Literal
 
 from pyspark import Accumulator, TaskContext
 
 from spark_agent.client.client import Client, shared_client
 from spark_agent.client.errors import StaleEpoch
-from spark_agent.client.reports import Lease, RangeReport, Rank
+from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.clock import Clock
 from spark_agent.exceptions import (
     CONTINUES,
@@ -50,6 +51,8 @@ BACKOFF_MS: Final = 5_000
 """After a call without an answer, the tasks of this process send no requests for this long. Otherwise a
 service that hangs would cost every task of every batch its whole patience."""
 _backoff_until_ms: Final[dict[tuple[int, str], int]] = {}
+_promised_ms: Final[dict[tuple[int, str, str, str], tuple[tuple[str, int], int | None]]] = {}
+"""By process, service, job and stage: the last query and epoch, and the stage's promise in it."""
 
 
 def freeze_imports() -> None:
@@ -140,70 +143,124 @@ class TaskAttempt:
     def __init__(self, target: ReportTarget, task: Task) -> None:
         self._target = target
         self._task = task
-        self._leases: list[Lease] = []
-        self._wanted: tuple[str, ...] = ()
+        self._ranges: tuple[str, ...] = ()
+        self._claiming: Timer | None = None
+        self._has_reported = False
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
-        """Return the stage's promise so far: rows before it are late. None: unknown."""
-        if self._task.rank is None or self._backing_off():
+        """Return the stage's promise so far: rows before it are late. None: unknown.
+
+        The promise does not move while the stage's own epoch is open, so the tasks of a process share
+        one request for each epoch.
+        """
+        if self._task.rank is None:
             return None
         target = self._target
+        key = (os.getpid(), target.url, target.job, target.stage)
+        of_epoch = (self._task.query, self._task.epoch)
+        kept = _promised_ms.get(key)
+        if kept is not None and kept[0] == of_epoch:
+            return kept[1]
+        if self._backing_off():
+            return None
         try:
-            return self._client().watermark(target.job, target.stage).output_ms
+            promised_ms = self._client().watermark(target.job, target.stage).output_ms
         except AggregatorError as error:
             self._drop(error, "watermark request", 0)
             return None
+        _promised_ms[key] = (of_epoch, promised_ms)
+        return promised_ms
 
-    def claim(self, ranges: Sequence[str]) -> None:
-        """Claim ranges, which fences every older attempt at this task.
+    def hold(self, ranges: Sequence[str]) -> None:
+        """Keep ranges leased while the task runs for long: claim them each third of a lease.
 
-        `ranges` must include the ranges claimed before, so that one lease covers them all.
+        The report claims its ranges in any case, so a short task sends nothing here. A shard that may be
+        idle is never held: a lease during the read would prove to the service that the shard is quiet.
         """
-        if self._target.releases:
-            # A lease during the read would prove to the service that the shard is quiet.
-            self._wanted = tuple(ranges)
-        else:
-            self._claim(ranges, self._target.ttl_ms)
+        self._ranges = tuple(ranges)
+        if self._claiming is None and self._task.rank is not None and not self._target.releases:
+            self._claim_later()
 
-    def _claim(self, ranges: Sequence[str], ttl_ms: int) -> None:
+    def close(self) -> None:
+        """End the claims of a task that has reported, or that will not."""
+        self._has_reported = True
+        if self._claiming is not None:
+            self._claiming.cancel()
+
+    def _claim_later(self) -> None:
+        # The thread does not outlive its process, and sleeps until the task is a long one.
+        self._claiming = Timer(self._target.ttl_ms / 3_000, self._claim_ahead)
+        self._claiming.daemon = True
+        self._claiming.start()
+
+    def _claim_ahead(self) -> None:
+        """Claim the ranges, in a thread of its own: the task may wait for its rows.
+
+        A claim that arrives after the task's report has the report's rank and holder, so the range is as
+        it was, and a later epoch outranks both.
+        """
         rank, target = self._task.rank, self._target
-        if rank is None or not ranges or self._backing_off():
+        if rank is None or self._has_reported:
             return
         try:
-            lease = self._client().claim(
-                target.job,
-                target.stage,
-                ranges,
-                holder=self._task.holder,
-                ttl_ms=ttl_ms,
-                rank=rank,
-            )
+            if self._ranges and not self._backing_off():
+                self._client().claim(
+                    target.job,
+                    target.stage,
+                    self._ranges,
+                    holder=self._task.holder,
+                    ttl_ms=target.ttl_ms,
+                    rank=rank,
+                )
         except AggregatorError as error:
-            self._drop(error, "claim", len(ranges))
-        else:
-            self._leases = [lease]
+            self._drop(error, "claim", 0)
+        if not self._has_reported:
+            self._claim_later()
 
     def report(self, reports: Mapping[str, RangeReport] | None = None) -> None:
-        """Report the claimed ranges for this epoch.
+        """Claim the held ranges and report them for this epoch, in one request.
 
-        For a source, `reports` are by shard. Key ranges lack them: they promise the input watermark
-        that Spark ran the batch with, which the driver adds at the commit.
+        The claim fences every older attempt at this task. For a source, `reports` are by shard. Key
+        ranges lack them: they promise the input watermark that Spark ran the batch with, which the
+        driver adds at the commit.
         """
-        self._claim(self._wanted, _SHORT_TTL_MS)
-        if reports and not self._leases and not self.counts[Count.REPORTS_DROPPED]:
-            # Without a claim: the service was unavailable at the start of the query, or a moment ago.
+        self.close()
+        if reports is None:
+            reports = dict.fromkeys(self._ranges, RangeReport())
+        if not reports:
+            return
+        rank, target = self._task.rank, self._target
+        if rank is None or self._backing_off():
+            # The service was unavailable at the start of the query, or a moment ago.
             self.counts[Count.REPORTS_DROPPED] += len(reports)
-        for lease in self._leases:
-            ranges = {
-                name: RangeReport() if reports is None else reports[name]
-                for name in lease.granted
-                if reports is None or name in reports
-            }
-            if ranges:
-                self._send(lease, ranges)
-        if self._target.releases and self._leases:
-            self._release()
+            return
+        try:
+            accepted = (
+                self._client()
+                .claim_and_report(
+                    target.job,
+                    target.stage,
+                    reports,
+                    holder=self._task.holder,
+                    ttl_ms=_SHORT_TTL_MS if target.releases else target.ttl_ms,
+                    rank=rank,
+                    epoch=self._task.epoch,
+                    releases=target.releases,
+                )
+                .accepted
+            )
+        except StaleEpoch as error:
+            if self._task.on_lost_checkpoint == "stop":
+                latest = error.problem.get("last_epoch", "a later one")
+                does = f"ran batch {self._task.epoch}"
+                message = old_checkpoint_message(self._task.query, does, latest)
+                raise OldCheckpointError(f"{message}. {CONTINUES}") from None
+            self._drop(error, "report", len(reports))
+        except AggregatorError as error:
+            self._drop(error, "report", len(reports))
+        else:
+            self.counts[Count.REPORTS_DROPPED] += len(reports) - accepted
 
     def report_to_driver(
         self,
@@ -222,35 +279,6 @@ class TaskAttempt:
         tally = Tally(shards, counts, partitions, early, in_flight or {}, seen)
         self._target.tallies.add({key: tally})
 
-    def _send(self, lease: Lease, ranges: Mapping[str, RangeReport]) -> None:
-        target = self._target
-        if self._backing_off():
-            self.counts[Count.REPORTS_DROPPED] += len(ranges)
-            return
-        try:
-            accepted = self._client().report(
-                target.job, target.stage, lease, ranges, epoch=self._task.epoch
-            )
-        except StaleEpoch as error:
-            if self._task.on_lost_checkpoint == "stop":
-                latest = error.problem.get("last_epoch", "a later one")
-                does = f"ran batch {self._task.epoch}"
-                message = old_checkpoint_message(self._task.query, does, latest)
-                raise OldCheckpointError(f"{message}. {CONTINUES}") from None
-            self._drop(error, "report", len(ranges))
-        except AggregatorError as error:
-            self._drop(error, "report", len(ranges))
-        else:
-            self.counts[Count.REPORTS_DROPPED] += len(ranges) - accepted
-
-    def _release(self) -> None:
-        if self._backing_off():
-            return
-        try:
-            self._client().release(self._target.job, self._leases)
-        except AggregatorError as error:
-            self._drop(error, "release", 0)
-
     def _client(self) -> Client:
         return shared_client(self._target.url, self._target.patience_ms, self._target.key_file)
 
@@ -262,7 +290,9 @@ class TaskAttempt:
         if isinstance(error, Unavailable):
             now_ms = self._target.clock.steady_ms()
             _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
-        self.counts[Count.REPORTS_DROPPED] += ranges
+        if ranges:
+            # A claim ahead is in another thread, and must not touch the counts.
+            self.counts[Count.REPORTS_DROPPED] += ranges
         _log.info(
             "stage %s, epoch %d: %s failed, %d ranges not reported: %s",
             self._target.stage,

@@ -51,10 +51,14 @@ class DriverReporter:
             self.job,
             stage,
             ranges,
-            holder=f"{self.query}.driver",
+            holder=self._holder,
             ttl_ms=ttl_ms or self.ttl_ms,
             rank=self._rank,
         )
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.query}.driver"
 
     @property
     def _rank(self) -> Rank:
@@ -70,15 +74,21 @@ class DriverReporter:
         releases: bool = False,
     ) -> list[str]:
         """Report for shards of a source, and perhaps give the lease back; return the granted ones."""
-        lease = self.claim(stage, sorted(reports), ttl_ms=ttl_ms) if reports else None
-        if lease is None:
+        if not reports:
             return []
-        granted = [shard for shard in lease.granted if shard in reports]
-        if granted and not self.report(stage, lease, {each: reports[each] for each in granted}):
+        try:
+            reported = self.client.claim_and_report(
+                self.job,
+                stage,
+                {shard: reports[shard] for shard in sorted(reports)},
+                holder=self._holder,
+                ttl_ms=ttl_ms or self.ttl_ms,
+                rank=self._rank,
+                releases=releases,
+            )
+        except LeaseConflict:
             return []
-        if releases:
-            self.client.release(self.job, [lease])
-        return granted
+        return list(reported.granted)
 
     def report(self, stage: str, lease: Lease, reports: Mapping[str, RangeReport]) -> bool:
         """Report under a lease; return whether it was not lost to the next batch's tasks meanwhile."""

@@ -73,6 +73,11 @@ class Answers:
         self._thread.join()
 
 
+def problem(status: int, slug: str) -> Answer:
+    body = {"type": f"/problems/{slug}", "title": "No.", "status": status, "detail": "so it is"}
+    return Answer(status, body, {"Content-Type": "application/problem+json"})
+
+
 class FakeClock:
     """Time that passes only when somebody pauses."""
 

@@ -24,18 +24,13 @@ from spark_agent.client.errors import (
 from spark_agent.client.reports import Lease, RangeReport, Rank, StageProgress
 from spark_agent.exceptions import NotServing, Unavailable
 from tests.support.byte_columns import as_bytes
-from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.answers import Answer, Answers, FakeClock, problem
 
 GRANTED = {"token": "t", "fence": 7, "expires_in_ms": 10_000, "granted": ["a"], "denied": []}
 
 
 def client(server: Answers, clock: FakeClock, patience_ms: int = 2_000) -> Client:
     return Client(server.url, patience_ms=patience_ms, clock=clock, jitter=lambda: 1.0)
-
-
-def problem(status: int, slug: str) -> Answer:
-    body = {"type": f"/problems/{slug}", "title": "No.", "status": status, "detail": "so it is"}
-    return Answer(status, body, {"Content-Type": "application/problem+json"})
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])

@@ -23,16 +23,11 @@ from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.exceptions import AggregatorError
 from spark_agent.executor.tally import Count
 from spark_agent.executor.task import ReportTarget, Task, TaskAttempt
-from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.unit.agent.answers import Answer, Answers, FakeClock, problem
 
 SECRET = "tg_hush-hush-hush-hush-hush-hush-hush-hush-hush"
 OTHER = "tg_another-another-another-another-another-anot"
 SPEC = {"taps": {"shards": ["north"]}, "hourly": {"inputs": ["taps"], "ranges": 2}}
-
-
-def problem(status: int, slug: str) -> Answer:
-    body = {"type": f"/problems/{slug}", "title": "No.", "status": status, "detail": "so it is"}
-    return Answer(status, body, {"Content-Type": "application/problem+json"})
 
 
 def sent(server: Answers) -> list[str | None]:
@@ -187,10 +182,10 @@ def test_a_task_does_not_fail_for_a_key_that_is_refused(
             target(server.url, FakeClock(), str(file)),
             Task("q", Rank(1, 0, 0), 0, 0, f"task-{os.getpid()}"),
         )
-        attempt.claim(["north"])
+        attempt.hold(["north"])
         assert attempt.promised_ms() is None
         attempt.report({"north": RangeReport(1)})
     assert attempt.counts[Count.REPORTS_DROPPED] == 1
-    assert "claim failed" in caplog.text
+    assert "report failed" in caplog.text
     assert SECRET not in caplog.text
     assert issubclass(NoUsableKey, AggregatorError)

@@ -1,53 +1,120 @@
-"""When a task holds its leases: to the service, a lease may prove that somebody watches a shard."""
+"""Requests of a task, and the time for which it holds its leases."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import cast
 
+import pytest
 from pyspark import Accumulator
 
 from spark_agent.client.reports import RangeReport, Rank
-from spark_agent.executor.tally import Tallies
+from spark_agent.executor.tally import Count, Tallies
 from spark_agent.executor.task import ReportTarget, Task, TaskAttempt
-from tests.unit.agent.answers import Answer, Answers, FakeClock
+from tests.support.binaries import wait_until
+from tests.unit.agent.answers import Answer, Answers, FakeClock, problem
 
-GRANTED = Answer(201, {"token": "t", "granted": ["a"], "denied": []})
-ACCEPTED = Answer(200, {"accepted": 1})
-RELEASED = Answer(200, {"released": 1})
+CLAIMED = Answer(200, {"accepted": 1, "token": "t", "granted": ["a"], "denied": []})
+WATERMARK = Answer(200, {"input_watermark": 5, "output_watermark": 5, "status": "active"})
+REPORT = {"a": RangeReport(5, records=1, late=0)}
+LONG_MS, SHORT_MS = 600_000, 30
 
 
-def attempt(server: Answers, *, releases: bool) -> TaskAttempt:
+def attempt(
+    server: Answers,
+    *,
+    releases: bool = False,
+    ttl_ms: int = LONG_MS,
+    epoch: int = 0,
+    query: str = "q",
+) -> TaskAttempt:
     target = ReportTarget(
         url=server.url,
         job="j",
         stage="s",
-        ttl_ms=60_000,
+        ttl_ms=ttl_ms,
         patience_ms=3_000,
         clock=FakeClock(),
         tallies=cast("Accumulator[Tallies]", None),
         releases=releases,
     )
-    return TaskAttempt(target, Task("q", Rank(1, 0, 0), 0, 0, "task-0"))
+    return TaskAttempt(target, Task(query, Rank(1, epoch, 7), epoch, 0, "task-7"))
 
 
 def asked(server: Answers) -> list[str]:
-    return [each.path.rpartition("/")[2] for each in server.asked]
+    return [each.path.rpartition("/")[2] for each in list(server.asked)]
+
+
+@pytest.mark.parametrize("releases", [False, True])
+def test_a_task_makes_one_request(releases: bool) -> None:
+    with Answers(CLAIMED) as server, closing(attempt(server, releases=releases)) as task:
+        task.hold(["a"])
+        task.report(REPORT)
+        assert asked(server) == ["reports"]
+        body = server.asked[0].body
+    claim = {"holder": "task-7", "ttl_ms": LONG_MS, "run": 1, "epoch": 0, "attempt": 7}
+    assert body["claim"] == claim | ({"ttl_ms": 5_000} if releases else {})
+    assert (body["release"], body["epoch"]) == (releases, 0)
+    assert body["ranges"] == {"a": {"watermark": 5, "records": 1, "late": 0}}
+    assert not task.counts[Count.REPORTS_DROPPED]
+
+
+def test_a_range_that_is_not_granted_is_counted() -> None:
+    conflict = problem(409, "lease-conflict")
+    with Answers(conflict) as server, closing(attempt(server)) as task:
+        task.report(REPORT)
+    assert task.counts[Count.REPORTS_DROPPED] == 1
+
+
+def test_a_long_task_holds_its_ranges_until_it_reports() -> None:
+    """Also while it waits for its first row."""
+    with Answers(CLAIMED) as server, closing(attempt(server, ttl_ms=SHORT_MS)) as task:
+        task.hold(["a"])
+        wait_until(lambda: len(server.asked) >= 2, "claims while the task waits for rows")
+        task.hold(["a", "b"])
+        wait_until(lambda: server.asked[-1].body["ranges"] == ["a", "b"], "a claim of both")
+        task.report(REPORT)
+        wait_until(lambda: "reports" in asked(server), "the report")
+    kinds = set(asked(server)[: asked(server).index("reports")])
+    assert kinds == {"leases"}
+    assert server.asked[0].body["ranges"] == ["a"]
+    assert server.asked[0].body["holder"] == "task-7"
+
+
+def test_a_task_that_ends_without_a_report_claims_nothing_more() -> None:
+    with Answers(CLAIMED) as server:
+        task = attempt(server, ttl_ms=SHORT_MS)
+        task.hold(["a"])
+        task.close()
+        other = attempt(server, ttl_ms=SHORT_MS)
+        other.hold(["b"])
+        wait_until(lambda: len(server.asked) >= 3, "claims of the other task")
+        other.close()
+        assert all(each.body["ranges"] == ["b"] for each in list(server.asked))
 
 
 def test_a_shard_that_may_be_idle_is_not_held_while_its_rows_are_read() -> None:
-    with Answers(GRANTED, ACCEPTED, RELEASED) as server:
-        task = attempt(server, releases=True)
-        task.claim(["a"])
-        assert asked(server) == []
-        task.report({"a": RangeReport(5, records=1, late=0)})
-    assert asked(server) == ["leases", "reports", "release"]
-    assert server.asked[0].body["ttl_ms"] <= 5_000
+    with Answers(CLAIMED) as server:
+        task = attempt(server, releases=True, ttl_ms=SHORT_MS)
+        task.hold(["a"])
+        other = attempt(server, ttl_ms=SHORT_MS)
+        other.hold(["b"])
+        wait_until(lambda: len(server.asked) >= 3, "claims of the other task")
+        other.close()
+        assert all(each.body["ranges"] == ["b"] for each in list(server.asked))
 
 
-def test_any_other_is_held_from_its_first_rows_on() -> None:
-    with Answers(GRANTED, ACCEPTED) as server:
-        task = attempt(server, releases=False)
-        task.claim(["a"])
-        assert asked(server) == ["leases"]
-        task.report({"a": RangeReport(5, records=1, late=0)})
-    assert asked(server) == ["leases", "reports"]
+def test_tasks_of_a_process_share_the_promise_of_their_epoch() -> None:
+    with Answers(WATERMARK) as server:
+        promised = [attempt(server, epoch=3).promised_ms() for _ in range(5)]
+        assert promised == [5] * 5
+        assert asked(server) == ["watermark"]
+        attempt(server, epoch=4).promised_ms()
+        attempt(server, epoch=4, query="restarted").promised_ms()
+        assert len(server.asked) == 3
+
+
+def test_a_promise_that_was_not_answered_is_requested_again() -> None:
+    with Answers(problem(404, "unknown-stage"), WATERMARK) as server:
+        assert attempt(server).promised_ms() is None
+        assert attempt(server).promised_ms() == 5
