@@ -7,9 +7,11 @@ interleave. The store checks inside the step, by its own clock, that a lease is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
+
+from msgspec import structs
 
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
@@ -38,6 +40,11 @@ FENCE_BITS = 32
 def new_token() -> str:
     """Make an unguessable token."""
     return secrets.token_urlsafe(24)
+
+
+def with_token(report: Report, tokens: Callable[[], str]) -> Report:
+    """Return a report with a new token for its claim, if it has one."""
+    return report if report.claim is None else structs.replace(report, token=tokens())
 
 
 class StateLostError(Exception):

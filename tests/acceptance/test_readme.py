@@ -161,6 +161,12 @@ def test_the_example_of_quiet_shards(service: Service) -> None:
     assert reported["watermark"]["output_watermark"] == 1_767_225_600_000 + 30 * 60_000
 
 
+def test_the_example_of_a_claim_within_a_report(service: Service) -> None:
+    reported = answers(run_example(service, "define trams"))[-1]
+    assert reported["granted"] == ["north", "south"]
+    assert reported["watermark"]["output_watermark"] == 1_767_225_590_000
+
+
 def test_the_example_of_dynamic_shards(service: Service) -> None:
     _, both, final, shown = answers(run_example(service, "define uploads"))
     assert both["watermark"]["output_watermark"] == 1_767_225_590_000

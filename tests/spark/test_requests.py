@@ -49,7 +49,7 @@ def test_a_task_sends_one_request(flow: Flow, service: Service) -> None:
         ended(query)
     assert flow.counted() == windows(steady(range(50)))
     counted = requests(service.url)
-    # Two shards may share a task. The driver reports each source once more, at the end: nothing more comes.
+    # The driver reports each shard once more at the end: nothing more comes.
     source_tasks = CORES * batches_with_rows(query)
     key_tasks = RANGES * all_batches(query)
     of_driver = 2

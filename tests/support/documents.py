@@ -16,6 +16,7 @@ EXECUTED: Final = {
     "seq 60": "tests/acceptance/test_readme.py",
     "define parcels": "tests/acceptance/test_readme.py",
     "def pending(": "tests/acceptance/test_readme.py",
+    "define trams": "tests/acceptance/test_readme.py",
     "define meters": "tests/acceptance/test_readme.py",
     "times=$(python3": "tests/acceptance/test_readme.py",
     "define orders": "tests/acceptance/test_readme.py",

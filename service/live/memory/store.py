@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar
 
-import msgspec
 from typing_extensions import override
 
 from service.clock import Clock
@@ -21,7 +20,7 @@ from service.frontier.graph import Pipeline, is_ahead
 from service.live.memory import epochs, layouts, leases, reports, views
 from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
-from service.live.port import LiveStore, StateLostError, Watch, new_token
+from service.live.port import LiveStore, StateLostError, Watch, new_token, with_token
 from service.live.watches import Watches
 from service.model.checkpoints import CheckpointChunk, Columns, chunk_numbers, joined_columns
 from service.model.jobs import (
@@ -209,8 +208,7 @@ class MemoryLiveStore(LiveStore):
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
         clock, found = self._clock, self._job(job)
-        if report.claim is not None:
-            report = msgspec.structs.replace(report, token=self._new_token())
+        report = with_token(report, self._new_token)
         reported = reports.apply(found, stage, report, clock.steady_ms(), clock.wall_ms())
         if reported.grant is not None and not report.releases:
             self._deadlines.note(found)

@@ -13,14 +13,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-import msgspec
 from typing_extensions import override
 
 from service.clock import Clock
 from service.errors import StoreRefusedError, UnavailableError
 from service.frontier.agreement import Agreement
 from service.frontier.graph import Pipeline
-from service.live.port import LiveStore, Watch, new_token
+from service.live.port import LiveStore, Watch, new_token, with_token
 from service.live.redis import (
     checkpoints,
     layouts,
@@ -180,9 +179,7 @@ class RedisLiveStore(LiveStore):
 
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        if report.claim is not None:
-            report = msgspec.structs.replace(report, token=self._new_token())
-        return await reports.report(self._steps, job, stage, report)
+        return await reports.report(self._steps, job, stage, with_token(report, self._new_token))
 
     @override
     async def commit(self, job: str, commit: Commit) -> Committed:
