@@ -42,6 +42,7 @@ def broker(
 def spark(
     kafka_jars: KafkaJars | JarsUnavailableError, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
+    """One whose Java keeps its compiled code: the default, 48 MiB for one compiler, fills in minutes."""
     folder = tmp_path_factory.mktemp("spark")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)  # workers unpickle what the tests define
@@ -49,7 +50,10 @@ def spark(
         SparkSession.builder.master("local[2]")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config(
+            "spark.driver.extraJavaOptions",
+            "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
+        )
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
