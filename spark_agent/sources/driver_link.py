@@ -24,7 +24,7 @@ from spark_agent.sources.admission import Admission, Wanted
 
 _LONGEST_LINE: Final = 4 << 20
 """In bytes: a source may ask for ten thousand shards."""
-_CLOSES_WITHIN_S: Final = 0.02
+_CLOSES_WITHIN_S: Final = 0.1
 """Interval at which the server checks for its end. The default of half a second delays each `stop()`."""
 
 T = TypeVar("T")

@@ -228,7 +228,25 @@ class Fuzzer:
             reported = {name: time + draw.randint(0, 50) for name in ranges}
             if draw.random() < 0.15:
                 reported[ranges[0]] = {"watermark": time, "idle": True}
+        if draw.random() < 0.4:
+            return await self._report_claiming(api, known, stage, reported, members)
         return await api.post_report(stage, token, reported, **members)
+
+    async def _report_claiming(
+        self, api: Api, known: Known, stage: str, reported: dict[str, Any], members: dict[str, Any]
+    ) -> httpx.Response:
+        draw = self._random
+        claim: dict[str, Any] = {"holder": draw.choice(HOLDERS), "ttl_ms": 600_000}
+        if draw.random() < 0.6:
+            claim["run"] = self._pick(known.runs, 1)
+        if draw.random() < 0.5:
+            claim["epoch"] = known.epoch + draw.randint(-1, 1)
+        members = {**members, "release": draw.random() < 0.3}
+        response = await api.post_claimed_report(stage, claim, reported, **members)
+        if response.status_code == 200:
+            answer = response.json()
+            known.tokens.append((stage, answer["token"], answer["granted"]))
+        return response
 
     def _committed(self) -> dict[str, Any]:
         observed = self._random.randint(0, 2_000)

@@ -160,6 +160,14 @@ class Api:
             json={"token": token, "ranges": ranges} | members,
         )
 
+    async def post_claimed_report(
+        self, stage: str, claim: Mapping[str, Any], ranges: Mapping[str, Any], **members: Any
+    ) -> httpx.Response:
+        return await self.client.post(
+            f"{self.root}/stages/{stage}/reports",
+            json={"claim": dict(claim), "ranges": ranges} | members,
+        )
+
     async def report(
         self, stage: str, token: str, ranges: Mapping[str, Any], **members: Any
     ) -> Any:
