@@ -226,14 +226,15 @@ class TaskAttempt:
         driver adds at the commit.
         """
         self.close()
+        rank, target = self._task.rank, self._target
+        if rank is None or self._backing_off():
+            # The service was unavailable at the start of the query, or a moment ago. Key ranges are not
+            # counted: the driver has their promise without their reports.
+            self.counts[Count.REPORTS_DROPPED] += len(reports or ())
+            return
         if reports is None:
             reports = dict.fromkeys(self._ranges, RangeReport())
         if not reports:
-            return
-        rank, target = self._task.rank, self._target
-        if rank is None or self._backing_off():
-            # The service was unavailable at the start of the query, or a moment ago.
-            self.counts[Count.REPORTS_DROPPED] += len(reports)
             return
         try:
             accepted = (
