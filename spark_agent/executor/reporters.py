@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from typing import Literal
 
 from spark_agent.arrow import (
@@ -66,47 +65,45 @@ class SourceReporter:
         if task is None:
             yield from (all_true(times) for _, times, *_ in batches)
             return
-        with closing(TaskAttempt(self._target, task)) as attempt:
-            rows: dict[str, ShardRows] = {}
-            in_flight = TaskInFlight(self._promise) if self._tracks_in_flight else None
-            digests = None if self._summary is None else TaskDigests(self._summary)
-            late_before_ms: int | None = None
-            for number, (names, times, *marks) in enumerate(batches):
-                if number == 0:
-                    late_before_ms = attempt.promised_ms()
-                # One row dated 9999 would close every window. A date far in the future is an error in
-                # the data and must not raise its shard's promise.
-                found = rows_by_shard(
-                    names,
-                    times,
-                    *marks,
-                    is_declared=self._is_declared,
-                    late_before_ms=late_before_ms,
-                    horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
-                )
-                attempt.counts.update(_counts(found))
-                if not found.by_shard.keys() <= rows.keys():
-                    attempt.hold(sorted(found.by_shard.keys() | rows.keys()))
-                for shard, some in found.by_shard.items():
-                    rows[shard] = rows[shard] + some if shard in rows else some
-                if in_flight is not None:
-                    in_flight.add(names, times, rows)
-                if digests is not None:
-                    digests.add(names, times, found.by_shard)
-                yield all_true(times)
-            reports = {
-                shard: RangeReport(
-                    promised_ms(self._promise, some.mark_ms), records=some.rows, late=some.late_rows
-                )
-                for shard, some in rows.items()
-            }
-            attempt.report(reports)
-            attempt.report_to_driver(
-                reports,
-                in_flight=in_flight and in_flight.packed(),
-                rows=digests and digests.rows(rows),
+        attempt = TaskAttempt(self._target, task)
+        rows: dict[str, ShardRows] = {}
+        in_flight = TaskInFlight(self._promise) if self._tracks_in_flight else None
+        digests = None if self._summary is None else TaskDigests(self._summary)
+        late_before_ms: int | None = None
+        for number, (names, times, *marks) in enumerate(batches):
+            if number == 0:
+                late_before_ms = attempt.promised_ms()
+            # One row dated 9999 would close every window. A date far in the future is an error in
+            # the data and must not raise its shard's promise.
+            found = rows_by_shard(
+                names,
+                times,
+                *marks,
+                is_declared=self._is_declared,
+                late_before_ms=late_before_ms,
+                horizon_ms=self._target.clock.wall_ms() + self._tolerance_ms,
             )
-            freeze_imports()
+            attempt.counts.update(_counts(found))
+            for shard, some in found.by_shard.items():
+                rows[shard] = rows[shard] + some if shard in rows else some
+            if in_flight is not None:
+                in_flight.add(names, times, rows)
+            if digests is not None:
+                digests.add(names, times, found.by_shard)
+            yield all_true(times)
+        reports = {
+            shard: RangeReport(
+                promised_ms(self._promise, some.mark_ms), records=some.rows, late=some.late_rows
+            )
+            for shard, some in rows.items()
+        }
+        attempt.report_shards(reports)
+        attempt.report_to_driver(
+            reports,
+            in_flight=in_flight and in_flight.packed(),
+            rows=digests and digests.rows(rows),
+        )
+        freeze_imports()
 
     def _is_declared(self, shard: str) -> bool:
         return shard in self._shards or (self._is_dynamic and is_name(shard))
@@ -153,21 +150,20 @@ class RangeReporter:
         if task is None:
             yield from (all_true(times) for times in batches)
             return
-        with closing(TaskAttempt(self._target, task)) as attempt:
-            attempt.hold(self._ranges[task.partition : task.partition + 1])
-            promised_ms: int | None = None
-            early: EarlyRow | None = None
-            for number, times in enumerate(batches):
-                if self._has_event_time and number == 0:
-                    promised_ms = attempt.promised_ms()
-                if self._has_event_time:
-                    attempt.counts[Count.UNDATED_RESULTS] += times.null_count
-                if promised_ms is not None:
-                    early = self._guard(times, promised_ms, early, attempt.counts)
-                yield all_true(times)
-            attempt.report()
-            attempt.report_to_driver(early=early)
-            freeze_imports()
+        attempt = TaskAttempt(self._target, task)
+        promised_ms: int | None = None
+        early: EarlyRow | None = None
+        for number, times in enumerate(batches):
+            if self._has_event_time and number == 0:
+                promised_ms = attempt.promised_ms()
+            if self._has_event_time:
+                attempt.counts[Count.UNDATED_RESULTS] += times.null_count
+            if promised_ms is not None:
+                early = self._guard(times, promised_ms, early, attempt.counts)
+            yield all_true(times)
+        attempt.report_ranges(self._ranges[task.partition : task.partition + 1])
+        attempt.report_to_driver(early=early)
+        freeze_imports()
 
     def _guard(
         self, times: Array, promised_ms: int, early: EarlyRow | None, counts: Counter[str]

@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from threading import Timer
 from typing import Final, Literal
 
 from pyspark import Accumulator, TaskContext
@@ -143,9 +142,6 @@ class TaskAttempt:
     def __init__(self, target: ReportTarget, task: Task) -> None:
         self._target = target
         self._task = task
-        self._ranges: tuple[str, ...] = ()
-        self._claiming: Timer | None = None
-        self._has_reported = False
         self.counts: Counter[str] = Counter()
 
     def promised_ms(self) -> int | None:
@@ -172,70 +168,32 @@ class TaskAttempt:
         _promised_ms[key] = (of_epoch, promised_ms)
         return promised_ms
 
-    def hold(self, ranges: Sequence[str]) -> None:
-        """Keep ranges leased while the task runs for long: claim them each third of a lease.
+    def report_shards(self, reports: Mapping[str, RangeReport]) -> None:
+        """Report shards of a source for this epoch."""
+        if not self._send(reports):
+            self.counts[Count.REPORTS_DROPPED] += len(reports)
 
-        The report claims its ranges in any case, so a short task sends nothing here. A shard that may be
-        idle is never held: a lease during the read would prove to the service that the shard is quiet.
+    def report_ranges(self, ranges: Sequence[str]) -> None:
+        """Report key ranges for this epoch. They promise the input watermark that Spark ran the batch
+        with, which the driver adds at the commit.
+
+        A driver without their reports has their promise all the same, so none counts as dropped for a
+        service that was unavailable before.
         """
-        self._ranges = tuple(ranges)
-        if self._claiming is None and self._task.rank is not None and not self._target.releases:
-            self._claim_later()
+        self._send(dict.fromkeys(ranges, RangeReport()))
 
-    def close(self) -> None:
-        """End the claims of a task that has reported, or that will not."""
-        self._has_reported = True
-        if self._claiming is not None:
-            self._claiming.cancel()
+    def _send(self, reports: Mapping[str, RangeReport]) -> bool:
+        """Claim ranges and report them, in one request. False: the service is unavailable, as found out
+        at the start of the query or a moment ago.
 
-    def _claim_later(self) -> None:
-        # The thread does not outlive its process, and sleeps until the task is a long one.
-        self._claiming = Timer(self._target.ttl_ms / 3_000, self._claim_ahead)
-        self._claiming.daemon = True
-        self._claiming.start()
-
-    def _claim_ahead(self) -> None:
-        """Claim the ranges, in a thread of its own: the task may wait for its rows.
-
-        A claim that arrives after the task's report has the report's rank and holder, so the range is as
-        it was, and a later epoch outranks both.
+        The claim fences every older attempt at this task. A task has no lease before: while it runs for
+        long, the driver holds its ranges, and reports that their work is stuck (`LeaseKeeper`).
         """
         rank, target = self._task.rank, self._target
-        if rank is None or self._has_reported:
-            return
-        try:
-            if self._ranges and not self._backing_off():
-                self._client().claim(
-                    target.job,
-                    target.stage,
-                    self._ranges,
-                    holder=self._task.holder,
-                    ttl_ms=target.ttl_ms,
-                    rank=rank,
-                )
-        except AggregatorError as error:
-            self._drop(error, "claim", 0)
-        if not self._has_reported:
-            self._claim_later()
-
-    def report(self, reports: Mapping[str, RangeReport] | None = None) -> None:
-        """Claim the held ranges and report them for this epoch, in one request.
-
-        The claim fences every older attempt at this task. For a source, `reports` are by shard. Key
-        ranges lack them: they promise the input watermark that Spark ran the batch with, which the
-        driver adds at the commit.
-        """
-        self.close()
-        rank, target = self._task.rank, self._target
-        if rank is None or self._backing_off():
-            # The service was unavailable at the start of the query, or a moment ago. Key ranges are not
-            # counted: the driver has their promise without their reports.
-            self.counts[Count.REPORTS_DROPPED] += len(reports or ())
-            return
-        if reports is None:
-            reports = dict.fromkeys(self._ranges, RangeReport())
         if not reports:
-            return
+            return True
+        if rank is None or self._backing_off():
+            return False
         try:
             accepted = (
                 self._client()
@@ -262,6 +220,7 @@ class TaskAttempt:
             self._drop(error, "report", len(reports))
         else:
             self.counts[Count.REPORTS_DROPPED] += len(reports) - accepted
+        return True
 
     def report_to_driver(
         self,
@@ -291,9 +250,7 @@ class TaskAttempt:
         if isinstance(error, Unavailable):
             now_ms = self._target.clock.steady_ms()
             _backoff_until_ms[os.getpid(), self._target.url] = now_ms + BACKOFF_MS
-        if ranges:
-            # A claim ahead is in another thread, and must not touch the counts.
-            self.counts[Count.REPORTS_DROPPED] += ranges
+        self.counts[Count.REPORTS_DROPPED] += ranges
         _log.info(
             "stage %s, epoch %d: %s failed, %d ranges not reported: %s",
             self._target.stage,

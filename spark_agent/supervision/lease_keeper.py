@@ -25,7 +25,7 @@ class LeaseKeeper:
     longer than a lease lasts. The next batch's tasks outrank the driver's claim. Before the first batch
     is committed, the driver does not claim: it would outrank that batch's own tasks.
 
-    Tasks hold their ranges for as long as a lease. In a batch that runs for longer, the driver reports
+    Tasks hold their ranges from their report on. In a batch that runs for long, the driver reports
     the oldest work of the ranges that it is granted, until the batch is committed, so that a stuck batch
     shows. Reports are at least as far apart as the batch before was long: the service takes a range for
     stalled after three of them, and so a batch that takes thrice the time of the one before.

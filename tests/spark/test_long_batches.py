@@ -76,6 +76,23 @@ def test_a_stuck_batch_is_stalled_until_it_goes_on(flow: Flow, stuck: Path) -> N
         query.stop()
 
 
+def test_a_keyed_task_that_hangs_before_its_first_row_is_stalled(flow: Flow, stuck: Path) -> None:
+    """Its reporter has begun, and waits: the task must not keep the driver from its range."""
+    with flow.pipeline(lease_ttl=SHORT_LEASE) as pipeline:
+        rows = pipeline.watermarked(flow.source(pipeline), stage=COUNTS, event_time="at")
+        counted = rows.groupBy(F.window("at", "10 seconds"), "key").agg(F.count("*").alias("rows"))
+        counted = counted.withColumn("rows", F.udf(_held_by(stuck), "long", useArrow=False)("rows"))
+        query = flow.start(pipeline, pipeline.report(counted, stage=COUNTS))
+        flow.write([Reading(sensor, "a", second) for sensor in SHARDS for second in (1, 20)])
+        until(lambda: max(0, flow.output_of(COUNTS)), "the first rows are reported")
+        with _touched(stuck):
+            flow.write([Reading(sensor, "a", 60) for sensor in SHARDS])
+            until(lambda: healths(flow).get(COUNTS) == "stalled", "the batch is stalled")
+            assert reason(flow, COUNTS) == "stalled"
+        until(lambda: not healths(flow), "the problem is solved")
+        query.stop()
+
+
 @pytest.fixture
 def stuck(tmp_path: Path) -> Path:
     """A file: batches hang while it exists."""
@@ -100,6 +117,15 @@ def _hanging(stuck: Path) -> Callable[[Iterable[pd.DataFrame]], Iterator[pd.Data
             yield frame
 
     return hang
+
+
+def _held_by(stuck: Path) -> Callable[[int], int]:
+    def hold(rows: int) -> int:
+        while stuck.exists():
+            time.sleep(0.05)
+        return rows
+
+    return hold
 
 
 def _after_the_claim(flow: Flow, pipeline: Pipeline, stuck: Path) -> StreamingQuery:

@@ -182,9 +182,8 @@ def test_a_task_does_not_fail_for_a_key_that_is_refused(
             target(server.url, FakeClock(), str(file)),
             Task("q", Rank(1, 0, 0), 0, 0, f"task-{os.getpid()}"),
         )
-        attempt.hold(["north"])
         assert attempt.promised_ms() is None
-        attempt.report({"north": RangeReport(1)})
+        attempt.report_shards({"north": RangeReport(1)})
     assert attempt.counts[Count.REPORTS_DROPPED] == 1
     assert "report failed" in caplog.text
     assert SECRET not in caplog.text

@@ -1,8 +1,7 @@
-"""Requests of a task, and the time for which it holds its leases."""
+"""Requests of a task."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import cast
 
 import pytest
@@ -11,13 +10,12 @@ from pyspark import Accumulator
 from spark_agent.client.reports import RangeReport, Rank
 from spark_agent.executor.tally import Count, Tallies
 from spark_agent.executor.task import ReportTarget, Task, TaskAttempt
-from tests.support.binaries import wait_until
 from tests.unit.agent.answers import Answer, Answers, FakeClock, problem
 
 CLAIMED = Answer(200, {"accepted": 1, "token": "t", "granted": ["a"], "denied": []})
 WATERMARK = Answer(200, {"input_watermark": 5, "output_watermark": 5, "status": "active"})
 REPORT = {"a": RangeReport(5, records=1, late=0)}
-LONG_MS, SHORT_MS = 600_000, 30
+LONG_MS = 600_000
 
 
 def attempt(
@@ -47,9 +45,9 @@ def asked(server: Answers) -> list[str]:
 
 @pytest.mark.parametrize("releases", [False, True])
 def test_a_task_makes_one_request(releases: bool) -> None:
-    with Answers(CLAIMED) as server, closing(attempt(server, releases=releases)) as task:
-        task.hold(["a"])
-        task.report(REPORT)
+    with Answers(CLAIMED) as server:
+        task = attempt(server, releases=releases)
+        task.report_shards(REPORT)
         assert asked(server) == ["reports"]
         body = server.asked[0].body
     claim = {"holder": "task-7", "ttl_ms": LONG_MS, "run": 1, "epoch": 0, "attempt": 7}
@@ -61,47 +59,10 @@ def test_a_task_makes_one_request(releases: bool) -> None:
 
 def test_a_range_that_is_not_granted_is_counted() -> None:
     conflict = problem(409, "lease-conflict")
-    with Answers(conflict) as server, closing(attempt(server)) as task:
-        task.report(REPORT)
+    with Answers(conflict) as server:
+        task = attempt(server)
+        task.report_shards(REPORT)
     assert task.counts[Count.REPORTS_DROPPED] == 1
-
-
-def test_a_long_task_holds_its_ranges_until_it_reports() -> None:
-    """Also while it waits for its first row."""
-    with Answers(CLAIMED) as server, closing(attempt(server, ttl_ms=SHORT_MS)) as task:
-        task.hold(["a"])
-        wait_until(lambda: len(server.asked) >= 2, "claims while the task waits for rows")
-        task.hold(["a", "b"])
-        wait_until(lambda: server.asked[-1].body["ranges"] == ["a", "b"], "a claim of both")
-        task.report(REPORT)
-        wait_until(lambda: "reports" in asked(server), "the report")
-    kinds = set(asked(server)[: asked(server).index("reports")])
-    assert kinds == {"leases"}
-    assert server.asked[0].body["ranges"] == ["a"]
-    assert server.asked[0].body["holder"] == "task-7"
-
-
-def test_a_task_that_ends_without_a_report_claims_nothing_more() -> None:
-    with Answers(CLAIMED) as server:
-        task = attempt(server, ttl_ms=SHORT_MS)
-        task.hold(["a"])
-        task.close()
-        other = attempt(server, ttl_ms=SHORT_MS)
-        other.hold(["b"])
-        wait_until(lambda: len(server.asked) >= 3, "claims of the other task")
-        other.close()
-        assert all(each.body["ranges"] == ["b"] for each in list(server.asked))
-
-
-def test_a_shard_that_may_be_idle_is_not_held_while_its_rows_are_read() -> None:
-    with Answers(CLAIMED) as server:
-        task = attempt(server, releases=True, ttl_ms=SHORT_MS)
-        task.hold(["a"])
-        other = attempt(server, ttl_ms=SHORT_MS)
-        other.hold(["b"])
-        wait_until(lambda: len(server.asked) >= 3, "claims of the other task")
-        other.close()
-        assert all(each.body["ranges"] == ["b"] for each in list(server.asked))
 
 
 def test_tasks_of_a_process_share_the_promise_of_their_epoch() -> None:
