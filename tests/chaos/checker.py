@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tests.chaos.combined import parts
 from tests.chaos.history import Exchange, History, Mark, Record, Topology, states
 
 MAX = 9_223_372_036_854_775_807
@@ -145,7 +146,7 @@ class Facts:
             if isinstance(record, Mark):
                 facts.marks.append(record)
             else:
-                facts.exchanges.append(record)
+                facts.exchanges.extend(parts(record))
         facts.seen.extend(itertools.chain.from_iterable(map(_seen, facts._with_generation())))
         for record in facts.answered("claim", 201):
             answer = record.answer
@@ -406,13 +407,17 @@ def _promise(
     start_ns, cap = record.start_ns, MAX
     epoch = record.request.get("epoch")
     if epoch is not None:
-        lease = facts.leases.get(record.request["token"])
-        run = 0 if lease is None else lease.run
-        commit = commits.get((record.job, str(record.stage), run, epoch))
+        commit = commits.get((record.job, str(record.stage), _run_of(record, facts), epoch))
         if commit is None:
             return None
         start_ns, cap = max(start_ns, commit.start_ns), commit.cap
     return start_ns, min(cap, said(record, word))
+
+
+def _run_of(record: Exchange, facts: Facts) -> int:
+    """The run that a report is of: that of its lease, or of the claim within it."""
+    lease = facts.leases.get(record.request["token"])
+    return record.request.get("run", 0) if lease is None else lease.run
 
 
 def said(record: Exchange, word: Any) -> int:

@@ -336,10 +336,10 @@ class Driver:
     async def _task(self, run: int, stage: str, word: Mapping[str, Any]) -> bool:
         """Claim and report until it is accepted; False: this epoch has failed."""
         while self.run_number is not None:
-            token = await self._claim(run, stage)
-            if token is None:
+            right = await self._right(run, stage)
+            if right is None:
                 continue
-            body = {"token": token, "epoch": self.epoch, **word}
+            body = {**right, "epoch": self.epoch, **word}
             if self.chance.random() < self.common.mischief.repeat:
                 self.common.send_later(self.who, stage, body)
             if self.chance.random() < 0.1 and self.old:
@@ -357,15 +357,18 @@ class Driver:
             await self._pause()
         return False
 
-    async def _claim(self, run: int, stage: str) -> str | None:
+    async def _right(self, run: int, stage: str) -> Mapping[str, Any] | None:
+        """Return a token of a lease, or a claim that the report itself brings."""
         self.attempt += 1
-        body = {
-            "ranges": "all", "holder": f"task-{self.attempt}", "ttl_ms": TTL_MS,
+        claim: dict[str, Any] = {
+            "holder": f"task-{self.attempt}", "ttl_ms": TTL_MS,
             "run": run, "epoch": self.epoch, "attempt": self.attempt,
         }  # fmt: skip
-        exchange = await self.common.claim(self.who, stage, body)
+        if self.chance.random() < 0.5:
+            return {"claim": claim, "release": self.chance.random() < 0.3}
+        exchange = await self.common.claim(self.who, stage, {"ranges": "all", **claim})
         if exchange.status == 201:
-            return exchange.answer["token"]
+            return {"token": exchange.answer["token"]}
         if exchange.status == 409:
             self._refused(exchange)
         await self._pause()

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -307,6 +307,96 @@ class Tidegauge(RuleBasedStateMachine):
             ahead = data.draw(st.sampled_from([1, 1, 0, 2]), "ahead")
             self._report(data, self._any_token(data), ahead)
 
+    @rule(
+        data=st.data(),
+        stage=st.sampled_from(REPORTING),
+        holder=st.sampled_from("xy"),
+        ttl=st.sampled_from([1, 600, 5, 1]),
+        run=st.sampled_from(["right", "right", "right", "none", "wrong"]),
+        rank=st.tuples(st.integers(0, 3), st.integers(0, 1)),
+        ahead=st.sampled_from([None, None, 1, 1, 0, 2]),
+        release=st.sampled_from([False, False, True]),
+    )
+    def report_with_a_claim(
+        self,
+        data: st.DataObject,
+        stage: str,
+        holder: str,
+        ttl: int,
+        run: str,
+        rank: tuple[int, int],
+        ahead: int | None,
+        release: bool,
+    ) -> None:
+        """Claim and report in one step: as one after the other, but a refused report claims nothing."""
+        this = self.model.stages[stage]
+        number = {"right": this.run, "none": None, "wrong": self.last_run + 1}[run]
+        epoch = None if ahead is None else self._epoch(this, ahead)
+        choices = st.sampled_from([*this.ranges, *this.ranges, NOT_A_RANGE])
+        keys = data.draw(st.lists(choices, min_size=1, max_size=4, unique=True), "ranges")
+        handed = Handed("", stage, tuple(keys), number)
+        members: dict[str, Any] = {"release": release} | ({} if epoch is None else {"epoch": epoch})
+        observed: Time | str = "absent"
+        if this.kind == "keyed":
+            observed = self._observed(data, this, epoch, good=False)
+            if not isinstance(observed, str):
+                members["input_watermark"] = observed
+        words = {key: self._word(data, this, key, handed, observed, epoch) for key in keys}
+        body = {key: self._said(word, this) for key, word in words.items()}
+        full: Rank = (number or 0, *rank)
+        claim = {
+            "holder": holder,
+            "ttl_ms": self._ttl_ms(ttl),
+            "epoch": rank[0],
+            "attempt": rank[1],
+        }
+        claim |= {} if number is None else {"run": number}
+        response = self.do(self.api.post_claimed_report(stage, claim, body, **members))
+
+        granted = self.model.grantable(stage, set(keys) - {NOT_A_RANGE}, holder, full)
+        problems = self._report_problems(handed, this, words, observed, epoch)
+        if number != this.run:
+            problems.add((409, "stale-run"))
+        if not granted:
+            problems.add((409, "lease-conflict"))
+        if problems:
+            self.refused(response, problems)
+        else:
+            answer = ok(response)
+            lease = Lease(
+                answer["token"],
+                holder,
+                full,
+                number,
+                self._ttl_ms(ttl),
+                self.now + self._ttl_ms(ttl),
+            )
+            self._check_claimed(answer, set(keys), granted)
+            covered = {
+                key: replace(word, token=lease.token)
+                for key, word in words.items()
+                if key in granted
+            }
+            self.model.grant(stage, granted, lease)
+            self._check_answer(answer | {"rejected": answer["denied"]}, this, words, covered, epoch)
+            self.model.report(stage, covered, epoch)
+            self.handed.append(Handed(lease.token, stage, tuple(sorted(granted)), number))
+            if release:
+                self.model.release(lease.token)
+        self.settle("report")
+        self.same_promises(stage)
+
+    def _check_claimed(self, answer: Any, wanted: set[str], granted: set[str]) -> None:
+        assert set(answer["granted"]) == granted
+        assert {each["range"] for each in answer["denied"]} == wanted - granted
+        assert answer["rejected"] == []
+        assert answer["fence"] > self.last_fence, "fenced"
+        self.last_fence = answer["fence"]
+
+    @staticmethod
+    def _epoch(stage: Stage, ahead: int) -> int:
+        return max(ahead + (-1 if stage.committed is None else stage.committed), 0)
+
     @rule(data=st.data(), stage=st.sampled_from(REPORTING))
     def report_in_good_order(self, data: st.DataObject, stage: str) -> None:
         """Report everything under a lease that is current, if one is: so that things move."""
@@ -332,10 +422,7 @@ class Tidegauge(RuleBasedStateMachine):
         self, data: st.DataObject, handed: Handed, ahead: int | None, *, everything: bool = False
     ) -> None:
         stage = self.model.stages[handed.stage]
-        epoch = (
-            None if ahead is None else ahead + (-1 if stage.committed is None else stage.committed)
-        )
-        epoch = None if epoch is None else max(epoch, 0)
+        epoch = None if ahead is None else self._epoch(stage, ahead)
         keys = handed.keys
         if not everything:
             keys = data.draw(

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  (Spark's own custom)
 
 from spark_agent import Pipeline
 from tests.spark.flow import (
@@ -23,7 +21,7 @@ from tests.spark.flow import (
     until,
     windows,
 )
-from tests.spark.test_kafka import steady
+from tests.spark.test_kafka import counts, steady
 from tests.spark.test_throttle import waited
 from tests.support.kafka_server import KafkaServer
 from tests.support.kafka_topic import Topic
@@ -35,6 +33,7 @@ DRIFT_S = 30
 END_S = 120
 ROWS = 60
 """Rows of a batch: ten seconds of three partitions."""
+LIMITED: dict[str, Any] = {"strategy": BOUND, "options": {"maxOffsetsPerTrigger": ROWS}}
 
 
 @pytest.fixture
@@ -45,28 +44,6 @@ def slow(broker: KafkaServer) -> Topic:
 @pytest.fixture
 def fast(broker: KafkaServer) -> Topic:
     return Topic(broker, 3)
-
-
-def read(pipeline: Pipeline, topic: Topic, stage: str) -> DataFrame:
-    return pipeline.read_kafka(
-        topic.broker.servers,
-        topic.name,
-        stage=stage,
-        value="letter string",
-        strategy=BOUND,
-        options={"maxOffsetsPerTrigger": ROWS},
-    )
-
-
-def counts(pipeline: Pipeline, fast: Topic) -> DataFrame:
-    rows = pipeline.watermarked(read(pipeline, fast, SOURCE), stage=COUNTS, event_time="timestamp")
-    counted = rows.groupBy(F.window("timestamp", f"{WINDOW_S} seconds"), "letter").agg(
-        F.count("*").alias("rows")
-    )
-    start = F.unix_seconds("window.start").alias("start")
-    return pipeline.report(
-        counted.select(F.col("letter").alias("key"), start, "rows"), stage=COUNTS
-    )
 
 
 def highest(flow: Flow) -> int:
@@ -90,11 +67,13 @@ def test_a_topic_that_is_ahead_waits_for_the_slower_one(
     with Pipeline(
         flow.url, JOB, spec, spark=flow.spark, throttle=throttle, poll="50 ms"
     ) as pipeline:
-        other = read(pipeline, slow, OTHER).writeStream.format("noop")
+        other = pipeline.read_kafka(
+            slow.broker.servers, slow.name, stage=OTHER, value="letter string", **LIMITED
+        ).writeStream.format("noop")
         other = other.option("checkpointLocation", str(tmp_path / "other"))
         held_by = pipeline.start(other)
         until(lambda: flow.output_of(OTHER) == START_MS + 20_000, "the slow topic is read")
-        query = flow.start(pipeline, counts(pipeline, fast))
+        query = flow.start(pipeline, counts(pipeline, fast, **LIMITED))
         until(lambda: SOURCE in pipeline.waits, "the query waits")
         assert f"ahead of shard {slow.shard(0)} of other" in pipeline.waits[SOURCE]
         assert highest(flow) <= 20 + DRIFT_S

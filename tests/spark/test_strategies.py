@@ -88,6 +88,8 @@ STRATEGIES: dict[str, Callable[[], AnyStrategy]] = {
     "with digests": BoundedByDigest,
 }
 """Each amounts to a bound of five seconds."""
+RESTARTED = ("expression", "with digests")
+"""One without a state and one with a state: restarts do not depend on more."""
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -101,6 +103,8 @@ def test_a_strategy_promises_like_the_bound_that_it_amounts_to(flow: Flow, name:
         assert flow.output_of(SOURCE) == START_MS + 56_000 - 5_000
         assert flow.counted() == windows(r for r in readings if r.second < 50)
         assert not pipeline.counts[Count.LATE_ROWS]
+    if name not in RESTARTED:
+        return
     with flow.pipeline() as pipeline:
         frame = flow.counts(pipeline, STRATEGIES[name]())
         ended(flow.start(pipeline, frame, bounded=True, trigger=AVAILABLE_NOW))
@@ -175,24 +179,35 @@ class WrongInTask:
         return newest_ms / 1.0
 
 
-@pytest.mark.parametrize("has_windows", [True, False])
-@pytest.mark.parametrize("trigger", [AVAILABLE_NOW, None])
+BROKEN = (Broken(), "Broken.update has failed with KeyError: 'litres'")
+UNKEPT = (Unkept(), r"Unkept.update has returned \{1, 2\}, which JSON cannot keep")
+WRONG = (Wrong(), "Wrong.promise has returned 1.5: return milliseconds")
+WRONG_IN_TASK = (
+    WrongInTask(),
+    r"WrongInTask.promise_ms\(\d+\) has returned .*: return milliseconds",
+)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "message"),
+    ("strategy", "message", "trigger", "has_windows"),
     [
-        (Broken(), "Broken.update has failed with KeyError: 'litres'"),
-        (Unkept(), r"Unkept.update has returned \{1, 2\}, which JSON cannot keep"),
-        (Wrong(), "Wrong.promise has returned 1.5: return milliseconds"),
-        (WrongInTask(), r"WrongInTask.promise_ms\(\d+\) has returned .*: return milliseconds"),
+        # The driver calls the first three in one place, so one of them meets every kind of query.
+        *(
+            (*BROKEN, trigger, windows)
+            for trigger in (AVAILABLE_NOW, None)
+            for windows in (True, False)
+        ),
+        (*UNKEPT, None, True),
+        (*WRONG, AVAILABLE_NOW, False),
+        (*WRONG_IN_TASK, AVAILABLE_NOW, True),
+        (*WRONG_IN_TASK, None, False),
     ],
-    ids=["broken", "unkept", "wrong", "wrong in a task"],
 )
 def test_a_strategy_that_fails_ends_its_query_in_words(
     flow: Flow,
     strategy: Any,
     message: str,
     trigger: Mapping[str, object] | None,
-    *,
     has_windows: bool,
 ) -> None:
     """Also a run that would end well otherwise, and a query that has not a window."""
@@ -256,7 +271,7 @@ def test_ingress_time_dates_rows_when_they_are_read_and_none_is_late(
     began = now_ms()
     with flow.pipeline() as pipeline:
         query = None if trigger else flow.start(pipeline, by_ingress(flow, pipeline))
-        for part in range(4):
+        for part in range(3):
             flow.write(steady(range(part, part + 1)))
             if query is None:
                 ended(flow.start(pipeline, by_ingress(flow, pipeline), trigger=trigger))
@@ -272,7 +287,7 @@ def test_ingress_time_dates_rows_when_they_are_read_and_none_is_late(
         frame = by_ingress(flow, pipeline)
         ended(flow.start(pipeline, frame, bounded=True, trigger=AVAILABLE_NOW))
         assert not pipeline.counts[Count.LATE_ROWS]
-    assert flow.counted().total() == 24
+    assert flow.counted().total() == 18
 
 
 class ShiftedClock(SystemClock):

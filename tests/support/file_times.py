@@ -18,21 +18,21 @@ class FileTimes:
     """Adds up the durations of tests, with what came before and after them (s)."""
 
     def __init__(self) -> None:
-        self._files: Counter[str] = Counter()
-        self._processes: Counter[str] = Counter()
+        self._files_ms: Counter[str] = Counter()
+        self._processes_ms: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a test's duration."""
         duration_ms = round(report.duration * 1_000)
-        self._files[report.nodeid.partition("::")[0]] += duration_ms
-        self._processes[getattr(report, "worker_id", "this process")] += duration_ms
+        self._files_ms[report.nodeid.partition("::")[0]] += duration_ms
+        self._processes_ms[getattr(report, "worker_id", "this process")] += duration_ms
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the slowest files, and all processes."""
         terminalreporter.section("seconds by file and by process")
         for name, total_ms in [
-            *self._files.most_common(MOST_FILES),
-            *sorted(self._processes.items()),
+            *self._files_ms.most_common(MOST_FILES),
+            *sorted(self._processes_ms.items()),
         ]:
             terminalreporter.write_line(f"{total_ms / 1_000:8.1f} {name}")
 
