@@ -46,16 +46,19 @@ TTL_MS = 60_000
 
 @dataclass(frozen=True)
 class Gated:
-    """A strategy whose task stops between its claim and its report, until a file is there."""
+    """A strategy whose task stops between its rows and its report, until a file is there."""
 
     folder: Path
 
     def promise_ms(self, newest_ms: int) -> int:
-        (self.folder / f"claimed-{os.getpid()}").touch()
+        (self.folder / f"read-{os.getpid()}").touch()
         end = time.monotonic() + DEADLINE_S
         while not (self.folder / "go").exists() and time.monotonic() < end:
             time.sleep(0.01)
         return BOUND.promise_ms(newest_ms)
+
+    def reached(self) -> bool:
+        return any(self.folder.glob("read-*"))
 
 
 def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
@@ -64,8 +67,9 @@ def test_an_attempt_that_reports_after_a_newer_one_has_claimed_is_refused(
     readings = steady(range(30))
     flow.write(readings)
     with flow.pipeline() as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=True)
-        until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
+        gated = Gated(tmp_path)
+        query = flow.start(pipeline, flow.counts(pipeline, gated), bounded=True)
+        until(gated.reached, "a task has read its rows")
         supervisor = only_supervisor(pipeline)
         run = supervisor._run
         assert run is not None
@@ -96,14 +100,15 @@ def test_the_service_is_killed_and_restarted_in_mid_query(flow: Flow, service: S
     assert flow.watermark(COUNTS).final
 
 
-def test_reports_that_waited_in_a_killed_service_are_made_good_for(
+def test_a_service_that_dies_while_the_tasks_run_gets_their_promises_later(
     flow: Flow, service: Service, tmp_path: Path
 ) -> None:
-    """The tasks have reported, the service dies before the commit, and no further data comes."""
+    """The tasks cannot report, the batch is committed without the service, and no further data comes."""
     flow.write(steady(range(30)))
     with flow.pipeline() as pipeline:
-        query = flow.start(pipeline, flow.counts(pipeline, Gated(tmp_path)), bounded=False)
-        until(lambda: flow.leased(SOURCE) == len(SHARDS), "the tasks have claimed")
+        gated = Gated(tmp_path)
+        query = flow.start(pipeline, flow.counts(pipeline, gated), bounded=False)
+        until(gated.reached, "a task has read its rows")
         service.kill()
         (tmp_path / "go").touch()
         until(lambda: batches(query) >= 1, "the batch is done without the service")
