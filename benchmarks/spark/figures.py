@@ -81,6 +81,15 @@ STRATEGY_COSTS: Final = "strategies"
 LATE_ROWS: Final = "late rows"
 OUTPUT_TIMES: Final = "output times"
 KAFKA: Final = "kafka"
+PARTITIONS: Final = "partitions"
+
+_ROUNDS_OF_PARTITIONS: Final = {2: 3, 20: 3, 200: 3, 1_000: 1}
+"""Rounds by the number of state partitions: a batch with a thousand takes most of a minute."""
+_QUICK_ROUNDS_OF_PARTITIONS: Final = {2: 1, 20: 1}
+_FEW_ROWS: Final = Clicks(rows=16_000, slices=8)
+"""Small batches, whose cost is that of their tasks."""
+_DEFAULT_PARTITIONS: Final = 200
+"""Spark's own number of state partitions."""
 
 
 def measured(
@@ -109,10 +118,36 @@ def measured(
             clicks = ClickBench(spark, server.url, folder, files)
             for each in turns:
                 yield from _by_turns(each, clicks, size.rounds, say)
+        if only in {None, PARTITIONS}:
+            yield from _over_partitions(bench, folder / PARTITIONS, plan, say)
         if only in {None, CLOSING_LAG}:
             yield from _lags(folder / "chains", partial(Chain, spark), server.url, size.chains)
         if isinstance(jars, KafkaJars):
             yield from _over_kafka(spark, bench, server.url, folder / "kafka", jars, size, say)
+
+
+def _over_partitions(
+    bench: Bench, folder: Path, plan: Plan, say: Callable[[str], None]
+) -> Iterator[Figure]:
+    """Yield the duration of a small batch by the number of state partitions."""
+    files = Files(folder, _FEW_ROWS)
+    files.write()
+    bench.run(Variant.WHOLE, files)
+    rounds_of = _ROUNDS_OF_PARTITIONS if plan is FULL else _QUICK_ROUNDS_OF_PARTITIONS
+    for ranges, rounds in rounds_of.items():
+        case = Case(f"{ranges} state partitions", files, (Variant.PLAIN, Variant.WHOLE), ranges)
+        bench.measure(case, rounds, say, is_warm=True)
+        ours_ms, plain_ms = (case.batch_ms(each) for each in (Variant.WHOLE, Variant.PLAIN))
+        ratio, spread = case.batch_ratio(Variant.WHOLE, Variant.PLAIN)
+        yield Figure(
+            f"{case.name}: a small batch",
+            ratio,
+            "of plain",
+            1.25 if ranges == _DEFAULT_PARTITIONS else None,
+            False,
+            f"{ours_ms:.0f} ms to {plain_ms:.0f} ms, {(ours_ms - plain_ms) / ranges:.1f} ms for each "
+            f"partition, rounds {spread}",
+        )
 
 
 def _over_kafka(

@@ -76,6 +76,8 @@ class Case:
     name: str
     input: Input
     variants: Sequence[Variant]
+    ranges: int = RANGES
+    """Key ranges of the stage, and Spark's state partitions."""
     runs: dict[Variant, list[Run]] = field(default_factory=dict[Variant, list[Run]])
 
     def seconds(self, variant: Variant) -> float:
@@ -114,20 +116,23 @@ class Bench:
         self._folder = folder
         self._numbers = itertools.count()
 
-    def measure(self, case: Case, rounds: int, say: Callable[[str], None]) -> None:
-        """Run every variant once to warm up, and then so many rounds of all of them."""
-        for number in range(rounds + 1):
+    def measure(
+        self, case: Case, rounds: int, say: Callable[[str], None], *, is_warm: bool = False
+    ) -> None:
+        """Run every variant once to warm up, unless Spark is warm, and then so many rounds of them."""
+        for number in range(1 if is_warm else 0, rounds + 1):
             for variant in case.variants if number % 2 else reversed(case.variants):
-                run = self.run(variant, case.input)
+                run = self.run(variant, case.input, case.ranges)
                 say(f"{case.name}, round {number}, {variant}: {run.seconds:.2f} s")
                 if number:
                     case.runs.setdefault(variant, []).append(run)
 
-    def run(self, variant: Variant, read: Input) -> Run:
+    def run(self, variant: Variant, read: Input, ranges: int = RANGES) -> Run:
         """Run one query, and make sure that it has written what it should."""
         folder = self._folder / f"run-{next(self._numbers)}"
+        self._spark.conf.set("spark.sql.shuffle.partitions", ranges)
         with ExitStack() as stack:
-            frame, start = self._build(variant, read, stack)
+            frame, start = self._build(variant, read, ranges, stack)
             writer = (
                 frame.writeStream.format("parquet")
                 .option("path", str(folder / "output"))
@@ -146,7 +151,7 @@ class Bench:
         return run
 
     def _build(
-        self, variant: Variant, read: Input, stack: ExitStack
+        self, variant: Variant, read: Input, ranges: int, stack: ExitStack
     ) -> tuple[DataFrame, Callable[[DataStreamWriter], StreamingQuery]]:
         late_s = BOUND_S if variant is Variant.PLAIN else BOUND_S + read.clicks.span_s
         if variant in {Variant.PLAIN, Variant.DELAYED}:
@@ -154,7 +159,7 @@ class Bench:
             return _sessions(clicks), DataStreamWriter.start
         spec = {
             _SOURCE: read.source,
-            _STAGE: {"inputs": [_SOURCE], "ranges": RANGES},
+            _STAGE: {"inputs": [_SOURCE], "ranges": ranges},
         }
         job = f"bench-{next(self._numbers)}"
         pipeline = stack.enter_context(Pipeline(self._url, job, spec, spark=self._spark))

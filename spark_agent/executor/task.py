@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 from pyspark import Accumulator, TaskContext
@@ -54,14 +55,15 @@ _promised_ms: Final[dict[tuple[int, str, str, str], tuple[tuple[str, int], int |
 """By process, service, job and stage: the last query and epoch, and the stage's promise in it."""
 
 
+@cache
 def freeze_imports() -> None:
     """Exclude the modules that this process has imported from garbage collection, once.
 
     Spark's workers run a full collection after every task. Scanning a worker's modules takes some
-    30 ms each time, more than the rest of the task's reporting, and modules are never garbage.
+    30 ms each time, more than the rest of the task's reporting, and modules are never garbage. The
+    interpreter's own count of frozen objects walks through all of them, which takes as long.
     """
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
