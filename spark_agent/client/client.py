@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, cast
 from urllib.parse import urlencode
 
@@ -67,6 +67,8 @@ from spark_agent.times import (
 )
 
 _POLL_S: Final = 10
+_LONG_POLL_PATIENCE_MS: Final = 5_000
+"""Wait for the answer to a long poll, beyond the wait that it requests."""
 _NO_COUNTS: Final[Mapping[str, int]] = {}
 
 
@@ -87,6 +89,8 @@ class StageWatermark:
     status: str
     generation: int = 0
     """The job's generation, which rises with each reset."""
+    etag: str | None = field(default=None, compare=False)
+    """Names the watermarks, for `Client.watermark_since`."""
 
     @property
     def final(self) -> bool:
@@ -94,13 +98,14 @@ class StageWatermark:
         return self.output_ms == MAX_MS
 
     @classmethod
-    def read(cls, body: Mapping[str, Any]) -> StageWatermark:
+    def read(cls, body: Mapping[str, Any], etag: str | None = None) -> StageWatermark:
         """Decode the JSON form."""
         return cls(
             body["input_watermark"],
             body["output_watermark"],
             body["status"],
             body.get("generation", 0),
+            etag,
         )
 
 
@@ -381,12 +386,17 @@ class Client:
         return cast("CommitsAnswer", self._http.call("GET", f"{_stage(job, stage)}/commits")[0])
 
     def watermark(self, job: str, stage: str) -> StageWatermark:
-        """Return a stage's watermarks.
+        """Return a stage's watermarks."""
+        return StageWatermark.read(*self._http.call("GET", f"{_stage(job, stage)}/watermark"))
 
-        Read without an ETag: a service that has lost its ledger may give the same ETag to other
-        watermarks.
+    def watermark_since(
+        self, job: str, stage: str, etag: str | None, *, wait_s: int = 0
+    ) -> StageWatermark | None:
+        """Return a stage's watermarks once they differ from those of `etag`; None: unchanged after
+        `wait_s` seconds.
         """
-        return StageWatermark.read(self._http.call("GET", f"{_stage(job, stage)}/watermark")[0])
+        found = self._since(f"{_stage(job, stage)}/watermark", etag, wait_s)
+        return None if found is None else StageWatermark.read(*found)
 
     def percentile_ms(self, job: str, stage: str, percentage: int) -> int | None:
         """Return a percentile watermark of a stage (ms); None: not yet."""
@@ -514,11 +524,23 @@ class Client:
         timeout_ms = duration_ms(timeout, name="timeout")
         return wait.wait(timeout_ms, lambda _: None, is_over=is_over)
 
-    def throttle_since(self, job: str, etag: str | None = None) -> Throttle | None:
-        """Return the throttle advice for a job's sources; None: unchanged since `etag`."""
-        headers = {"If-None-Match": etag} if etag else {}
-        body, new_etag = self._http.call("GET", f"{_job(job)}/throttle", headers=headers)
-        return Throttle(body["groups"], body["shards"], new_etag) if body else None
+    def throttle_since(
+        self, job: str, etag: str | None = None, *, wait_s: int = 0
+    ) -> Throttle | None:
+        """Return the throttle advice for a job's sources once it differs from that of `etag`; None:
+        unchanged after `wait_s` seconds.
+        """
+        found = self._since(f"{_job(job)}/throttle", etag, wait_s)
+        return found and Throttle(found[0]["groups"], found[0]["shards"], found[1])
+
+    def _since(self, path: str, etag: str | None, wait_s: int) -> tuple[Json, str | None] | None:
+        """Return a body that has another ETag than this one, and its ETag; None: unchanged."""
+        http, headers = self._http, {"If-None-Match": etag} if etag else {}
+        if etag and wait_s:
+            http = http.without_retries(wait_s * 1_000 + _LONG_POLL_PATIENCE_MS)
+            headers["Prefer"] = f"wait={wait_s}"
+        body, new_etag = http.call("GET", path, headers=headers)
+        return (body, new_etag) if body else None
 
     def create_key(
         self, name: str, role: str, jobs: str = "*", expires_in_ms: int | None = None

@@ -72,7 +72,7 @@ class EarlyFeed:
             return at
         return Offset(target_ms, at.turn + 1)
 
-    def _fetch(self, latest_ms: int | None) -> int | None:
+    def _fetch(self, latest_ms: int | None, _: int) -> int | None:
         """Return the least percentile of the inputs; the latest one while an input has none."""
         if self._stays and latest_ms is not None:
             return latest_ms

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from spark_agent.client.client import Client, StageWatermark
-from spark_agent.client.poller import Poller
+from spark_agent.client.poller import Poller, long_poll_s
 from spark_agent.clock import Clock
 from spark_agent.driver.adoption import STALLED_AFTER_BATCHES, Adoption
 from spark_agent.driver.ingress_clock import IngressClock
@@ -128,6 +128,7 @@ class WatermarkFeed:
                 partial(_fetch_watermark, client, query.job, stage),
                 poll_ms=query.timing.poll_ms,
                 clock=clock,
+                wait_s=long_poll_s(query.timing.ttl_ms),
             )
             for stage in query.stages.promises
         }
@@ -449,7 +450,8 @@ def _epoch(latest: CommittedBatch | None) -> int:
 
 
 def _fetch_watermark(
-    client: Client, job: str, stage: str, latest: StageWatermark | None
+    client: Client, job: str, stage: str, latest: StageWatermark | None, wait_s: int
 ) -> StageWatermark:
-    del latest  # It is read whole: see `Client.watermark`.
-    return client.watermark(job, stage)
+    if latest is None:
+        return client.watermark(job, stage)
+    return client.watermark_since(job, stage, latest.etag, wait_s=wait_s) or latest

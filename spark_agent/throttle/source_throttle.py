@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from spark_agent.client.client import Client, Throttle
-from spark_agent.client.poller import Poller
+from spark_agent.client.poller import Poller, long_poll_s
 from spark_agent.client.responses import GroupAnswer
 from spark_agent.clock import Clock
 from spark_agent.exceptions import AggregatorError, Unavailable
@@ -58,7 +58,12 @@ class SourceThrottle:
         self._keep_ms = query.timing.ttl_ms
         self._client = client
         self._clock = clock
-        self._advice = Poller(self._fetch_advice, poll_ms=query.timing.poll_ms, clock=clock)
+        self._advice = Poller(
+            self._fetch_advice,
+            poll_ms=query.timing.poll_ms,
+            clock=clock,
+            wait_s=long_poll_s(self._keep_ms),
+        )
         self._waited_for: dict[str, tuple[int, int, Promises | None]] = {}
         """By stage: when they were read, after which epoch, and the promises of what is waited for."""
         self._advances = {stage: Advances() for stage in self._sources}
@@ -74,9 +79,9 @@ class SourceThrottle:
         """Poll on the next call: an epoch was committed, which may change the service's advice."""
         self._advice.refresh_soon()
 
-    def _fetch_advice(self, latest: Throttle | None) -> Throttle:
+    def _fetch_advice(self, latest: Throttle | None, wait_s: int) -> Throttle:
         etag = None if latest is None else latest.etag
-        found = self._client.throttle_since(self._job, etag) or latest
+        found = self._client.throttle_since(self._job, etag, wait_s=wait_s) or latest
         if found is None:
             raise Unavailable("the service has answered 304 to a request without an ETag")
         return found

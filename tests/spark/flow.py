@@ -30,6 +30,7 @@ RANGES = 2
 SHARDS = ["left", "right"]
 SPEC = {SOURCE: {"shards": SHARDS}, COUNTS: {"inputs": [SOURCE], "ranges": RANGES}}
 BOUND = BoundedOutOfOrderness("5 s")
+POLL_MS = 50
 
 WINDOW_S = 10
 START_S = 1_700_000_000
@@ -106,7 +107,7 @@ class Flow:
         self._files += 1
 
     def pipeline(self, **options: object) -> Pipeline:
-        return Pipeline(self.url, JOB, SPEC, spark=self.spark, poll="50 ms", **options)  # type: ignore[arg-type]
+        return Pipeline(self.url, JOB, SPEC, spark=self.spark, poll=f"{POLL_MS} ms", **options)  # type: ignore[arg-type]
 
     def readings(self) -> DataFrame:
         """`files_per_batch` files a batch; None: all that there are."""

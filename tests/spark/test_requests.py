@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from urllib.request import urlopen
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.flow import AVAILABLE_NOW, RANGES, Flow, ended, steady, windows
+from tests.spark.flow import (
+    AVAILABLE_NOW,
+    COUNTS,
+    POLL_MS,
+    RANGES,
+    START_MS,
+    Flow,
+    ended,
+    steady,
+    until,
+    windows,
+)
 from tests.support.server import Service
 
 _COUNTED = re.compile(
@@ -57,3 +69,16 @@ def test_a_task_sends_one_request(flow: Flow, service: Service) -> None:
     assert counted["/leases"] <= of_driver, "tasks claim with their reports"
     stages = 2
     assert counted["/watermark"] <= CORES * stages * all_batches(query) + of_driver
+
+
+def test_an_idle_query_waits_in_long_polls(flow: Flow, service: Service) -> None:
+    flow.write(steady(range(30)))
+    with flow.pipeline() as pipeline:
+        flow.start(pipeline, flow.counts(pipeline), bounded=False)
+        until(lambda: flow.output_of(COUNTS) == START_MS + 21_000, "all rows have been reported")
+        before = requests(service.url)["/watermark"]
+        idle_until = time.monotonic() + 60 * POLL_MS / 1_000
+        until(lambda: time.monotonic() >= idle_until, "the time of sixty polls")
+        polls = requests(service.url)["/watermark"] - before
+    a_last_batch = 5
+    assert polls <= a_last_batch
