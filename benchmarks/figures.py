@@ -99,6 +99,9 @@ class Job:
     def output(self, stage: str) -> int | None:
         return self._post("GET", f"/stages/{stage}/watermark", None)["output_watermark"]
 
+    def etag(self, stage: str) -> str:
+        return self._client.get(f"{self.root}/stages/{stage}/watermark").headers["ETag"]
+
     def reports(self, stage: str) -> str:
         return f"{self.root}/stages/{stage}/reports"
 
@@ -215,6 +218,8 @@ def rates(plan: Plan, server: Service, bare: str) -> Iterator[Figure]:
     ours = Target(f"{job.root}/stages/one/watermark")
     value, detail = compared(plan, ours, Target(f"{bare}/bare"))
     yield Figure("plain GET of a watermark / bare GET", value, "ratio", 0.85, True, detail)
+    value, detail = compared(plan, replace(ours, etag=job.etag("one")), Target(f"{bare}/bare"))
+    yield Figure("poll that finds nothing new / bare GET", value, "ratio", 0.9, True, detail)
     job.close()
 
 

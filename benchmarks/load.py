@@ -59,6 +59,7 @@ end
 wrk.method = %(method)s
 wrk.headers["Content-Type"] = "application/json"
 if %(key)s ~= "" then wrk.headers["Authorization"] = "Bearer " .. %(key)s end
+if %(etag)s ~= "" then wrk.headers["If-None-Match"] = %(etag)s end
 local threads = 0
 setup = function(thread)
   threads = threads + 1
@@ -103,11 +104,13 @@ class Target:
     """The first entry of `COLUMN` is 1, whatever the others are."""
     key: str = ""
     """Key of the requests, if any."""
+    etag: str = ""
+    """ETag that the client has, if any: 304 is a success."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Number of responses with 2xx, and their time."""
+    """Number of responses with 2xx or 304, and their time."""
 
     requests: int
     seconds: float
@@ -152,6 +155,7 @@ def _wrk(target: Target, seconds: float, connections: int) -> Outcome:
                 "rows": target.rows,
                 "standing": json.dumps(target.standing),
                 "key": json.dumps(target.key),
+                "etag": json.dumps(target.etag),
             }
         )
         threads = connections if target.tokens else 1

@@ -6,6 +6,10 @@ import asyncio
 from urllib.parse import urlsplit
 
 
+NOT_MODIFIED = 304
+"""Status of an answer without a body and without a length."""
+
+
 class Connection:
     """One keep-alive connection, one request at a time."""
 
@@ -23,6 +27,8 @@ class Connection:
         self._writer.write(request)
         head = await self._reader.readuntil(b"\r\n\r\n")
         status = int(head[9:12])
+        if status == NOT_MODIFIED:
+            return status, b""
         lower = head.lower()
         at = lower.find(b"content-length:")
         if at < 0:
@@ -42,13 +48,14 @@ class Connection:
         self._writer.close()
 
 
-def encode(method: str, url: str, body: bytes, key: str = "") -> bytes:
+def encode(method: str, url: str, body: bytes, key: str = "", etag: str = "") -> bytes:
     """One request as it goes over the wire."""
     parts = urlsplit(url)
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    known = f"If-None-Match: {etag}\r\n" if etag else ""
     head = (
-        f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{authorization}"
+        f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{authorization}{known}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

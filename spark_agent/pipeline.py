@@ -164,9 +164,10 @@ class Pipeline:
     `spec` is the job's `stages`, in the service's format. `throttle` is its `throttle`: while the
     service's advice pauses all shards that a query reads, its next batch waits. `replace` allows both to
     replace a different specification of the job. `lease_ttl` must be longer than a few batches.
-    `patience` is how long one call to the service may block a task, `poll` how often an idle query
-    polls its watermark. `finish_timeout` is how long an `availableNow` query waits at its end for a
-    service that is away: a bounded one then fails, and any other ends without its last windows, which
+    `patience` is how long one call to the service may block a task, `poll` the shortest time between
+    two polls of a watermark. An idle query waits for a change in long polls, unless its leases are
+    shorter than three seconds. `finish_timeout` is how long an `availableNow` query waits at its end for
+    a service that is away: a bounded one then fails, and any other ends without its last windows, which
     come out in the next run. A bounded query with another trigger waits until the service is back.
 
     `key_file` is the path of a file with the service's key, on the driver and on every executor. Without
