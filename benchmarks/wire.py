@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-
 NOT_MODIFIED = 304
 """Status of an answer without a body and without a length."""
 

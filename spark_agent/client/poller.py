@@ -43,9 +43,9 @@ class Poller(Generic[T]):
     `fetch` gets the latest value, if any, and a number of seconds. It returns the current value, at the
     latest after these seconds if it equals the latest one; it raises `AggregatorError`.
 
-    With `wait_s`, only the first poll and the one after `refresh_soon` are made by the caller of
-    `latest`. Later ones are long polls, in a thread that ends with the poll, so a value that does not
-    change costs a request in `wait_s`. Not thread-safe but for that.
+    With `wait_s`, the caller of `latest` polls only at first, after `refresh_soon`, and if the latest
+    value is older than two long polls. Other polls are long polls, in a thread that ends with the poll,
+    so a value that does not change costs a request in `wait_s`. Not thread-safe but for that.
 
     >>> from spark_agent.clock import SystemClock
     >>> poller = Poller(lambda latest, _: (latest or 0) + 1, poll_ms=60_000, clock=SystemClock())
@@ -94,12 +94,20 @@ class Poller(Generic[T]):
         self._take_answer()
         now_ms = self._clock.steady_ms()
         if self._next_ms is None or now_ms >= self._next_ms:
-            # A service that does not answer is retried by the caller, whose patience is shorter.
-            if self._wait_s and self.is_current and self.error is None:
+            if self._may_wait(now_ms):
                 self._begin_long_poll(now_ms)
             else:
                 self._poll()
         return self._latest
+
+    def _may_wait(self, now_ms: int) -> bool:
+        """Return whether a long poll may bring the next value, because the latest one is good enough.
+
+        A service that does not answer is retried by the caller, whose patience is shorter.
+        """
+        if not self._wait_s or not self.is_current or self.error is not None:
+            return False
+        return self.received_ms is not None and now_ms - self.received_ms < 2_000 * self._wait_s
 
     def _poll(self) -> None:
         self._turn += 1

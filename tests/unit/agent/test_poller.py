@@ -68,7 +68,7 @@ def test_a_value_that_does_not_change_costs_one_request_while_a_long_poll_lasts(
     poller: Poller[int], service: Service, clock: FakeClock
 ) -> None:
     in_long_poll(poller, service, clock)
-    for _ in range(50):
+    for _ in range(2_000 * WAIT_S // POLL_MS - 2):
         clock.now_ms += POLL_MS
         assert poller.latest() == 1
     assert len(service.polls) == 2
@@ -137,3 +137,13 @@ def test_without_a_wait_each_poll_is_made_by_the_caller(service: Service, clock:
         clock.now_ms += POLL_MS
         poller.latest()
     assert [wait_s for _, wait_s in service.polls] == [0, 0, 0]
+
+
+def test_a_value_older_than_two_long_polls_is_polled_by_the_caller(
+    poller: Poller[int], service: Service, clock: FakeClock
+) -> None:
+    in_long_poll(poller, service, clock)
+    service.now = lambda: 2
+    clock.now_ms += 2_000 * WAIT_S
+    assert poller.latest() == 2
+    service.end_long_poll(lambda: 1)
