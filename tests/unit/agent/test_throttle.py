@@ -165,7 +165,7 @@ def test_shards_that_are_asked_to_pause_wait_with_those_that_would_be() -> None:
         clock = FakeClock()
         throttled = throttle(server, clock, looks_ahead=True)
         assert throttled.reason_to_wait(after(0)) is None
-        clock.now_ms += POLL_MS
+        throttled.refresh_soon()
         assert throttled.reason_to_wait(after(1)) is not None
 
 
