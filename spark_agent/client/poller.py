@@ -118,7 +118,11 @@ class Poller(Generic[T]):
         self._note(found, self._clock.steady_ms())
 
     def _begin_long_poll(self, now_ms: int) -> None:
-        """Begin a long poll, unless one has not ended yet: it has an old value, and ends soon."""
+        """Begin a long poll, unless one is under way.
+
+        One that began before a poll of the caller ends as soon as the value changes. Its answer is not
+        taken, and the next one brings the value at once.
+        """
         self._next_ms = now_ms + self._poll_ms
         if self._is_waiting:
             return
