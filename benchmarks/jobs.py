@@ -9,7 +9,7 @@ import asyncio
 import statistics
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ QUICK_NUMBERS: Final = (1, 100)
 _STAGES: Final = 10
 _AT_ONCE: Final = 16
 """Requests of the declaration at once."""
-_TTL_MS: Final = 3_600_000
+_TTL_MS: Final = 600_000
+"""Duration of the leases; workers claim their ranges again before each measurement."""
 _REST_S: Final = 5.0
 """Duration of the measurement of a service that serves nobody."""
 _LIMIT_S: Final = 600.0
@@ -52,17 +53,18 @@ def _name(number: int) -> str:
 
 
 async def _declare(client: httpx.AsyncClient, number: int) -> None:
-    """Declare a job, and give every second one workers that have reported."""
+    await _sent(client, "PUT", f"/v1/jobs/{_name(number)}", _spec())
+
+
+async def _work(client: httpx.AsyncClient, number: int) -> None:
+    """Claim the ranges of a job's first stages, and report all of them."""
     root = f"/v1/jobs/{_name(number)}"
-    await _sent(client, "PUT", root, _spec())
-    if number % 2:
-        return
     for stage in ("in", "k1"):
         path = f"{root}/stages/{stage}"
         claim: Json = {"ranges": "all", "holder": "bench", "ttl_ms": _TTL_MS}
         lease = await _sent(client, "POST", f"{path}/leases", claim)
         # One shard stays behind the other: the stage does not advance with the reports of a measurement.
-        shards = (
+        shards: Json = (
             {"a": FIRST, "b": FIRST} if stage == "in" else {key: {} for key in lease["granted"]}
         )
         report: Json = {"token": lease["token"], "ranges": shards}
@@ -78,16 +80,19 @@ async def _sent(client: httpx.AsyncClient, method: str, path: str, body: Json) -
     return response.json()
 
 
-async def _declare_all(url: str, numbers: Sequence[int]) -> None:
+async def _each(
+    url: str, numbers: Sequence[int], step: Callable[[httpx.AsyncClient, int], Awaitable[None]]
+) -> None:
+    """Run a step for each of these jobs, some at once."""
     limits = httpx.Limits(max_connections=_AT_ONCE)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
         waiting = iter(numbers)
 
-        async def declare_next() -> None:
+        async def take_turns() -> None:
             for number in waiting:
-                await _declare(client, number)
+                await step(client, number)
 
-        await asyncio.gather(*(declare_next() for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(take_turns() for _ in range(_AT_ONCE)))
 
 
 def _seconds(get: str) -> float:
@@ -120,8 +125,9 @@ class _Fleet:
         self._token = ""
 
     def grow(self, number: int) -> None:
-        """Declare jobs until there are so many."""
-        asyncio.run(_declare_all(self._server.url, range(self._declared, number)))
+        """Declare jobs until there are so many; every second one is busy."""
+        asyncio.run(_each(self._server.url, range(self._declared, number), _declare))
+        asyncio.run(_each(self._server.url, range(0, number, 2), _work))
         self._declared = number
 
     @property

@@ -37,6 +37,14 @@ _RECONCILE_INTERVAL_S = 1.0
 """Interval at which the live store is compared with the ledger."""
 
 
+_SHARE = 10
+"""The least ratio of the pause after a round over all jobs to the round, which leaves nine tenths of the
+time to requests for single jobs."""
+
+_LONGEST_PAUSE_S = 10.0
+"""Pause after the longest round."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Retention of the history of watermarks, and of the audit, by age in milliseconds."""
@@ -117,18 +125,29 @@ class Background:
                 log.debug("cannot expire leases now, retrying: %s", error.detail)
 
     async def _reconcile(self) -> None:
-        while await self._shutdown.sleep(_RECONCILE_INTERVAL_S):
-            try:
-                await self._reconciler.reconcile()
-            except UnavailableError as error:
-                log.warning("cannot compare the stores now, retrying: %s", error.detail)
+        await self._in_rounds(
+            _RECONCILE_INTERVAL_S, self._reconciler.reconcile, "compare the stores"
+        )
 
     async def _checkpoint(self) -> None:
-        while await self._shutdown.sleep(self._checkpoint_interval_ms / 1_000):
+        interval_s = self._checkpoint_interval_ms / 1_000
+        await self._in_rounds(interval_s, self._save_promises, "save a checkpoint")
+
+    async def _in_rounds(
+        self, interval_s: float, step: Callable[[], Awaitable[None]], purpose: str
+    ) -> None:
+        """Run a step over all jobs at intervals, and less often if it takes long."""
+        pause_s = interval_s
+        while await self._shutdown.sleep(pause_s):
+            began_ms = self._clock.steady_ms()
             try:
-                await self._save_promises()
+                await step()
             except UnavailableError as error:
-                log.warning("cannot save a checkpoint now, retrying: %s", error.detail)
+                log.warning("cannot %s now, retrying: %s", purpose, error.detail)
+                pause_s = interval_s
+            else:
+                took_s = (self._clock.steady_ms() - began_ms) / 1_000
+                pause_s = max(interval_s, min(_SHARE * took_s, _LONGEST_PAUSE_S))
 
     async def _save_promises(self) -> None:
         chunks = await self._store.unsaved()
@@ -137,12 +156,14 @@ class Background:
             await self._store.note_saved(chunks)
 
     async def _apply_idle_policies(self) -> None:
-        while await self._shutdown.sleep(_IDLE_INTERVAL_S):
-            await self._idle_policies.apply()
+        await self._in_rounds(
+            _IDLE_INTERVAL_S, self._idle_policies.apply, "apply the idle policies"
+        )
 
     async def _let_final_shards_leave(self) -> None:
-        while await self._shutdown.sleep(_RECONCILE_INTERVAL_S):
-            await self._dynamic_shards.apply()
+        await self._in_rounds(
+            _RECONCILE_INTERVAL_S, self._dynamic_shards.apply, "let final shards leave"
+        )
 
     async def _follow_keys(self) -> None:
         await self._keys.run(self._shutdown)

@@ -30,13 +30,12 @@ class DynamicShards:
         """Check for final shards now."""
         final: dict[tuple[str, str], int] = {}
         for job, pipeline in self._store.known().items():
-            for name, stage in pipeline.stages.items():
-                if stage.policy.is_dynamic:
-                    try:
-                        final[job, name] = await self._apply(job, name)
-                    except ProblemError as error:
-                        # The job may be deleted, or its stores unavailable: the next check is soon.
-                        log.debug("no shard of %s/%s leaves now: %s", job, name, error.detail)
+            for name in pipeline.dynamic_sources:
+                try:
+                    final[job, name] = await self._apply(job, name)
+                except ProblemError as error:
+                    # The job may be deleted, or its stores unavailable: the next check is soon.
+                    log.debug("no shard of %s/%s leaves now: %s", job, name, error.detail)
         self._final = final
 
     async def _apply(self, job: str, stage: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from service.aggregator.throttling import Throttling
 from service.consistency.publisher import Publisher
@@ -48,11 +48,10 @@ class IdlePolicies:
         known = self._store.known()
         self._samples = {at: samples for at, samples in self._samples.items() if at[0] in known}
         for job, pipeline in known.items():
-            policies = {n: s.policy.idle for n, s in pipeline.stages.items() if s.policy.idle}
-            if not policies:
+            if not pipeline.idle_policies:
                 continue
             try:
-                await self._apply(job, pipeline, policies)
+                await self._apply(job, pipeline)
             except ProblemError as error:
                 # The job may be deleted, or its stores unavailable: the next time is soon.
                 log.debug("cannot apply the policies of job %s now: %s", job, error.detail)
@@ -60,11 +59,9 @@ class IdlePolicies:
                 # An error of one job does not affect the others.
                 log.exception("cannot apply the policies of job %s", job)
 
-    async def _apply(
-        self, job: str, pipeline: Pipeline, policies: Mapping[str, IdlePolicy]
-    ) -> None:
+    async def _apply(self, job: str, pipeline: Pipeline) -> None:
         throttle = await self._throttling.read(job)
-        for name, policy in policies.items():
+        for name, policy in pipeline.idle_policies.items():
             now, observed = await self._live.observe(job, (name,))
             seen = observed.get(name)
             if seen is None:

@@ -49,6 +49,13 @@ class Publisher:
         self._expected = 0
         """Number of calls for which the next round waits."""
         self._stopped = False
+        self._dropped: set[str] = set()
+        """Jobs that an unexpected error kept from being published, until `take_dropped`."""
+
+    def take_dropped(self) -> frozenset[str]:
+        """Return the jobs that unexpected errors have kept from being published since the last call."""
+        dropped, self._dropped = frozenset(self._dropped), set()
+        return dropped
 
     def touch(self, job: str, stages: Iterable[str]) -> None:
         """Let the next round publish what these stages agree on."""
@@ -148,6 +155,7 @@ class Publisher:
             self._metrics.publish_failures.inc()
             for touched in left.values():
                 touched.reject(error)
+            self._dropped |= left.keys()
             left.clear()
         finally:
             self._under_way = {}
@@ -215,6 +223,7 @@ class Publisher:
                 # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
                 log.exception("cannot show what was recorded for job %s", record.job)
                 touched[record.job].reject(error)
+                self._dropped.add(record.job)
                 done[record.job] = None
             else:
                 overtaken = _overtaken(view.pipeline, record, recorded)
@@ -247,6 +256,7 @@ class Publisher:
             except Exception as error:
                 log.exception("cannot read job %s to publish it", job)
                 pending.reject(error)
+                self._dropped.add(job)
                 done[job] = None
             else:
                 if pending.are_lost(view):

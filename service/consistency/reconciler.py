@@ -18,7 +18,7 @@ from service.consistency.publisher import Publisher
 from service.errors import UnavailableError, UnknownJobError
 from service.ledger.port import JobHead, Ledger
 from service.live.port import LiveStore, StateLostError
-from service.model.positions import Position
+from service.model.positions import LivePosition, Position
 from service.tasks import run_to_completion
 from service.telemetry.metrics import Metrics
 
@@ -64,6 +64,8 @@ class Reconciler:
         self._behind_before: dict[str, Position] = {}
         """Jobs that were behind the ledger in the last comparison. Every job is, for a moment, between
         the two writes of an advance: a job needs to catch up if it stays at the same position."""
+        self._compared: dict[str, LivePosition] = {}
+        """Position of each job in a shared live store at the last comparison."""
 
     async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
         """Run a step on a job's live state; if the state was lost, restore it and retry.
@@ -213,19 +215,23 @@ class Reconciler:
         """
         heads = await self._ledger.heads()
         positions = await self._live.heads()
+        dropped = self._publisher.take_dropped()
         behind: dict[str, Position] = {}
+        compared: dict[str, LivePosition] = {}
         missing = [head for head in heads if head.job not in positions]
         await self._restore_lost([head for head in missing if self._is_lost(head)])
         self._missing_before = {head.job for head in missing}
         for head in heads:
             live = positions.get(head.job)
-            if live is not None and live.is_behind(head):
-                behind[head.job] = live
-            try:
-                await self._compare(head, live)
-            except (UnknownJobError, StateLostError):
+            if live is None:
                 continue
+            if live.is_behind(head):
+                behind[head.job] = live
+            with suppress(UnknownJobError, StateLostError):
+                await self._compare(head, live, is_dropped=head.job in dropped)
+                compared[head.job] = live
         self._behind_before = behind
+        self._compared = compared
         names = {head.job for head in heads}
         self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
         await self._remove_deleted(positions.keys() - names)
@@ -265,9 +271,7 @@ class Reconciler:
             for job, generation in (await self._ledger.deleted(unknown)).items():
                 await self._live.remove(job, generation)
 
-    async def _compare(self, head: JobHead, live: Position | None) -> None:
-        if live is None:
-            return
+    async def _compare(self, head: JobHead, live: LivePosition, *, is_dropped: bool) -> None:
         if live.incarnation < head.incarnation:
             await self.restore(head.job)
         else:
@@ -278,6 +282,8 @@ class Reconciler:
                         "the live state of job %s is behind the ledger: catching up", head.job
                     )
                     await self._catch_up(head.job)
-            elif self._live.shared:
-                # Any replica publishes reports that another one has accepted just before its death.
-                self._publisher.touch(head.job, (await self._live.pipeline(head.job)).stages)
+            elif self._live.shared or is_dropped:
+                pipeline = await self._live.pipeline(head.job)
+                if is_dropped or self._compared.get(head.job) != live:
+                    # Any replica publishes reports that another one has accepted just before its death.
+                    self._publisher.touch(head.job, pipeline.stages)

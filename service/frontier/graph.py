@@ -11,7 +11,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from service.frontier.agreement import Agreement, Member, agreement
 from service.frontier.errors import InvalidPipelineError
-from service.frontier.policies import NO_POLICY, NO_THROTTLE, StagePolicy, ThrottlePolicy
+from service.frontier.policies import (
+    NO_POLICY,
+    NO_THROTTLE,
+    IdlePolicy,
+    StagePolicy,
+    ThrottlePolicy,
+)
 from service.frontier.ranges import Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 
@@ -127,6 +133,17 @@ class Pipeline:
     def range_count(self) -> int:
         """Number of ranges of all its stages."""
         return sum(len(stage.layout) for stage in self.stages.values() if stage.layout is not None)
+
+    @cached_property
+    def idle_policies(self) -> Mapping[str, IdlePolicy]:
+        """The policies for idleness, by stage."""
+        policies = {name: stage.policy.idle for name, stage in self.stages.items()}
+        return {name: policy for name, policy in policies.items() if policy is not None}
+
+    @cached_property
+    def dynamic_sources(self) -> tuple[str, ...]:
+        """The sources whose shards may join and leave."""
+        return tuple(name for name, stage in self.stages.items() if stage.policy.is_dynamic)
 
     @cached_property
     def downstreams(self) -> Mapping[str, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from service.model.jobs import (
 )
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
-from service.model.positions import Position
+from service.model.positions import LivePosition
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.model.runs import RunEnd
 
@@ -251,11 +251,11 @@ class LiveStore(JobState, Protocol):
         """Remove the job, unless it has a later generation by now, and wake its waiting requests."""
         ...
 
-    async def head(self, job: str) -> Position | None:
+    async def head(self, job: str) -> LivePosition | None:
         """Return the position of one job; None: without a trustworthy state."""
         ...
 
-    async def heads(self) -> Mapping[str, Position]:
+    async def heads(self) -> Mapping[str, LivePosition]:
         """Return the position of every job with a trustworthy state."""
         ...
 

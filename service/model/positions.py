@@ -27,3 +27,11 @@ class Position:
             or self.revision < other.revision
             or self.last_run < other.last_run
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LivePosition(Position):
+    """Position of a job in a live store, with a count that shows changes of other replicas."""
+
+    changes: int = 0
+    """Count of the changes of its agreements and views, by any replica; 0 in a store of one process."""

@@ -154,7 +154,7 @@ def test_a_server_that_forgot_a_script_and_then_stalls_is_away(
         monkeypatch.setattr(client, "_execute", stall)
         redis_server.command("SCRIPT", "FLUSH")
         with pytest.raises(UnavailableError):
-            await client.step("head", job_keys("j"))
+            await client.step("heads", job_keys("j"))
         await client.close()
 
     asyncio.run(scenario(RedisTimeoutError("Timeout reading")))
@@ -269,7 +269,7 @@ def test_promises_are_saved_while_another_replica_changes_the_layout(
 
         async def interrupted(name: str, *words: Any, **options: Any) -> Any:
             asked.append(name)
-            if asked == ["unsaved", "unsaved"]:
+            if asked == ["heads", "unsaved", "unsaved"]:
                 finer = pipeline(ShardLayout.of("abc"))
                 await other.install(installed(finer, layout_version=2))
             return await ask(name, *words, **options)

@@ -33,7 +33,7 @@ from service.model.jobs import (
 )
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
-from service.model.positions import Position
+from service.model.positions import LivePosition
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.model.runs import RunEnd
 
@@ -106,12 +106,12 @@ class MemoryLiveStore(LiveStore):
         self._watches.wake_job(job)
 
     @override
-    async def head(self, job: str) -> Position | None:
+    async def head(self, job: str) -> LivePosition | None:
         found = self._jobs.get(job)
         return None if found is None else views.head(found)
 
     @override
-    async def heads(self) -> Mapping[str, Position]:
+    async def heads(self) -> Mapping[str, LivePosition]:
         return {name: views.head(job) for name, job in self._jobs.items()}
 
     @override

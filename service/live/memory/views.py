@@ -8,7 +8,7 @@ from service.live.memory.range_table import RangeTable
 from service.live.memory.state import LiveJob, LiveStage
 from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, JobView
-from service.model.positions import Position
+from service.model.positions import LivePosition
 from service.model.reports import RangeView
 
 
@@ -25,9 +25,11 @@ def job_view(job: LiveJob) -> JobView:
     )
 
 
-def head(job: LiveJob) -> Position:
+def head(job: LiveJob) -> LivePosition:
     """Return the position of a job."""
-    return Position(job.incarnation, job.generation, job.layout_version, job.revision, job.last_run)
+    return LivePosition(
+        job.incarnation, job.generation, job.layout_version, job.revision, job.last_run
+    )
 
 
 def unsaved(job: LiveJob) -> list[CheckpointChunk]:

@@ -12,6 +12,7 @@ from service.errors import UnavailableError
 from service.live import refusals
 from service.live.port import StateLostError
 from service.live.redis import schema
+from service.live.redis.heads import all_heads
 from service.live.redis.job_layout import JobLayout
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps
 from service.model.checkpoints import (
@@ -44,8 +45,9 @@ async def unsaved(steps: Steps, job: str | None = None) -> Sequence[CheckpointCh
     """Run the step `LiveStore.unsaved`."""
     if job is not None:
         return await steps.with_layout(job, partial(_unsaved, steps))
+    changed = [name for name, head in (await all_heads(steps)).items() if head.unsaved]
     found: list[CheckpointChunk] = []
-    for name in await steps.names():
+    for name in changed:
         with contextlib.suppress(StateLostError, UnavailableError):
             found += await steps.with_layout(name, partial(_unsaved, steps))
     return found

@@ -100,6 +100,11 @@ class RedisClient:
         # Any argument that `_Encoder` takes, `SERVER` included.
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
+    @property
+    def is_cluster(self) -> bool:
+        """True if jobs are on several nodes."""
+        return self._pool is None
+
     async def step(
         self, name: str, keys: Sequence[Key], *args: bytes | str, repeatable: bool = True
     ) -> Any:  # noqa: ANN401 - a script's reply

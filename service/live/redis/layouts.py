@@ -60,7 +60,7 @@ async def install(steps: Steps, job: InstalledJob) -> bool:
         except (LayoutChangedError, FrozenError):
             continue
         if done:
-            steps.cache(job.name).layout = None
+            steps.forget_layout(job.name)
             return True
 
 
@@ -109,7 +109,7 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
         # fences twice.
         repeatable=supersede,
     )
-    steps.cache(job.name).layout = None
+    steps.forget_layout(job.name)
     return reply.decode(raw)[1] == "ok"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -18,9 +16,6 @@ from service.live.redis.job_layout import JobLayout, runs_of
 from service.live.redis.steps import Steps, reply, stage_layout
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.runs import RunEnd
-
-_RECHECK_MS = 500
-"""Time for which a job's next expiry is reused: another replica may have granted a lease since."""
 
 _MAX_EXPIRED = 256
 """Leases that one step ends at most, as in `expire.lua`."""
@@ -136,41 +131,26 @@ async def end_run(steps: Steps, job: str, stages: Sequence[str], end: RunEnd) ->
 
 async def expire(steps: Steps, job: str | None = None) -> Mapping[str, Mapping[str, int]]:
     """Run the step `LiveStore.expire`."""
-    now_ms = steps.clock.steady_ms()
-    if job is not None:
-        found = steps.caches.get(job)
-        expiry = None if found is None else found.next_expiry
-        expired_jobs = [job] if expiry is not None and expiry.is_over(now_ms) else []
-        if not expired_jobs and (found is None or not found.expired):
-            return {}
-    else:
-        expired_jobs = [
-            name
-            for name in await steps.names()
-            if (expiry := steps.cache(name).next_expiry) is None
-            or expiry.is_over(now_ms)
-            or expiry.updated_at_ms + _RECHECK_MS <= now_ms
-        ]
-    for name in expired_jobs:
-        # One node that does not answer must not hold up the jobs on others.
-        with contextlib.suppress(StateLostError, UnavailableError):
+    for name in steps.with_expired_lease(job):
+        try:
             await steps.with_layout(name, partial(expire_job, steps))
-    expired: dict[str, Mapping[str, int]] = {}
-    for name in list(steps.caches) if job is None else [job]:
-        found = steps.caches.get(name)
-        if found is not None and found.expired:
-            expired[name], found.expired = found.expired, Counter()
-    return expired
+        except StateLostError:
+            # The next state begins without leases.
+            steps.note_next_expiry(name, -1)
+        except UnavailableError:
+            # One node that does not answer must not hold up the jobs on others.
+            if not steps.client.is_cluster:
+                raise
+    return steps.take_expired(job)
 
 
 async def expire_job(steps: Steps, job_layout: JobLayout) -> None:
     """End the leases of one job that have run out, and count them for `expire`."""
-    expired = steps.cache(job_layout.job).expired
     stages: list[str] = []
     while True:
         _, counts, others = await steps.step(job_layout, "expire", stages, stages)
         found = {name: int(count) for name, count in schema.read_list(counts)}
-        expired.update(found)
+        steps.note_expired(job_layout.job, found)
         stages = [name for name in schema.read_list(others) if name in job_layout.pipeline.stages]
         if not stages and sum(found.values()) < _MAX_EXPIRED:
             return

@@ -17,74 +17,73 @@ from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
 from service.live.redis import schema
+from service.live.redis.heads import JOBS_AT_ONCE, all_heads, heads_of, parts_of
 from service.live.redis.job_layout import JobLayout
 from service.live.redis.leases import expire_job
-from service.live.redis.packing import pack
-from service.live.redis.steps import Snapshot, Steps, reply, stage_layout
+from service.live.redis.steps import Snapshot, Steps, stage_layout
 from service.model.jobs import Census, JobView, StageProgress, StageView
 from service.model.observations import Instant, Marks, Settled, StageObservation
-from service.model.positions import Position
+from service.model.positions import LivePosition
 from service.tasks import aside
-
-_JOBS_AT_ONCE = 16
-"""Jobs that are read at once: half of the connections, which reads of single jobs and reports share."""
 
 
 class _ExpiredError(Exception):
     """Leases have run out and must be ended before the agreements are read."""
 
 
-async def head(steps: Steps, job: str) -> Position | None:
+async def head(steps: Steps, job: str) -> LivePosition | None:
     """Run the step `LiveStore.head`."""
-    found = await _head(steps, job)
-    if found is not None:
-        # The set of names is one more key that may be lost.
-        await steps.list_job(job)
-    return found
-
-
-async def _head(steps: Steps, job: str) -> Position | None:
-    try:
-        raw = await steps.run(job, "head", schema.job_keys(job), "", pack([]))
-    except StateLostError:
+    found = (await heads_of(steps, [job])).get(job)
+    if found is None:
         return None
-    _, code, *fields = reply.decode(raw)
-    return Position(*(int(value) for value in fields)) if code == "ok" else None
+    # The set of names is one more key that may be lost.
+    await steps.list_job(job)
+    return found.position
 
 
-async def heads(steps: Steps) -> Mapping[str, Position]:
+async def heads(steps: Steps) -> Mapping[str, LivePosition]:
     """Run the step `LiveStore.heads`."""
-    names = await steps.names()
-    found = await asyncio.gather(*(_head(steps, name) for name in names))
-    return {name: at for name, at in zip(names, found, strict=True) if at is not None}
+    return {job: head.position for job, head in (await all_heads(steps)).items()}
 
 
 async def jobs(steps: Steps) -> Sequence[JobView]:
     """Run the step `LiveStore.jobs`."""
-    names = list(await steps.names())
-    views: list[JobView] = []
+    there = await heads(steps)
+    views: dict[str, JobView] = {
+        name: view for name, at in there.items() if (view := _kept_view(steps, name, at))
+    }
     # A few at a time: reports use the same connections, and must not queue behind thousands of these.
-    for first in range(0, len(names), _JOBS_AT_ONCE):
+    for some in parts_of([name for name in there if name not in views], JOBS_AT_ONCE):
         found = await asyncio.gather(
-            *(job_view(steps, name) for name in names[first : first + _JOBS_AT_ONCE]),
-            return_exceptions=True,
+            *(job_view(steps, name) for name in some), return_exceptions=True
         )
         for each in found:
             if isinstance(each, JobView):
-                views.append(each)
+                views[each.name] = each
             elif not isinstance(each, StateLostError):
                 raise each
-    return views
+    return [views[name] for name in there if name in views]
+
+
+def _kept_view(steps: Steps, job: str, at: LivePosition) -> JobView | None:
+    """Return the last view that was read here, unless the job has changed since."""
+    view = steps.cache(job).view
+    if view is None:
+        return None
+    read_at = (view.incarnation, view.generation, view.layout_version, view.changes)
+    return (
+        view if read_at == (at.incarnation, at.generation, at.layout_version, at.changes) else None
+    )
 
 
 async def pipeline(steps: Steps, job: str, stage: str | None = None) -> Pipeline:
     """Run the step `LiveStore.pipeline`."""
-    known = steps.cache(job).layout
-    if known is not None and (stage is None or stage in known.pipeline.stages):
-        return known.pipeline
+    known = steps.pipelines.get(job)
+    if known is not None and (stage is None or stage in known.stages):
+        return known
     pipeline = await steps.with_layout(job, _pipeline_of)
     if stage is not None and stage not in pipeline.stages:
-        steps.cache(job).layout = None
+        steps.forget_layout(job)
         pipeline = await steps.with_layout(job, _pipeline_of)
     return pipeline
 
@@ -145,7 +144,7 @@ async def _read(
     code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
     if code == "due":
         raise _ExpiredError
-    incarnation, revision, views, censuses, agreed = rest
+    incarnation, revision, changes, views, censuses, agreed = rest
     if {str(name) for name, _ in views} != set(job_layout.pipeline.stages):
         await steps.drop(job_layout.job)
         raise StateLostError(job_layout.job)
@@ -157,7 +156,9 @@ async def _read(
         job_layout.layout_version,
         int(revision),
         {name: schema.read_view(fields) for name, fields in views},
+        int(changes),
     )
+    steps.cache(job_layout.job).view = view
     return (
         view,
         {n: Census(*map(int, c)) for n, c in zip(stages, censuses or (), strict=True)},

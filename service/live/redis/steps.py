@@ -11,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from cachetools import LRUCache
 from redis.exceptions import ResponseError
 
 from service.clock import Clock
+from service.frontier.graph import Pipeline
 from service.frontier.leases import is_current
 from service.frontier.ranges import Layout
 from service.live import refusals
@@ -60,19 +61,6 @@ class LayoutChangedError(Exception):
     """The job has another layout by now."""
 
 
-@dataclass(slots=True)
-class NextExpiry:
-    """When the next lease of a job runs out, as of the last reply, on this process's clock."""
-
-    at_ms: int | None
-    """None: there was no lease."""
-    updated_at_ms: int
-
-    def is_over(self, now_ms: int) -> bool:
-        """Return whether it has expired."""
-        return self.at_ms is not None and not is_current(self.at_ms, now_ms)
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Snapshot of a job from one call, for every request that shared the call."""
@@ -86,9 +74,8 @@ class JobCache:
     """Cache of a job in this process, between steps."""
 
     layout: JobLayout | None = None
-    next_expiry: NextExpiry | None = None
-    expired: Counter[str] = field(default_factory=Counter[str])
-    """Leases that were ended, by stage, and that `expire` has not returned yet."""
+    view: JobView | None = None
+    """The last view that was read."""
     reports: Batcher[tuple[JobLayout, ResolvedReport], Reported] | None = None
     """Reports that arrive together share a call."""
     reads: Batcher[str | None, Snapshot] | None = None
@@ -101,9 +88,15 @@ class Steps:
         self.client = client
         self.clock = clock
         self.caches: dict[str, JobCache] = {}
+        self.pipelines: dict[str, Pipeline] = {}
+        """Pipelines of the layouts that are remembered."""
         self.lookups = LRUCache[tuple[str, ...], RangeLookup](
             _LOOKUP_BYTES, lambda lookup: lookup.size_bytes
         )
+        self._expiries: dict[str, int] = {}
+        """When the next lease of a job runs out, as of the last reply, on this process's clock."""
+        self._expired: dict[str, Counter[str]] = {}
+        """Leases that were ended, by job and stage, and that `take_expired` has not returned yet."""
         self._torn: set[str] = set()
         """Jobs of which a script was refused a command in its middle. They are kept while the right is
         missing. Once it is back they are dropped, and restored from the ledger: a part of that step may
@@ -178,9 +171,7 @@ class Steps:
         self, job: str, name: str, keys: Sequence[str], *args: bytes | str, repeatable: bool = True
     ) -> Any:  # noqa: ANN401 - a script's reply
         """Run a script with these keys. Raises `StateLostError`, `UnavailableError`."""
-        if job in self._torn:
-            await self.drop(job)
-            self._torn.discard(job)
+        if await self._drop_torn(job):
             raise StateLostError(job)
         try:
             return await self.client.step(name, keys, *args, repeatable=repeatable)
@@ -200,6 +191,19 @@ class Steps:
                 await self.drop(job)
                 raise StateLostError(job) from error
             raise
+
+    async def run_for(self, jobs: Sequence[str], name: str, keys: Sequence[str]) -> bytes:
+        """Run a script that reads several jobs. Raises `UnavailableError`."""
+        for job in self._torn & set(jobs):
+            await self._drop_torn(job)
+        return await self.client.step(name, keys)
+
+    async def _drop_torn(self, job: str) -> bool:
+        if job not in self._torn:
+            return False
+        await self.drop(job)
+        self._torn.discard(job)
+        return True
 
     async def command(self, job: str, *parts: bytes | str | int) -> Any:  # noqa: ANN401 - a server's reply
         """Run a plain command on a job's keys. Raises `StateLostError`, `UnavailableError`."""
@@ -223,14 +227,43 @@ class Steps:
         if code == "lost":
             raise StateLostError(job_layout.job)
         if code == "at":
-            self.cache(job_layout.job).layout = None
+            self.forget_layout(job_layout.job)
             if str(values[0]).startswith("!"):
                 raise FrozenError
             raise LayoutChangedError
-        now_ms = self.clock.steady_ms()
-        at_ms = None if next_expiry_in < 0 else now_ms + int(next_expiry_in)
-        self.cache(job_layout.job).next_expiry = NextExpiry(at_ms, now_ms)
+        self.note_next_expiry(job_layout.job, next_expiry_in)
         return [code, *values]
+
+    def note_next_expiry(self, job: str, in_ms: float) -> None:
+        """Note in how many milliseconds the next lease of a job runs out; below 0: there is none."""
+        if in_ms < 0:
+            self._expiries.pop(job, None)
+        else:
+            self._expiries[job] = self.clock.steady_ms() + int(in_ms)
+
+    def with_expired_lease(self, job: str | None) -> Sequence[str]:
+        """Return the jobs (of this one, or of all) with a lease that has run out, by the last replies.
+
+        A lease that another replica has granted is found by the next `heads`.
+        """
+        now_ms = self.clock.steady_ms()
+        if job is None:
+            return [name for name, at_ms in self._expiries.items() if not is_current(at_ms, now_ms)]
+        at_ms = self._expiries.get(job)
+        return [job] if at_ms is not None and not is_current(at_ms, now_ms) else []
+
+    def note_expired(self, job: str, counts: Mapping[str, int]) -> None:
+        """Count leases that were ended, by stage."""
+        if counts:
+            self._expired.setdefault(job, Counter()).update(counts)
+
+    def take_expired(self, job: str | None) -> Mapping[str, Mapping[str, int]]:
+        """Return the leases that were ended since the last call, in this job or in all of them."""
+        if job is None:
+            expired, self._expired = self._expired, {}
+            return expired
+        counts = self._expired.pop(job, None)
+        return {job: counts} if counts else {}
 
     async def with_layout(self, job: str, step: Callable[[JobLayout], Awaitable[T]]) -> T:
         """Run a step with the job's layout; retry with the new one if that has changed."""
@@ -253,8 +286,16 @@ class Steps:
         """Return a job's layout as last known. Raises `StateLostError`, `FrozenError`."""
         cached = self.cache(job)
         if cached.layout is None:
-            cached.layout = await self._load_layout(job)
+            found = cached.layout = await self._load_layout(job)
+            # The job may have been forgotten meanwhile.
+            if self.caches.get(job) is cached:
+                self.pipelines[job] = found.pipeline
         return cached.layout
+
+    def forget_layout(self, job: str) -> None:
+        """Read the layout of a job again before its next step."""
+        self.cache(job).layout = None
+        self.pipelines.pop(job, None)
 
     async def _load_layout(self, job: str) -> JobLayout:
         layout_id, generation, version, packed = await self.command(
@@ -277,6 +318,8 @@ class Steps:
     def forget(self, job: str) -> None:
         """Drop the cache of a job that may not exist: clients may request any name."""
         self.caches.pop(job, None)
+        self.pipelines.pop(job, None)
+        self._expiries.pop(job, None)
 
 
 def stage_layout(job_layout: JobLayout, stage: str) -> Layout:

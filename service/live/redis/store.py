@@ -44,7 +44,7 @@ from service.model.jobs import (
 )
 from service.model.leases import Claim, Grant, LostLease, Renewal
 from service.model.observations import Instant, Marks, Settled, StageObservation
-from service.model.positions import Position
+from service.model.positions import LivePosition
 from service.model.reports import Commit, Committed, RangeOrder, RangeView, Report, Reported
 from service.model.runs import RunEnd
 from service.tasks import end_task
@@ -102,11 +102,11 @@ class RedisLiveStore(LiveStore):
         self._watches.wake_job(job)
 
     @override
-    async def head(self, job: str) -> Position | None:
+    async def head(self, job: str) -> LivePosition | None:
         return await reads.head(self._steps, job)
 
     @override
-    async def heads(self) -> Mapping[str, Position]:
+    async def heads(self) -> Mapping[str, LivePosition]:
         return await reads.heads(self._steps)
 
     @override
@@ -116,11 +116,7 @@ class RedisLiveStore(LiveStore):
     @override
     def known(self) -> Mapping[str, Pipeline]:
         # The reconciler checks every job each second, so its layout is known here.
-        return {
-            name: cache.layout.pipeline
-            for name, cache in self._steps.caches.items()
-            if cache.layout is not None
-        }
+        return dict(self._steps.pipelines)
 
     @override
     def size(self) -> StoreSize:
@@ -287,5 +283,5 @@ class RedisLiveStore(LiveStore):
         if stages:
             self._watches.wake(job, stages)
         elif job in self._steps.caches:
-            self._steps.caches[job].layout = None
+            self._steps.forget_layout(job)
             self._watches.wake_job(job)

@@ -14,5 +14,8 @@ publish_revision(revision)
 if tonumber(call('HGET', META, 'last_run')) < tonumber(last_run) then
   call('HSET', META, 'last_run', last_run)
 end
-if #changed > 0 then call('PUBLISH', channel, cmsgpack.pack(changed)) end
+if #changed > 0 then
+  note_change()
+  call('PUBLISH', channel, cmsgpack.pack(changed))
+end
 return reply('ok')

@@ -16,5 +16,8 @@ for _, entry in ipairs(epochs) do
   local recorded = call('HGET', state, 'recorded')
   if recorded and recorded < entry[2] then call('HSET', state, 'recorded', entry[2]) end
 end
-if #changed > 0 then call('PUBLISH', channel, cmsgpack.pack(changed)) end
+if #changed > 0 then
+  note_change()
+  call('PUBLISH', channel, cmsgpack.pack(changed))
+end
 return reply('ok')

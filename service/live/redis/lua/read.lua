@@ -13,7 +13,7 @@ for k = 1, #names do
   censuses[k] = counts
   if agreements then agreed[k] = agreement(load(st)) end
 end
-local meta = call('HMGET', META, 'incarnation', 'revision')
+local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')
 local raw, views = call('HGETALL', VIEWS), {}
 for i = 1, #raw, 2 do views[#views + 1] = {raw[i], unpack_view(raw[i + 1])} end
-return reply('ok', meta[1], meta[2], views, censuses, agreed)
+return reply('ok', meta[1], meta[2], meta[3], views, censuses, agreed)

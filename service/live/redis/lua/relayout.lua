@@ -35,7 +35,7 @@ for _, entry in ipairs(leases) do
     call('HSET', LEASES, 'm' .. fence, cmsgpack.pack(entry[2]), 'n' .. fence, entry[3])
   end
 end
-local stamp = call('HINCRBY', META, 'stamp', 1)
+local stamp = note_change()
 for _, field in ipairs(dirty) do call('HSET', DIRTY, field, stamp) end
 call('HSET', META, unpack(meta))
 call('PUBLISH', channel, cmsgpack.pack({}))

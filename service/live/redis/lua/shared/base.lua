@@ -91,9 +91,14 @@ end
 -- Besides the run id of the server and the clock: those that `layouts.py` writes.
 local META_FIELDS = 12
 
+-- Calls `fail` if a part of a job's state is missing.
+local function check_keys_of(meta, views, leases, deadlines, dirty, fail)
+  if call('EXISTS', views, leases, deadlines, dirty) ~= 4 then fail() end
+  if call('HLEN', meta) ~= META_FIELDS then fail() end
+end
+
 local function check_keys()
-  if call('EXISTS', VIEWS, LEASES, DEADLINES, DIRTY) ~= 4 then lost() end
-  if call('HLEN', META) ~= META_FIELDS then lost() end
+  check_keys_of(META, VIEWS, LEASES, DEADLINES, DIRTY, lost)
 end
 
 -- ---- deadlines
@@ -104,8 +109,8 @@ local function fences()
 end
 
 -- In how many milliseconds the next lease runs out (-1: there is none), so that the caller can expire it.
-local function next_expiry_in()
-  local first = call('ZRANGEBYSCORE', DEADLINES, '-inf', '(inf', 'WITHSCORES', 'LIMIT', 0, 1)
+local function next_expiry_in(deadlines)
+  local first = call('ZRANGEBYSCORE', deadlines, '-inf', '(inf', 'WITHSCORES', 'LIMIT', 0, 1)
   return first[2] and math.max(0, tonumber(first[2]) - NOW) or -1
 end
 
@@ -120,16 +125,21 @@ end
 
 -- If the server's clock was set back, the deadlines are, too: a lease of three seconds must not block its
 -- ranges, nor keep them idle, for the hour by which the clock went back.
+local function is_set_back(clock) return tonumber(clock or 0) - NOW > CLOCK_STEP end
+
 local function follow_clock(clock)
-  local back = tonumber(clock or 0) - NOW
-  if back <= CLOCK_STEP then return end
+  if not is_set_back(clock) then return end
+  local back = tonumber(clock) - NOW
   for _, fence in ipairs(fences()) do call('ZINCRBY', DEADLINES, -back, fence) end
   call('HSET', META, 'clock', text(NOW))
 end
 
 local function reply(...)
-  return cmsgpack.pack({next_expiry_in(), ...})
+  return cmsgpack.pack({next_expiry_in(DEADLINES), ...})
 end
+
+-- Counts a change of the agreements, the layout or the views, so that other replicas find it. Returns the count.
+local function note_change() return call('HINCRBY', META, 'stamp', 1) end
 
 -- Returns nil if the job's state is as the caller believes, else the reply that refuses the step.
 -- A state that was written under another run id may lack later writes: a restart or a failover counts as a
