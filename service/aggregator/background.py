@@ -136,18 +136,7 @@ class Background:
     async def _in_rounds(
         self, interval_s: float, step: Callable[[], Awaitable[None]], purpose: str
     ) -> None:
-        """Run a step over all jobs at intervals, and less often if it takes long."""
-        pause_s = interval_s
-        while await self._shutdown.sleep(pause_s):
-            began_ms = self._clock.steady_ms()
-            try:
-                await step()
-            except UnavailableError as error:
-                log.warning("cannot %s now, retrying: %s", purpose, error.detail)
-                pause_s = interval_s
-            else:
-                took_s = (self._clock.steady_ms() - began_ms) / 1_000
-                pause_s = max(interval_s, min(_SHARE * took_s, _LONGEST_PAUSE_S))
+        await in_rounds(self._shutdown.sleep, self._clock, interval_s, step, purpose)
 
     async def _save_promises(self) -> None:
         chunks = await self._store.unsaved()
@@ -186,6 +175,31 @@ class Background:
             )
             rest_ms = _THINNING_REST * (self._clock.steady_ms() - began_ms)
             more = thinned.more and await self._shutdown.sleep(max(rest_ms, 1) / 1_000)
+
+
+async def in_rounds(
+    sleep: Callable[[float], Awaitable[bool]],
+    clock: Clock,
+    interval_s: float,
+    step: Callable[[], Awaitable[None]],
+    purpose: str,
+) -> None:
+    """Run a step over all jobs at intervals until `sleep` returns False.
+
+    A step that takes long runs less often. A step that finds a store unavailable is retried after the
+    interval: an outage takes long, too.
+    """
+    pause_s = interval_s
+    while await sleep(pause_s):
+        began_ms = clock.steady_ms()
+        try:
+            await step()
+        except UnavailableError as error:
+            log.warning("cannot %s now, retrying: %s", purpose, error.detail)
+            pause_s = interval_s
+        else:
+            took_s = (clock.steady_ms() - began_ms) / 1_000
+            pause_s = max(interval_s, min(_SHARE * took_s, _LONGEST_PAUSE_S))
 
 
 async def _keep_running(work: Callable[[], Awaitable[None]]) -> None:

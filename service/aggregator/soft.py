@@ -42,6 +42,8 @@ _MANY = 20_000
 
 _LONGEST_MS = 1_000
 
+_NONE_SHOWN: Mapping[str, Marks] = {}
+
 _PROCESSING = "processing"
 _RECORDS = "records"
 _LATE = "late"
@@ -128,28 +130,50 @@ class SoftStates:
         finally:
             del self._running[key]
 
-    async def _join(self, key: _Key, states: dict[str, SoftState]) -> bool:
+    async def _shown(
+        self, key: _Key, above: Collection[str], observed: Mapping[str, StageObservation]
+    ) -> Mapping[str, Marks]:
+        """Return the values of these stages that readers have: the joined processing watermark of an
+        upstream also counts for its downstream stages.
+        """
+        job, (_, generation, _), _ = key
+        shown = {n: seen.marks for n, seen in observed.items() if seen.generation == generation}
+        others: Mapping[str, Marks] = {name: {} for name in above if name not in observed}
+        if others:
+            shown |= await self._live.raise_marks(job, generation, others)
+        return shown
+
+    async def _join(
+        self,
+        key: _Key,
+        states: dict[str, SoftState],
+        shown: Mapping[str, Marks] = _NONE_SHOWN,
+    ) -> bool:
         """Join values with earlier ones, returned here or by other replicas. Values that cannot be
         joined are dropped: they may be lower than earlier ones, while a store rejects writes but can be
-        read.
+        read. `shown`: values that readers have, as observed after the requests for these began.
 
         Returns whether every earlier value is still present. If not, the values must be computed again;
         then a value is missing only because a range has joined.
         """
         marks = {name: _marks(state) for name, state in states.items()}
-        joined: Mapping[str, Marks] = {}
-        with suppress(UnavailableError, UnknownStageError):
-            job, (_, generation, _), _ = key
-            joined = await self._live.raise_marks(job, generation, marks)
+        joined = {
+            name: shown[name] for name, own in marks.items() if _are_shown(own, shown.get(name))
+        }
+        higher = {name: own for name, own in marks.items() if name not in joined}
+        if higher:
+            with suppress(UnavailableError, UnknownStageError):
+                job, (_, generation, _), _ = key
+                joined |= await self._live.raise_marks(job, generation, higher)
         is_whole = True
         for name, state in list(states.items()):
-            shown = joined.get(name)
-            if shown is None:
+            found = joined.get(name)
+            if found is None:
                 del states[name]
                 is_whole = False
                 continue
-            is_whole = is_whole and not shown.keys() & _missing(state)
-            states[name] = _joined(state, shown)
+            is_whole = is_whole and not found.keys() & _missing(state)
+            states[name] = _joined(state, found)
         return is_whole
 
     def _still_good(self, key: _Key) -> _Cached | None:
@@ -170,11 +194,10 @@ class SoftStates:
         states: dict[str, SoftState] = {}
         try:
             now, observed = await self._live.observe(job, above)
-            # The joined processing watermark of an upstream also counts for its downstream stages.
-            shown = await self._live.raise_marks(job, key[1][1], {name: {} for name in above})
+            shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
-            await self._join(key, states)
+            await self._join(key, states, shown)
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the job was read. Soft values may be missing.
             pass
@@ -246,6 +269,13 @@ def _marks(state: SoftState) -> dict[str, int]:
     if state.processing_ms is not None:
         marks[_PROCESSING] = state.processing_ms
     return marks
+
+
+def _are_shown(marks: Marks, shown: Marks | None) -> bool:
+    """Return whether readers have these values, or higher ones."""
+    return shown is not None and all(
+        mark in shown and shown[mark] >= own for mark, own in marks.items()
+    )
 
 
 def _missing(state: SoftState) -> set[str]:

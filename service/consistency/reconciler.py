@@ -65,7 +65,7 @@ class Reconciler:
         """Jobs that were behind the ledger in the last comparison. Every job is, for a moment, between
         the two writes of an advance: a job needs to catch up if it stays at the same position."""
         self._compared: dict[str, LivePosition] = {}
-        """Position of each job in a shared live store at the last comparison."""
+        """Position of each job in the live store at the last comparison."""
 
     async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
         """Run a step on a job's live state; if the state was lost, restore it and retry.
@@ -215,7 +215,7 @@ class Reconciler:
         """
         heads = await self._ledger.heads()
         positions = await self._live.heads()
-        dropped = self._publisher.take_dropped()
+        known, dropped = self._live.known(), self._publisher.take_dropped()
         behind: dict[str, Position] = {}
         compared: dict[str, LivePosition] = {}
         missing = [head for head in heads if head.job not in positions]
@@ -225,16 +225,28 @@ class Reconciler:
             live = positions.get(head.job)
             if live is None:
                 continue
+            job = head.job
+            if job in known and job not in dropped and self._is_unchanged(head, live):
+                compared[job] = live
+                continue
             if live.is_behind(head):
-                behind[head.job] = live
+                behind[job] = live
             with suppress(UnknownJobError, StateLostError):
-                await self._compare(head, live, is_dropped=head.job in dropped)
-                compared[head.job] = live
+                await self._compare(head, live, is_dropped=job in dropped)
+                compared[job] = live
         self._behind_before = behind
         self._compared = compared
         names = {head.job for head in heads}
         self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
         await self._remove_deleted(positions.keys() - names)
+
+    def _is_unchanged(self, head: JobHead, live: LivePosition) -> bool:
+        """Return whether both stores are where they were at the last comparison, as an idle job is."""
+        return (
+            self._compared.get(head.job) == live
+            and live.incarnation == head.incarnation
+            and not live.is_behind(head)
+        )
 
     def _is_lost(self, head: JobHead) -> bool:
         """Return whether a job without live state has lost it."""

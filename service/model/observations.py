@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.frontier.columns import Bools, Int64s
 from service.frontier.facts import Counts, Facts
@@ -49,6 +49,10 @@ class StageObservation:
     """The end of its run; None: the run continues, or the stage has none."""
     census: Census | None = None
     """The counts of its ranges at the same instant."""
+    marks: Marks = field(default_factory=dict[str, int])
+    """Its soft values as far as they have been returned to readers."""
+    generation: int = 0
+    """Generation of its job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from service.frontier.facts import UNFINISHED, Counts, ReportedFacts
 from service.frontier.graph import Pipeline, Stage, StageWatermark
 from service.frontier.health import Outcome
 from service.frontier.leases import Rank
+from service.frontier.policies import IdlePolicy, StagePolicy
 from service.frontier.ranges import KeyLayout, Layout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
 from service.live.port import LiveStore, StateLostError
@@ -1138,3 +1139,21 @@ def test_records_that_wait_for_a_commit_end_the_quiet(
     assert not worker.observe().idle[0]
     worker.commit(1, s=None)
     assert worker.observe().counts.records == 3
+
+
+def test_an_observation_has_the_soft_values_that_readers_have(worker: Worker) -> None:
+    """Not the series of commits, nor the holds of the last one, which are stored beside these."""
+    flow = pipeline()
+    stages = {**flow.stages, "k": replace(flow.stages["k"], policy=StagePolicy(idle=IdlePolicy(9)))}
+    worker.run(worker.live.begin(installed(Pipeline(stages), incarnation=2)))
+    worker.publish(k=StageWatermark(5, MIN))
+    worker.run(worker.live.commit("j", Commit(0, 1, {"k": StageCommit(3, {"window": 2})})))
+    seen = worker.observe("k")
+    assert (seen.marks, seen.generation) == ({}, 1)
+    marks = {"k": {"processing": 8, "p99": MIN, "p50": MAX}}
+    worker.run(worker.live.raise_marks("j", 1, marks))
+    seen = worker.observe("k")
+    assert seen.marks == marks["k"]
+    assert seen.kept == CommittedHolds(3, {"window": 2})
+    worker.run(worker.live.install(installed(flow, incarnation=2, generation=2)))
+    assert (worker.observe("k").marks, worker.observe("k").generation) == ({}, 2)

@@ -5,7 +5,7 @@ goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from service.aggregator import Aggregator, Limits, Precondition, Retention
 from service.clock import SystemClock
 from service.errors import UnavailableError
+from service.frontier.agreement import Agreement
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
 from service.ledger.port import Ledger
@@ -25,6 +26,7 @@ from service.model.pipeline_spec import decode_spec
 from service.model.reports import Report
 from service.model.runs import NewRun
 from service.telemetry.metrics import Metrics
+from tests.support.binaries import WAIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -58,6 +60,22 @@ class LostTwice(MemoryLiveStore):
             self.losses += 1
             raise StateLostError(job.name)
         await super().install(job)
+
+
+class Faulty(MemoryLiveStore):
+    """Fails once, by an error of its own, when a job is read to be published."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.is_about_to_fail = False
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        if self.is_about_to_fail:
+            self.is_about_to_fail = False
+            raise RuntimeError("a fault of the store")
+        return await super().agreements(job, touched)
 
 
 class Away(MemoryLiveStore):
@@ -128,6 +146,23 @@ async def test_a_lost_job_is_in_every_list(tmp_path: Path) -> None:
     assert [each.name for each in await gauge.definitions.jobs()] == ["j"]
     await live.remove("j", 1)
     assert [each.name for each in await gauge.reader.jobs()] == ["j"]
+    await gauge.close()
+
+
+async def test_an_advance_that_an_unexpected_error_held_up_is_published_by_the_next_comparison(
+    tmp_path: Path,
+) -> None:
+    """No report comes after it."""
+    live, ledger = Faulty(), SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/db")
+    gauge = made(live, ledger)
+    await gauge.open()
+    await gauge.definitions.define("j", SPEC, Precondition())
+    token = (await gauge.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+    live.is_about_to_fail = True
+    with pytest.raises(RuntimeError, match="a fault of the store"):
+        await gauge.report("j", "s", Report(token, ["a", "b"], [5, 7]))
+    state = await gauge.reader.wait("j", "s", lambda seen: seen.view.watermark.output == 5, WAIT_S)
+    assert state.view.watermark.output == 5
     await gauge.close()
 
 

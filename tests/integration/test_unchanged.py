@@ -84,6 +84,18 @@ async def test_a_body_has_soft_values_however_it_was_asked_for(job: Api) -> None
     assert ok(response)["processing_watermark"] >= plain["processing_watermark"]
 
 
+async def test_soft_values_that_readers_have_are_joined_without_a_step(
+    job: Api, gauge: InProcess
+) -> None:
+    ok(await job.get_watermark("s"))
+    gauge.advance(200)
+    status, steps = await polled(job, "stages/s/watermark", {})
+    assert (status, len(steps)) == (200, 2), steps
+    await job.report("s", await job.token("s"), {"a": 11, "b": 21})
+    status, steps = await polled(job, "stages/s/watermark", {})
+    assert (status, steps.count("raise_marks")) == (200, 1), steps
+
+
 async def test_a_throttle_that_has_not_changed(api: Api) -> None:
     put = await api.client.put(api.root, json={"stages": FLOW, "throttle": GROUPS})
     ok(put, 201)

@@ -312,22 +312,7 @@ class MemoryLiveStore(LiveStore):
     ) -> tuple[Instant, Mapping[str, StageObservation]]:
         found = self._job(job)
         return Instant(self._clock.wall_ms(), self._clock.steady_ms()), {
-            name: StageObservation(
-                table.layout,
-                table.promises,
-                table.idle_ranges,
-                table.reported_at_ms,
-                table.raised_at_ms,
-                table.facts,
-                table.counts,
-                table.owner,
-                table.held_since_ms,
-                table.idle_by_policy,
-                found.stage(name).commits,
-                found.stage(name).kept,
-                found.stage(name).end,
-                views.census(table),
-            )
+            name: views.observation(found, found.stage(name), table)
             for name in stages
             if (table := found.stage(name).table) is not None
         }

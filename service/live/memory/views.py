@@ -8,6 +8,7 @@ from service.live.memory.range_table import RangeTable
 from service.live.memory.state import LiveJob, LiveStage
 from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, JobView
+from service.model.observations import StageObservation
 from service.model.positions import LivePosition
 from service.model.reports import RangeView
 
@@ -29,6 +30,28 @@ def head(job: LiveJob) -> LivePosition:
     """Return the position of a job."""
     return LivePosition(
         job.incarnation, job.generation, job.layout_version, job.revision, job.last_run
+    )
+
+
+def observation(job: LiveJob, state: LiveStage, table: RangeTable) -> StageObservation:
+    """Return the observation of a stage's ranges."""
+    return StageObservation(
+        table.layout,
+        table.promises,
+        table.idle_ranges,
+        table.reported_at_ms,
+        table.raised_at_ms,
+        table.facts,
+        table.counts,
+        table.owner,
+        table.held_since_ms,
+        table.idle_by_policy,
+        state.commits,
+        state.kept,
+        state.end,
+        census(table),
+        dict(state.marks),
+        job.generation,
     )
 
 

@@ -7,16 +7,19 @@ last writes. The step notices in the same atomic script that would have relied o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import BlockingConnectionPool, parse_url
+from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from typing_extensions import override
 
 CLIENT_NAME = "tidegauge"
 
@@ -55,6 +58,33 @@ class _Encoder:
 
     def decode(self, value: bytes, force: bool = False) -> bytes | str:
         return value.decode(self.encoding, self.encoding_errors) if force else value
+
+
+@dataclass(frozen=True, slots=True)
+class _LatePacked:
+    """A command that is packed when it is written."""
+
+    pack: Callable[..., Iterable[bytes]]
+    args: tuple[object, ...]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.pack(*self.args))
+
+
+class _ClusterConnection(Connection):
+    """A connection that packs a command once it is open.
+
+    A node of the library's cluster packs first, and then connects. A step would then go out without its
+    server's run id, or with the one from before the server's restart, and find the state lost.
+    """
+
+    @override
+    def pack_command(self, *args: object) -> Any:
+        return _LatePacked(super().pack_command, args)
+
+
+class _ClusterTlsConnection(_ClusterConnection, SSLConnection):
+    pass
 
 
 class _Connection(Protocol):
@@ -174,11 +204,13 @@ def _cluster(parts: SplitResult, *, tls: bool) -> RedisCluster:
     nodes = [ClusterNode(host, port) for host, port in _hosts(parts, 6_379)]
     options = _options()
     ours = {name: options.pop(name) for name in ("redis_connect_func", "encoder_class")}
+    connection_class = _ClusterTlsConnection if tls else _ClusterConnection
     client = RedisCluster(
         startup_nodes=nodes, max_connections=_CONNECTIONS, ssl=tls, **options, **_login(parts)
     )
-    # RedisCluster takes these two for its nodes, but not as options of its own.
-    client.connection_kwargs.update(ours)
+    # RedisCluster takes these for its nodes, but not as options of its own.
+    client.connection_kwargs.update(ours, connection_class=connection_class)
     for node in client.startup_nodes:
         node.connection_kwargs.update(ours)
+        node.connection_class = connection_class
     return client

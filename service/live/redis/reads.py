@@ -12,7 +12,6 @@ from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
-from service.frontier.ranges import Layout
 from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
@@ -188,7 +187,7 @@ async def agreements(
     return await steps.with_layout(job, read)
 
 
-_PARTS = 9
+_PARTS = 8
 """Parts of a reply to `observe` for each stage."""
 
 
@@ -201,28 +200,27 @@ async def observe(
         known = job_layout.pipeline.stages
         found = [n for n in stages if (each := known.get(n)) and each.layout is not None]
         (_, now), *parts = await steps.step_with_columns(job_layout, "observe", found, [])
-        layouts = [stage_layout(job_layout, name) for name in found]
 
         def observations() -> Mapping[str, StageObservation]:
             return {
-                name: _observation(layouts[k], *parts[_PARTS * k : _PARTS * (k + 1)])
+                name: _observation(job_layout, name, *parts[_PARTS * k : _PARTS * (k + 1)])
                 for k, name in enumerate(found)
             }
 
-        ranges = sum(len(each) for each in layouts)
+        ranges = sum(len(stage_layout(job_layout, name)) for name in found)
         return Instant(int(now), int(now)), await aside(observations, ranges)
 
     return await steps.with_layout(job, read)
 
 
 def _observation(
-    layout: Layout,
+    job_layout: JobLayout,
+    stage: str,
     raw_weights: bytes,
     raw_moments: bytes,
     raw_owners: bytes,
-    commits: bytes,
-    kept: bytes,
-    idle: Any,  # noqa: ANN401 - parts of a reply
+    marks: Any,  # noqa: ANN401 - parts of a reply
+    idle: Any,  # noqa: ANN401
     facts: Any,  # noqa: ANN401
     end: bytes,
     census: Sequence[bytes],
@@ -236,8 +234,10 @@ def _observation(
     by_name = schema.pairs(facts)
     counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late", b"#corrections")]
     promises = {index: schema.idle_promise(each) for index, each in packed.items()}
+    by_mark = schema.pairs(marks)
+    commits, kept = by_mark.pop(schema.COMMITS_MARK, b""), by_mark.pop(schema.KEPT_MARK, b"")
     return StageObservation(
-        layout,
+        stage_layout(job_layout, stage),
         schema.promises_of(weights, promises),
         is_idle,
         moments["reported_at_ms"],
@@ -251,6 +251,8 @@ def _observation(
         schema.read_kept(kept),
         schema.read_end(end),
         Census(*map(int, census)),
+        {name.decode(): schema.as_time(float(value)) for name, value in by_mark.items()},
+        job_layout.generation,
     )
 
 

@@ -65,6 +65,13 @@ _MAX_PACKED = 4_096
 _EPOCH_DIGITS = 20
 
 
+COMMITS_MARK = b"#commits"
+"""Field of a stage's marks with the series of its commits."""
+
+KEPT_MARK = b"#kept"
+"""Likewise, with the holds that the last commit brought."""
+
+
 def read_list(value: Any) -> list[Any]:  # noqa: ANN401 - part of a reply
     """Read a list: Lua packs an empty one as a map, since to Lua they are the same."""
     return list(value) if value else []
@@ -134,6 +141,8 @@ def lua_header() -> str:
         "MAX_PACKED": _MAX_PACKED,
         "JOB_KEYS": len(_JOB_KEYS),
         "STAGE_KEYS": len(_STAGE_KEYS),
+        "COMMITS": f"'{COMMITS_MARK.decode()}'",
+        "KEPT": f"'{KEPT_MARK.decode()}'",
         "VIEW": f"'{_VIEW.format.replace('?', 'B')}'",
         "VIEW_VERSION": _VIEW_MEMBERS.index("version") + 1,
         "FACTS": f"'{_FACTS.format}'",

@@ -1,6 +1,6 @@
 -- What the ranges of these stages have said of their work. Returns the time, then for each stage: weights,
--- moments, owners, the series of commits, the holds of the last commit, idle ranges, facts, the end of its run
--- and the census.
+-- moments, owners, marks (also the series of commits and the holds of the last one), idle ranges, facts, the end
+-- of its run and the census.
 
 local refused = check_state()
 if refused then return refused end
@@ -10,8 +10,7 @@ for k = 1, (#KEYS - JOB_KEYS) / STAGE_KEYS do
   found[#found + 1] = call('GET', st.keys.weights) or ''
   found[#found + 1] = call('GET', st.keys.moments) or ''
   found[#found + 1] = call('GET', st.keys.owners) or ''
-  found[#found + 1] = call('HGET', st.keys.marks, COMMITS) or ''
-  found[#found + 1] = call('HGET', st.keys.marks, KEPT) or ''
+  found[#found + 1] = call('HGETALL', st.keys.marks)
   found[#found + 1] = call('HGETALL', st.keys.idle)
   found[#found + 1] = call('HGETALL', st.keys.facts)
   found[#found + 1] = run_end(st)

@@ -1,11 +1,5 @@
 -- Runs.
 
--- The field of a stage's marks with the series of its commits.
-local COMMITS = '#commits'
-
--- Likewise, with the holds that the last commit brought.
-local KEPT = '#kept'
-
 -- The end of the stage's run (JSON), behind the number of that run: an end of another run is none. It is among
 -- the leases, so that to lose it is to lose the state.
 local function run_end(st)
