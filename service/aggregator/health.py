@@ -80,6 +80,8 @@ class JobHealth:
     stages: Mapping[str, Health]
     problems: Sequence[Problem]
     """Every root cause, the worst first."""
+    is_steady: bool = False
+    """True if all of them stay as they are while the job does not change."""
 
     @property
     def health(self) -> Health:
@@ -136,7 +138,8 @@ class Examiner:
                         trouble.because,
                     )
                 )
-        return JobHealth(view, found, sorted(problems, key=worst_first))
+        steady = are_steady(observed.values())
+        return JobHealth(view, found, sorted(problems, key=worst_first), steady)
 
     async def troubles(
         self, job: JobView, stage: str, seen: StageObservation, now: Instant
@@ -187,6 +190,14 @@ class Examiner:
             ]
             return [*stays, *found[_CHECKED:]] if stays else []
         return found
+
+
+def are_steady(observed: Iterable[StageObservation]) -> bool:
+    """Return whether the health of these stages stays as it is while their job does not change.
+
+    Work that is unfinished may be taken for stalled by the passage of time alone.
+    """
+    return all(each.oldest_work_ms is None for seen in observed for each in seen.facts.values())
 
 
 @dataclass(frozen=True, slots=True)

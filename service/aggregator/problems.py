@@ -10,6 +10,7 @@ from service.aggregator.health import Examiner, JobHealth, Problem, worst_first
 from service.aggregator.reader import Reader
 from service.clock import Clock
 from service.errors import UnavailableError, UnknownJobError
+from service.model.jobs import JobView
 
 _AT_ONCE = 8
 """Number of jobs that are examined at a time. Reports use the same connections."""
@@ -20,12 +21,23 @@ processor, for any number of requests."""
 
 _LONGEST_MS = 15_000
 
+_STEADY_MS = 600_000
+"""Time for which the examination of a job is reused that has not changed. The texts of its problems have
+the times of the day, without the day if that is today.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
     jobs: Mapping[str, JobHealth]
     at_ms: int
     took_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    job: JobHealth
+    at_ms: int
 
 
 class Problems:
@@ -36,6 +48,7 @@ class Problems:
         self._examiner = examiner
         self._clock = clock
         self._cached: _Cached | None = None
+        self._examined: dict[str, _Examined] = {}
         self._examining = asyncio.Lock()
 
     async def of_all(
@@ -60,18 +73,35 @@ class Problems:
                 _REST * cached.took_ms, _LONGEST_MS
             ):
                 return cached.jobs
-            names = sorted(job.name for job in await self._reader.jobs())
-            found: dict[str, JobHealth] = {}
-            for start in range(0, len(names), _AT_ONCE):
-                # With the embedded stores, nothing below yields to other requests.
-                await asyncio.sleep(0)
-                some = names[start : start + _AT_ONCE]
-                for job in await asyncio.gather(*map(self._examine, some)):
-                    if job is not None:
-                        found[job.view.name] = job
+            found = await self._examine_changed(await self._reader.jobs(), now_ms)
             at_ms = self._clock.steady_ms()
             self._cached = _Cached(found, at_ms, at_ms - now_ms)
             return found
+
+    async def _examine_changed(
+        self, jobs: Sequence[JobView], now_ms: int
+    ) -> Mapping[str, JobHealth]:
+        """Examine the jobs, but for those that are as they were at their last examination."""
+        kept = {job.name: self._examined[job.name] for job in jobs if self._stands(job, now_ms)}
+        changed = sorted(job.name for job in jobs if job.name not in kept)
+        for start in range(0, len(changed), _AT_ONCE):
+            # With the embedded stores, nothing below yields to other requests.
+            await asyncio.sleep(0)
+            some = changed[start : start + _AT_ONCE]
+            for job in await asyncio.gather(*map(self._examine, some)):
+                if job is not None:
+                    kept[job.view.name] = _Examined(job, now_ms)
+        self._examined = kept
+        return {name: kept[name].job for name in sorted(kept)}
+
+    def _stands(self, job: JobView, now_ms: int) -> bool:
+        last = self._examined.get(job.name)
+        return (
+            last is not None
+            and last.job.is_steady
+            and now_ms - last.at_ms < _STEADY_MS
+            and (job.incarnation, job.changes) == (last.job.view.incarnation, last.job.view.changes)
+        )
 
     async def _examine(self, job: str) -> JobHealth | None:
         try:

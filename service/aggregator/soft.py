@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from service.aggregator.health import Examiner
+from service.aggregator.health import Examiner, are_steady
 from service.clock import Clock
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError, UnknownStageError
@@ -44,6 +44,9 @@ _LONGEST_MS = 1_000
 
 _NONE_SHOWN: Mapping[str, Marks] = {}
 
+_KEPT = 1_000
+"""Number of sets of stages whose values are kept."""
+
 _PROCESSING = "processing"
 _RECORDS = "records"
 _LATE = "late"
@@ -70,6 +73,10 @@ _Key = tuple[str, tuple[int, int, int], frozenset[str]]
 class _Cached:
     changes: int
     """Number of changes of the job by this process before the computation."""
+    position: tuple[int, int]
+    """Incarnation of the job, and the count of its changes before the computation."""
+    is_steady: bool
+    """True if the values stay as they are while the job does not change."""
     at_ms: int
     took_ms: int
     ranges: int
@@ -100,6 +107,10 @@ class SoftStates:
         """Return the values of these stages; empty while the live store is unavailable."""
         layout = (job.incarnation, job.generation, job.layout_version)
         key = (job.name, layout, frozenset(stages))
+        found = self._cached.get(key)
+        if found is not None and found.is_steady and found.position == _position(job):
+            # They were joined when they were computed, and no replica has got others since.
+            return found.states
         found = None if self._shared else self._still_good(key)
         if found is not None:
             # Another request may have got higher values, together with other stages.
@@ -192,30 +203,43 @@ class SoftStates:
         changes, began_ms = self._live.changes_of(job), self._clock.steady_ms()
         above = pipeline.ancestors(wanted)
         states: dict[str, SoftState] = {}
+        steady = False
         try:
             now, observed = await self._live.observe(job, above)
             shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
-            await self._join(key, states, shown)
+            steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
+            steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the job was read. Soft values may be missing.
             pass
         ended_ms = self._clock.steady_ms()
         layouts = [pipeline.stages[name].layout for name in above]
         ranges = sum(len(layout) for layout in layouts if layout is not None)
-        cached = _Cached(changes, ended_ms, ended_ms - began_ms, ranges, states)
+        took_ms = ended_ms - began_ms
+        cached = _Cached(changes, _position(view), steady, ended_ms, took_ms, ranges, states)
+        self._cached.pop(key, None)
         self._cached[key] = cached
         self._drop_old(ended_ms)
         return cached
 
     def _drop_old(self, now_ms: int) -> None:
-        if len(self._cached) > 1_000:
+        if len(self._cached) > _KEPT:
             self._cached = {
                 key: cached
                 for key, cached in self._cached.items()
                 if now_ms - cached.at_ms < _LONGEST_MS
             }
+
+
+def _position(job: JobView) -> tuple[int, int]:
+    return job.incarnation, job.changes
+
+
+def _follow_clock(states: Mapping[str, SoftState], now_ms: int) -> bool:
+    """Return whether a processing watermark is the clock's: no work is left that could hold it."""
+    return any(state.processing_ms == now_ms for state in states.values())
 
 
 def _derive(

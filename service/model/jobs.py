@@ -129,5 +129,5 @@ class JobView:
     """The newest visible revision of the ledger."""
     stages: Mapping[str, StageView]
     """Read-only: it may be the store's own."""
-    changes: int = 0
+    changes: int
     """See `LivePosition`."""

@@ -31,7 +31,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class LivePosition(Position):
-    """Position of a job in a live store, with a count that shows changes of other replicas."""
+    """Position of a job in a live store, with a count of its changes by any replica."""
 
-    changes: int = 0
-    """Count of the changes of its agreements and views, by any replica; 0 in a store of one process."""
+    changes: int
+    """Count since the beginning of the incarnation. While it stands, all that readers can see stands,
+    except what follows the clock.
+    """

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from service.frontier.agreement import Agreement
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.ranges import ShardLayout
 from service.frontier.timestamps import MIN
 from service.live.redis.schema import job_keys
 from service.live.redis.store import RedisLiveStore
-from service.model.jobs import JobView
 from service.model.leases import Claim
 from service.model.observations import Settled
 from service.model.reports import Report
@@ -137,9 +135,6 @@ def reset_the_job(worker: Worker, _: str, __: Advance) -> None:
 
 def lose_and_restore_it(worker: Worker, _: str, __: Advance) -> None:
     worker.run(worker.live.begin(installed(pipeline(), incarnation=2)))
-
-
-Seen = tuple[JobView, dict[str, Agreement]]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from service.frontier.explain import STALLED_AFTER
 from tests.support.api import Api, eventually, ok
 from tests.support.inprocess import InProcess
 from tests.support.steps import count_steps, counted_steps
@@ -94,6 +95,56 @@ async def test_soft_values_that_readers_have_are_joined_without_a_step(
     await job.report("s", await job.token("s"), {"a": 11, "b": 21})
     status, steps = await polled(job, "stages/s/watermark", {})
     assert (status, steps.count("raise_marks")) == (200, 1), steps
+
+
+async def test_a_body_of_a_job_that_has_not_changed_takes_one_step(
+    job: Api, gauge: InProcess
+) -> None:
+    path = "stages/s/watermark"
+    ok(await job.get_watermark("s"))
+    # Its values were raised by the last read; from now on they stand.
+    gauge.advance(200)
+    before = ok(await job.get_watermark("s"))
+    gauge.advance(300)
+    status, steps = await polled(job, path, {})
+    assert (status, len(steps)) == (200, 1), steps
+    after = ok(await job.get_watermark("s"))
+    clocks = ("system_lag_ms", "data_lag_ms")
+    assert all(after[member] == value for member, value in before.items() if member not in clocks)
+
+
+async def test_work_that_becomes_stalled_by_the_passage_of_time_alone(
+    api: Api, gauge: InProcess
+) -> None:
+    gauge.skip_on_redis()
+    await api.define({"s": {"shards": ["a"]}})
+    token = await api.token("s", ttl_ms=600_000)
+    for watermark in (10, 11):
+        gauge.advance(1_000)
+        await api.report("s", token, {"a": {"watermark": watermark, "oldest_work": 1_000}})
+    for _ in range(2):
+        assert ok(await api.client.get("/v1/problems"))["problems"] == []
+        assert ok(await api.get_watermark("s"))["health"] == "ok"
+    gauge.advance(STALLED_AFTER * 1_000)
+    assert ok(await api.get_watermark("s"))["health"] == "stalled"
+    [found] = ok(await api.client.get("/v1/problems"))["problems"]
+    assert found["health"] == "stalled"
+
+
+async def test_problems_of_jobs_that_have_not_changed_are_not_looked_for_again(
+    job: Api, gauge: InProcess
+) -> None:
+    first = ok(await job.client.get("/v1/problems"))
+    assert first["problems"], "nobody has claimed the ranges of `k`"
+    gauge.advance(20_000)
+    with counted_steps() as steps:
+        assert ok(await job.client.get("/v1/problems")) == first
+    assert "observe" not in steps
+    await job.token("k")
+    gauge.advance(20_000)
+    with counted_steps() as steps:
+        assert ok(await job.client.get("/v1/problems")) != first
+    assert steps.count("observe") == 1
 
 
 async def test_a_throttle_that_has_not_changed(api: Api) -> None:

@@ -43,6 +43,7 @@ def reset(old: LiveJob, job: InstalledJob) -> LiveJob:
         end_on(old, name)
     new = fresh(job)
     new.ended, new.leases, new.fence = old.ended, old.leases, old.fence
+    new.changes = old.changes
     return new
 
 

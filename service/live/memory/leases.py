@@ -245,6 +245,7 @@ class Deadlines:
                 heapq.heappush(self._heap, (lease.deadline_ms, fence, name))
                 continue
             end(job, lease, "expired", now_ms)
+            job.changes += 1
             counts = self._expired.setdefault(name, {})
             counts[lease.stage] = counts.get(lease.stage, 0) + 1
 

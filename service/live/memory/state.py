@@ -89,6 +89,8 @@ class LiveJob:
     """By token, including those that ended recently."""
     by_fence: dict[int, Lease] = field(default_factory=dict[int, Lease])
     ended: deque[str] = field(default_factory=deque[str])
+    changes: int = 0
+    """See `LivePosition`."""
 
     def stage(self, name: str) -> LiveStage:
         """Find a stage. Raises `UnknownStageError`."""

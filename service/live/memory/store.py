@@ -82,6 +82,7 @@ class MemoryLiveStore(LiveStore):
             self._catch_up(new, job)
 
     def _put(self, job: LiveJob) -> None:
+        job.changes += 1
         job.views = {name: stage.view for name, stage in job.stages.items()}
         self._jobs[job.name] = job
         self._watches.wake_job(job.name)
@@ -89,6 +90,7 @@ class MemoryLiveStore(LiveStore):
     def _catch_up(self, job: LiveJob, installed: InstalledJob) -> None:
         """Take over what is newer in the ledger: it was recorded there, but not published here."""
         now_ms = self._clock.steady_ms()
+        job.changes += 1
         for name, stage in installed.stages.items():
             leases.open_run(job, name, stage.progress.run, now_ms)
             if stage.end is not None:
@@ -158,11 +160,17 @@ class MemoryLiveStore(LiveStore):
             raise StateLostError(name)
         return job
 
+    def _changing(self, name: str) -> LiveJob:
+        """Find a job for a step that may change it."""
+        job = self._job(name)
+        job.changes += 1
+        return job
+
     # ---- leases
 
     @override
     async def claim(self, job: str, stage: str, claim: Claim) -> Grant:
-        found = self._job(job)
+        found = self._changing(job)
         grant = leases.grant(found, stage, claim, self._new_token(), self._clock.steady_ms())
         self._deadlines.note(found)
         return grant
@@ -175,7 +183,7 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def release(self, job: str, tokens: Sequence[str]) -> int:
-        return leases.release(self._job(job), tokens, self._clock.steady_ms())
+        return leases.release(self._changing(job), tokens, self._clock.steady_ms())
 
     @override
     async def expire(
@@ -192,14 +200,14 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def open_run(self, job: str, stages: Sequence[str], run: int) -> None:
-        found = self._job(job)
+        found = self._changing(job)
         for name in stages:
             leases.open_run(found, name, run, self._clock.steady_ms())
         found.last_run = max(found.last_run, run)
 
     @override
     async def end_run(self, job: str, stages: Sequence[str], end: RunEnd) -> None:
-        found = self._job(job)
+        found = self._changing(job)
         there = [name for name in stages if name in found.stages]
         for name in there:
             leases.end_run(found, name, end, self._clock.steady_ms())
@@ -207,7 +215,7 @@ class MemoryLiveStore(LiveStore):
 
     @override
     async def report(self, job: str, stage: str, report: Report) -> Reported:
-        clock, found = self._clock, self._job(job)
+        clock, found = self._clock, self._changing(job)
         report = with_token(report, self._new_token)
         reported = reports.apply(found, stage, report, clock.steady_ms(), clock.wall_ms())
         if reported.grant is not None and not report.releases:
@@ -217,7 +225,7 @@ class MemoryLiveStore(LiveStore):
     @override
     async def commit(self, job: str, commit: Commit) -> Committed:
         clock = self._clock
-        return epochs.commit(self._job(job), commit, clock.steady_ms(), clock.wall_ms())
+        return epochs.commit(self._changing(job), commit, clock.steady_ms(), clock.wall_ms())
 
     # ---- publishing and reading
 
@@ -242,15 +250,16 @@ class MemoryLiveStore(LiveStore):
         revision: int,
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
-    ) -> None:
+    ) -> int:
         found = self._job(job)
         if found.generation != generation:
-            return
+            return 0
         self._publish(found, revision, views)
         for name, epoch in epochs.items():
             state = found.stages.get(name)
             if state is not None:
                 state.recorded = epoch if state.recorded is None else max(epoch, state.recorded)
+        return found.changes
 
     def _publish(self, job: LiveJob, revision: int, views: Mapping[str, StageView]) -> None:
         job.revision = max(job.revision, revision)
@@ -261,6 +270,7 @@ class MemoryLiveStore(LiveStore):
                 continue
             state.view = job.views[name] = view
             changed.append(name)
+        job.changes += bool(changed)
         self._watches.wake(job.name, changed)
 
     @override
@@ -320,7 +330,7 @@ class MemoryLiveStore(LiveStore):
     @override
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
         self._expire()
-        found = self._job(job)
+        found = self._changing(job)
         state, table = found.table(stage)
         for each in decisions:
             index = each.index
@@ -347,7 +357,9 @@ class MemoryLiveStore(LiveStore):
         for name, stage_marks in marks.items():
             kept = found.stage(name).marks
             for mark, value in stage_marks.items():
-                kept[mark] = max(value, kept.get(mark, value))
+                if mark not in kept or kept[mark] < value:
+                    kept[mark] = value
+                    found.changes += 1
             joined[name] = dict(kept)
         return joined
 

@@ -23,13 +23,19 @@ def job_view(job: LiveJob) -> JobView:
         job.layout_version,
         job.revision,
         job.views,
+        job.changes,
     )
 
 
 def head(job: LiveJob) -> LivePosition:
     """Return the position of a job."""
     return LivePosition(
-        job.incarnation, job.generation, job.layout_version, job.revision, job.last_run
+        job.incarnation,
+        job.generation,
+        job.layout_version,
+        job.revision,
+        job.last_run,
+        job.changes,
     )
 
 

@@ -18,7 +18,7 @@ async def publish(
     revision: int,
     views: Mapping[str, StageView],
     epochs: Mapping[str, int],
-) -> None:
+) -> int:
     """Run the step `LiveStore.publish`."""
     keys = schema.job_keys(job)
     for name in epochs:
@@ -38,5 +38,7 @@ async def publish(
             ]
         ),
     )
-    if reply.decode(raw)[1] == "lost":
+    _, code, *changes = reply.decode(raw)
+    if code == "lost":
         raise StateLostError(job)
+    return int(changes[0])

@@ -21,6 +21,7 @@ call('DEL', VIEWS, DIRTY)
 fill_keys()
 for k = JOB_KEYS + 1, #KEYS do call('DEL', KEYS[k]) end
 call('HSET', META, 'server', ARGV[1], unpack(meta))
+if supersede then note_change() end
 for k, entry in ipairs(stages) do
   local st = stage(k)
   call('HSET', st.keys.state, unpack(entry[1]))

@@ -34,6 +34,7 @@ local applied, unrecorded = {}, {}
 for k, st in ipairs(stages) do
   applied[k] = 0
   if fresh[k] then
+    note_change()
     local blocks, waiting = fresh[k][1], fresh[k][2]
     for b, block in ipairs(blocks) do
       local at, promises, idle = {}, {}, {}

@@ -8,7 +8,10 @@ for k, marks in ipairs(cmsgpack.unpack(ARGV[3])) do
   local key = stage(k).keys.marks
   for _, mark in ipairs(marks) do
     local shown = call('HGET', key, mark[1])
-    if not shown or mark[2] > tonumber(shown) then call('HSET', key, mark[1], text(mark[2])) end
+    if not shown or mark[2] > tonumber(shown) then
+      note_change()
+      call('HSET', key, mark[1], text(mark[2]))
+    end
   end
   local fields, kept = call('HGETALL', key), {}
   for i = 1, #fields, 2 do

@@ -286,6 +286,7 @@ local function apply_report(st, report)
   if waits then waiting_blocks(st, epoch) end
 
   -- Everything is checked: from here on nothing is refused.
+  note_change()
   set_deadline(text(lease.fence), lease.ttl)
   local behind, offset = {}, 0
   local masked = false

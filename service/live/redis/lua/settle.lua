@@ -12,6 +12,7 @@ for _, decision in ipairs(cmsgpack.unpack(ARGV[3])) do
     and read_quiet_since(st, index) == quiet_since
     and (fence == 0 or (lease and not lease.reason))
   if same then
+    note_change()
     local block = math.floor(index / BLOCK)
     apply(st, block, 1, {index - BLOCK * block + 1}, {promise}, {idle and POLICY or false}, {})
     write_totals(st)

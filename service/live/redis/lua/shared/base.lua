@@ -138,8 +138,13 @@ local function reply(...)
   return cmsgpack.pack({next_expiry_in(DEADLINES), ...})
 end
 
--- Counts a change of the agreements, the layout or the views, so that other replicas find it. Returns the count.
-local function note_change() return call('HINCRBY', META, 'stamp', 1) end
+local change
+-- Counts this step as a change of the job, so that other replicas find it; returns the count. Only the deadlines of
+-- leases, and what is saved in the ledger, change without it.
+local function note_change()
+  change = change or call('HINCRBY', META, 'stamp', 1)
+  return change
+end
 
 -- Returns nil if the job's state is as the caller believes, else the reply that refuses the step.
 -- A state that was written under another run id may lack later writes: a restart or a failover counts as a

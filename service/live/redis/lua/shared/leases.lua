@@ -117,6 +117,7 @@ end
 
 -- Ends a lease: its ranges are free, and those that were idle under it are waited for again.
 local function end_lease(st, lease, reason)
+  note_change()
   end_idleness(st, struct.pack('<d', lease.fence))
   local runs, total = still_owned(st, lease.fence, members(lease.fence))
   set_owner(st, runs, NOBODY)
@@ -171,6 +172,7 @@ local function grant(st, token, runs, holder, ttl, rank, run)
   end)
   if total == 0 then return nil, nil, order end
 
+  note_change()
   local fence = call('HINCRBY', META, 'fence', 1)
   local fence_text, owner = text(fence), struct.pack('<d', fence)
   -- The old leases are fenced here, in the same step that grants the new one: no report can come between

@@ -1,9 +1,8 @@
 -- Ranges: joining what they report, and the totals of their stage.
 
 local function mark_dirty(st, first, last)
-  if not st.stamp then st.stamp = note_change() end
   for chunk = math.floor(first / CHUNK), math.floor(last / CHUNK) do
-    call('HSET', DIRTY, st.name .. ':' .. chunk, st.stamp)
+    call('HSET', DIRTY, st.name .. ':' .. chunk, note_change())
   end
 end
 
@@ -176,7 +175,6 @@ end
 
 -- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
 local function write_totals(st)
-  if not st.stamp and (next(st.minima) or st.idle ~= 0) then st.stamp = note_change() end
   update_tree(st)
   for _, name in ipairs({'promised', 'idle', 'final'}) do
     if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end

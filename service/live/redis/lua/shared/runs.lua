@@ -10,6 +10,7 @@ end
 local function open_run(st, run)
   load(st)
   if not opens_run(run, st.run) then return end
+  note_change()
   st.run = run
   call('HSET', st.keys.state, 'run', run)
   call('HDEL', LEASES, 'e' .. st.name)
@@ -26,6 +27,7 @@ end
 local function end_run(st, run, ended)
   load(st)
   if not is_of_run(run, st.run) then return end
+  note_change()
   call('HSET', LEASES, 'e' .. st.name, run .. ' ' .. ended)
   for _, fence in ipairs(fences()) do
     local lease = lease_at(tonumber(fence))
