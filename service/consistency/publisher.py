@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -51,17 +51,6 @@ class Publisher:
         self._stopped = False
         self._dropped: set[str] = set()
         """Jobs that an unexpected error kept from being published, until `take_dropped`."""
-        self._published: dict[str, tuple[int, int]] = {}
-        """Incarnation and count of changes up to which each job is published, as far as this process has
-        done it."""
-
-    def is_published(self, job: str, incarnation: int, changes: int) -> bool:
-        """Return whether this process has published all that the job agreed on at these numbers."""
-        return self._published.get(job) == (incarnation, changes)
-
-    def forget_all_but(self, jobs: Collection[str]) -> None:
-        """Forget the jobs that are not among these: they are deleted."""
-        self._published = {job: at for job, at in self._published.items() if job in jobs}
 
     def take_dropped(self) -> frozenset[str]:
         """Return the jobs that unexpected errors have kept from being published since the last call."""
@@ -223,7 +212,7 @@ class Publisher:
                 moved.append(record.job)
                 continue
             try:
-                changes = await self._make_visible(record, recorded, touched[record.job].since_ms)
+                await self._make_visible(record, recorded, touched[record.job].since_ms)
             except UnavailableError as error:
                 self._fail_waiting([touched[record.job]], error)
             except StateLostError:
@@ -243,7 +232,6 @@ class Publisher:
                     touched[record.job].epochs = {}
                     moved.append(record.job)
                     continue
-                self._note_published(view, changes)
                 stages = {**view.stages, **recorded.views}
                 done[record.job] = replace(view, revision=recorded.revision, stages=stages)
         return done, moved
@@ -276,26 +264,18 @@ class Publisher:
                     # the state that they were committed in: it was restored, or reset, since.
                     pending.reject(UnavailableError("the job's state was lost: retry"))
                 if record is None:
-                    self._published[job] = view.incarnation, view.changes
                     done[job] = view
                 else:
                     prepared.append((view, record))
         return done, prepared
 
-    def _note_published(self, view: JobView, changes: int) -> None:
-        """Note that all is published that a view led to, unless more has changed than was shown."""
-        if changes == view.changes + 1:
-            self._published[view.name] = view.incarnation, changes
-
-    async def _make_visible(self, record: JobRecord, recorded: Recorded, since_ms: int) -> int:
-        """Show what was recorded; return the count of the job's changes."""
-        changes = await self._live.publish(
+    async def _make_visible(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
+        await self._live.publish(
             record.job, record.generation, recorded.revision, recorded.views, record.epochs
         )
         await self._live.note_saved(record.chunks)
         self._metrics.advances.inc(len(recorded.views))
         self._metrics.publish_seconds.observe((self._clock.steady_ms() - since_ms) / 1_000)
-        return changes
 
     async def _prepare(
         self, job: str, touched: TouchedJob, *, first: bool

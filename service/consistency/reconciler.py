@@ -238,7 +238,6 @@ class Reconciler:
         self._compared = compared
         names = {head.job for head in heads}
         self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
-        self._publisher.forget_all_but(names)
         await self._remove_deleted(positions.keys() - names)
 
     def _is_unchanged(self, head: JobHead, live: LivePosition) -> bool:
@@ -297,9 +296,6 @@ class Reconciler:
                     await self._catch_up(head.job)
             elif self._live.shared or is_dropped:
                 pipeline = await self._live.pipeline(head.job)
-                changed = self._compared.get(head.job) != live and not self._publisher.is_published(
-                    head.job, live.incarnation, live.changes
-                )
-                if is_dropped or changed:
+                if is_dropped or self._compared.get(head.job) != live:
                     # Any replica publishes reports that another one has accepted just before its death.
                     self._publisher.touch(head.job, pipeline.stages)

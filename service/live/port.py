@@ -303,11 +303,10 @@ class LiveStore(JobState, Protocol):
         revision: int,
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
-    ) -> int:
+    ) -> None:
         """Make the ledger's records visible, and wake waiting requests. Older versions change nothing.
 
-        `epochs` are the epochs that the ledger has now recorded, by stage. Returns the count of the
-        job's changes, which this is one of if it shows anything new.
+        `epochs` are the epochs that the ledger has now recorded, by stage.
         """
         ...
 

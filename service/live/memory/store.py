@@ -250,16 +250,15 @@ class MemoryLiveStore(LiveStore):
         revision: int,
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
-    ) -> int:
+    ) -> None:
         found = self._job(job)
         if found.generation != generation:
-            return 0
+            return
         self._publish(found, revision, views)
         for name, epoch in epochs.items():
             state = found.stages.get(name)
             if state is not None:
                 state.recorded = epoch if state.recorded is None else max(epoch, state.recorded)
-        return found.changes
 
     def _publish(self, job: LiveJob, revision: int, views: Mapping[str, StageView]) -> None:
         job.revision = max(job.revision, revision)

@@ -18,7 +18,7 @@ async def publish(
     revision: int,
     views: Mapping[str, StageView],
     epochs: Mapping[str, int],
-) -> int:
+) -> None:
     """Run the step `LiveStore.publish`."""
     keys = schema.job_keys(job)
     for name in epochs:
@@ -38,7 +38,5 @@ async def publish(
             ]
         ),
     )
-    _, code, *changes = reply.decode(raw)
-    if code == "lost":
+    if reply.decode(raw)[1] == "lost":
         raise StateLostError(job)
-    return int(changes[0])

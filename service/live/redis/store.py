@@ -197,10 +197,9 @@ class RedisLiveStore(LiveStore):
         revision: int,
         views: Mapping[str, StageView],
         epochs: Mapping[str, int],
-    ) -> int:
-        changes = await publishing.publish(self._steps, job, generation, revision, views, epochs)
+    ) -> None:
+        await publishing.publish(self._steps, job, generation, revision, views, epochs)
         self._watches.wake(job, views)
-        return changes
 
     @override
     async def ranges(

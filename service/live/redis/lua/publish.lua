@@ -5,7 +5,7 @@ local meta = call('HMGET', META, 'server', 'generation')
 if meta[1] ~= ARGV[1] then return cmsgpack.pack({-1, 'lost'}) end
 check_keys()
 local channel, generation, revision, views, epochs = unpack(cmsgpack.unpack(ARGV[3]))
-if meta[2] ~= generation then return reply('ok', 0) end
+if meta[2] ~= generation then return reply('ok') end
 local changed = {}
 for _, entry in ipairs(views) do
   if publish_view(entry[1], entry[2]) then changed[#changed + 1] = entry[1] end
@@ -20,4 +20,4 @@ if #changed > 0 then
   note_change()
   call('PUBLISH', channel, cmsgpack.pack(changed))
 end
-return reply('ok', tonumber(call('HGET', META, 'stamp')))
+return reply('ok')
