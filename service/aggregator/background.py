@@ -15,6 +15,7 @@ from service.consistency.publisher import Publisher
 from service.consistency.reconciler import Reconciler
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnavailableError
+from service.frontier.idleness import MAX_GAP_MS
 from service.ledger.port import Ledger
 from service.live.port import LiveStore
 from service.tasks import Shutdown
@@ -43,6 +44,9 @@ time to requests for single jobs."""
 
 _LONGEST_PAUSE_S = 10.0
 """Pause after the longest round."""
+
+_LONGEST_IDLE_PAUSE_S = MAX_GAP_MS / 2_000
+"""Pause after the longest round of idle policies: a longer one would break their series of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,13 @@ class Background:
         await self._in_rounds(interval_s, self._save_promises, "save a checkpoint")
 
     async def _in_rounds(
-        self, interval_s: float, step: Callable[[], Awaitable[None]], purpose: str
+        self,
+        interval_s: float,
+        step: Callable[[], Awaitable[None]],
+        purpose: str,
+        longest_s: float = _LONGEST_PAUSE_S,
     ) -> None:
-        await in_rounds(self._shutdown.sleep, self._clock, interval_s, step, purpose)
+        await in_rounds(self._shutdown.sleep, self._clock, interval_s, longest_s, step, purpose)
 
     async def _save_promises(self) -> None:
         chunks = await self._store.unsaved()
@@ -146,7 +154,10 @@ class Background:
 
     async def _apply_idle_policies(self) -> None:
         await self._in_rounds(
-            _IDLE_INTERVAL_S, self._idle_policies.apply, "apply the idle policies"
+            _IDLE_INTERVAL_S,
+            self._idle_policies.apply,
+            "apply the idle policies",
+            _LONGEST_IDLE_PAUSE_S,
         )
 
     async def _let_final_shards_leave(self) -> None:
@@ -181,6 +192,7 @@ async def in_rounds(
     sleep: Callable[[float], Awaitable[bool]],
     clock: Clock,
     interval_s: float,
+    longest_s: float,
     step: Callable[[], Awaitable[None]],
     purpose: str,
 ) -> None:
@@ -199,7 +211,7 @@ async def in_rounds(
             pause_s = interval_s
         else:
             took_s = (clock.steady_ms() - began_ms) / 1_000
-            pause_s = max(interval_s, min(_SHARE * took_s, _LONGEST_PAUSE_S))
+            pause_s = max(interval_s, min(_SHARE * took_s, longest_s))
 
 
 async def _keep_running(work: Callable[[], Awaitable[None]]) -> None:

@@ -30,6 +30,7 @@ from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
+from service.model.positions import NOT_LIVE
 
 _FRESH_MS = 100
 """Time for which values are reused without a change here: other replicas accept reports, too."""
@@ -135,6 +136,7 @@ class SoftStates:
             found = self._still_good(key)
             if found is not None:
                 is_whole = await self._join(key, found.states)
+                found.is_steady = found.is_steady and is_whole
                 if is_whole or found.ranges > _MANY:
                     return found
             return await self._compute(key, view)
@@ -209,7 +211,11 @@ class SoftStates:
             shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
-            steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
+            steady = (
+                view.changes != NOT_LIVE
+                and are_steady(observed.values())
+                and not _follow_clock(states, now.wall_ms)
+            )
             steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the job was read. Soft values may be missing.

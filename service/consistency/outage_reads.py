@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from service.errors import UnavailableError, UnknownJobError, UnknownStageError
 from service.ledger.port import JobHead, Ledger
 from service.model.jobs import Census, JobView, StageView
+from service.model.positions import NOT_LIVE
 
 
 class OutageReads:
@@ -69,7 +71,7 @@ class OutageReads:
         if view is None or _position(view) != _position(head):
             raise outage
         # The job may have been deleted during the request to the ledger.
-        return view, self._censuses.get(job, {})
+        return _not_live(view), self._censuses.get(job, {})
 
     async def jobs(self, outage: UnavailableError) -> Sequence[JobView]:
         """Return every job. Raises `outage` if the last view of one is not the newest."""
@@ -85,11 +87,16 @@ class OutageReads:
 
     def _newest(self, heads: Iterable[JobHead]) -> Sequence[JobView]:
         return [
-            view
+            _not_live(view)
             for head in heads
             if (view := self._views.get(head.job)) is not None
             and _position(view) == _position(head)
         ]
+
+
+def _not_live(view: JobView) -> JobView:
+    """Return a view in which nothing that was computed for an earlier one is reused."""
+    return replace(view, changes=NOT_LIVE)
 
 
 def _position(of: JobView | JobHead) -> tuple[int, int, int]:

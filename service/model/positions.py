@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+NOT_LIVE: Final = -1
+"""Count of changes of a view that the live store has not just returned."""
 
 
 @dataclass(frozen=True, slots=True)

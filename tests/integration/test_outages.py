@@ -187,6 +187,27 @@ async def test_without_redis_writes_wait_and_reads_go_on_where_that_is_safe(
     await goes_on(job)
 
 
+async def test_without_redis_no_value_is_reused_that_another_replica_may_have_changed(
+    job: Api, gauge: InProcess, redis: RedisServer
+):
+    """As long as the job stands, they are reused: but nobody can see any more that it does."""
+    for _ in range(5):
+        # Values that follow the clock are not reused.
+        await asyncio.sleep(0.01)
+        assert (await job.watermark("s"))["records"] is not None
+        ok(await gauge.client.get("/v1/problems"))
+    redis.stop()
+    seen = await job.watermark("s")
+    assert (seen["output_watermark"], seen["records"]) == (10, None)
+
+    async def problems() -> int:
+        return (await gauge.client.get("/v1/problems")).status_code
+
+    await eventually(problems, lambda status: status == 503)
+    redis.start()
+    await goes_on(job)
+
+
 async def readiness(gauge: InProcess, postgres: PostgresServer) -> httpx.Response:
     # Each time, since a session may have missed the signal of the last reload.
     postgres.execute("SELECT pg_reload_conf()")

@@ -30,7 +30,7 @@ def pauses(rounds: Sequence[int | None]) -> list[float]:
         if took_ms is None:
             raise UnavailableError("away")
 
-    asyncio.run(in_rounds(sleep, clock, 1, step, "look at all jobs"))
+    asyncio.run(in_rounds(sleep, clock, 1, 10, step, "look at all jobs"))
     return found
 
 
