@@ -30,7 +30,7 @@ _WITHOUT_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 class TopicsNotDescribedError(Exception):
-    """Kafka at SERVERS does not describe the topics of the query, with the reason."""
+    """Kafka at SERVERS does not describe TOPICS, with the reason: Kafka's own error may not name them."""
 
 
 class TopicIdReader:
@@ -51,19 +51,17 @@ class TopicIdReader:
         deleted and made again has another id. Raises `TopicsNotDescribedError`, for example if a broker
         does not answer in time.
         """
-        servers = ""
+        described = "Kafka does not describe the topics of the query"
         found: dict[str, str] = {}
         try:
             # A query has its sources a moment after its start, and keeps them to its end.
             self._sources = self._sources or self._found()
             for source in self._sources:
-                servers = f" at {source.servers}"
+                described = f"Kafka at {source.servers} does not describe {source.topics}"
                 ids = source.ids(self._execution)
                 found |= {f"{source.index}-{topic}": id_ for topic, id_ in ids.items()}
         except Py4JError as error:
-            raise TopicsNotDescribedError(
-                f"Kafka{servers} does not describe the topics of the query: {cause_line(str(error))}"
-            ) from None
+            raise TopicsNotDescribedError(f"{described}: {cause_line(str(error))}") from None
         return found
 
     def _found(self) -> list[_TopicsSource]:
@@ -90,10 +88,11 @@ class _TopicsSource:
         self.servers = str(reader.driverKafkaParams().get("bootstrap.servers"))
         self._names = jvm.java.util.HashSet()
         self._by_name = is_a(self._strategy, _SUBSCRIBE)
+        # Its topics are in its text, and no broker needs to list them: `Subscribe[taps, pumps]`.
+        text = str(self._strategy.toString())
+        self.topics = text.removeprefix("Subscribe[").removesuffix("]") if self._by_name else text
         if self._by_name:
-            # Its topics are in its text, and no broker needs to list them: `Subscribe[taps, pumps]`.
-            text = str(self._strategy.toString())
-            for topic in text.removeprefix("Subscribe[").removesuffix("]").split(", "):
+            for topic in self.topics.split(", "):
                 self._names.add(topic)
         self._unit = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
         self._at_once = jvm.java.time.Duration.ZERO

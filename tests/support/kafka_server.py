@@ -9,10 +9,15 @@ from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
+    AclBinding,  # pyright: ignore[reportPrivateImportUsage]
+    AclBindingFilter,  # pyright: ignore[reportPrivateImportUsage]
+    AclOperation,  # pyright: ignore[reportPrivateImportUsage]
+    AclPermissionType,  # pyright: ignore[reportPrivateImportUsage]
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
     NewTopic,  # pyright: ignore[reportPrivateImportUsage]
+    ResourcePatternType,  # pyright: ignore[reportPrivateImportUsage]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
@@ -22,6 +27,12 @@ from tests.support.binaries import free_port, launch, wait_until
 from tests.support.process import ServerProcess
 
 _ANSWER_S = 30
+
+RIGHTS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+"""Settings of a broker that checks rights. Clients without a name have all that is not denied."""
 
 
 class KafkaServer(ServerProcess):
@@ -92,6 +103,40 @@ class KafkaServer(ServerProcess):
         """Set a topic's configuration."""
         resource = ConfigResource(ResourceType.TOPIC, topic, set_config=dict(config))
         self.admin.alter_configs([resource])[resource].result(_ANSWER_S)
+
+    def deny(self, topic: str, operation: str) -> None:
+        """Deny all clients an operation on a topic, such as `READ`. The broker has `RIGHTS`."""
+        rules = [
+            AclBinding(
+                ResourceType.TOPIC,
+                topic,
+                ResourcePatternType.LITERAL,
+                "User:*",
+                "*",
+                what,
+                permission,
+            )
+            for what, permission in (
+                # With one rule on a topic, what is not allowed is denied.
+                (AclOperation.ALL, AclPermissionType.ALLOW),
+                (AclOperation[operation], AclPermissionType.DENY),
+            )
+        ]
+        for done in self.admin.create_acls(rules).values():
+            done.result(_ANSWER_S)
+
+    def allow(self, topic: str) -> None:
+        """Delete all rules on a topic."""
+        rules = AclBindingFilter(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            None,
+            None,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        assert self.admin.delete_acls([rules])[rules].result(_ANSWER_S), "there was not a rule"
 
     def partitions(self, topic: str) -> int:
         """Return the number of a topic's partitions; 0: not there."""
