@@ -30,7 +30,7 @@ _WITHOUT_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 class TopicsNotDescribedError(Exception):
-    """Kafka at SERVERS does not describe TOPICS, with the reason: Kafka's own error may not name them."""
+    """Kafka at SERVERS does not describe TOPICS, with the reason. Kafka's own may not name them."""
 
 
 class TopicIdReader:

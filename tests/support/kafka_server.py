@@ -131,8 +131,8 @@ class KafkaServer(ServerProcess):
             ResourceType.TOPIC,
             topic,
             ResourcePatternType.LITERAL,
-            None,
-            None,
+            None,  # pyright: ignore[reportArgumentType]
+            None,  # pyright: ignore[reportArgumentType]
             AclOperation.ANY,
             AclPermissionType.ANY,
         )
