@@ -1,9 +1,9 @@
-"""Tasks: work that must not be interrupted, work in threads, wake-ups, and the shutdown."""
+"""Tasks: work that must not be interrupted, work side by side and in threads, wake-ups, the shutdown."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from itertools import islice
@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _ASK_AGAIN_S = 0.1
 
@@ -40,6 +41,27 @@ def run_to_completion(
             raise
 
     return run
+
+
+async def side_by_side(
+    items: Sequence[T], work: Callable[[T], CoroutineType[Any, Any, R]], at_once: int
+) -> list[R]:
+    """Do this work for all items, so many at once, and return the results in order.
+
+    If the work for some items fails, the others are done all the same. Then the first error is raised.
+    """
+    if len(items) == 1:
+        return [await work(items[0])]
+    found: list[R | BaseException] = []
+    for start in range(0, len(items), at_once):
+        some = items[start : start + at_once]
+        found += await asyncio.gather(*map(work, some), return_exceptions=True)
+    results: list[R] = []
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+        results.append(each)
+    return results
 
 
 _ASIDE: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")

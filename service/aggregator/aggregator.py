@@ -143,7 +143,7 @@ class Aggregator:
             await self._store.open()
             try:
                 await self._reconciler.reconcile()
-                await self._publisher.round()
+                await self._publisher.publish_all()
             except UnavailableError as error:
                 log.warning("starting without the live store: %s", error.detail)
         except BaseException:

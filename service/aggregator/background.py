@@ -118,7 +118,7 @@ class Background:
         self._publisher.stop()
         await asyncio.gather(*self._publishing)
         self._publishing.clear()
-        await self._publisher.round()
+        await self._publisher.publish_all()
         await self._save_promises()
 
     async def _expire_leases(self) -> None:

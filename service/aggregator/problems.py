@@ -100,7 +100,7 @@ class Problems:
             last is not None
             and last.job.is_steady
             and now_ms - last.at_ms < _STEADY_MS
-            and (job.incarnation, job.changes) == (last.job.view.incarnation, last.job.view.changes)
+            and job.is_as(last.job.view)
         )
 
     async def _examine(self, job: str) -> JobHealth | None:

@@ -30,7 +30,6 @@ from service.frontier.sketches import quantiles
 from service.frontier.timestamps import MIN
 from service.model.jobs import JobView
 from service.model.observations import Marks, StageObservation
-from service.model.positions import NOT_LIVE
 
 _FRESH_MS = 100
 """Time for which values are reused without a change here: other replicas accept reports, too."""
@@ -74,8 +73,8 @@ _Key = tuple[str, tuple[int, int, int], frozenset[str]]
 class _Cached:
     changes: int
     """Number of changes of the job by this process before the computation."""
-    position: tuple[int, int]
-    """Incarnation of the job, and the count of its changes before the computation."""
+    view: JobView
+    """The job before the computation."""
     is_steady: bool
     """True if the values stay as they are while the job does not change."""
     at_ms: int
@@ -109,7 +108,7 @@ class SoftStates:
         layout = (job.incarnation, job.generation, job.layout_version)
         key = (job.name, layout, frozenset(stages))
         found = self._cached.get(key)
-        if found is not None and found.is_steady and found.position == _position(job):
+        if found is not None and found.is_steady and job.is_as(found.view):
             # They were joined when they were computed, and no replica has got others since.
             return found.states
         found = None if self._shared else self._still_good(key)
@@ -211,11 +210,7 @@ class SoftStates:
             shown = await self._shown(key, above, observed)
             healths = await self._examiner.healths(view, above, observed, now)
             states = _derive(pipeline, above, observed, shown, wanted, healths, now.wall_ms)
-            steady = (
-                view.changes != NOT_LIVE
-                and are_steady(observed.values())
-                and not _follow_clock(states, now.wall_ms)
-            )
+            steady = are_steady(observed.values()) and not _follow_clock(states, now.wall_ms)
             steady = await self._join(key, states, shown) and steady
         except (UnavailableError, UnknownStageError):
             # The layout may have changed since the job was read. Soft values may be missing.
@@ -224,7 +219,7 @@ class SoftStates:
         layouts = [pipeline.stages[name].layout for name in above]
         ranges = sum(len(layout) for layout in layouts if layout is not None)
         took_ms = ended_ms - began_ms
-        cached = _Cached(changes, _position(view), steady, ended_ms, took_ms, ranges, states)
+        cached = _Cached(changes, view, steady, ended_ms, took_ms, ranges, states)
         self._cached.pop(key, None)
         self._cached[key] = cached
         self._drop_old(ended_ms)
@@ -237,10 +232,6 @@ class SoftStates:
                 for key, cached in self._cached.items()
                 if now_ms - cached.at_ms < _LONGEST_MS
             }
-
-
-def _position(job: JobView) -> tuple[int, int]:
-    return job.incarnation, job.changes
 
 
 def _follow_clock(states: Mapping[str, SoftState], now_ms: int) -> bool:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Literal
 
 from service.clock import Clock
 from service.consistency.touched import MOST_LINKS, LiveState, Published, TouchedJob
@@ -20,6 +21,7 @@ from service.frontier.graph import Pipeline
 from service.ledger.port import JobRecord, Ledger, Recorded
 from service.live.port import LiveStore, StateLostError
 from service.model.jobs import JobView
+from service.tasks import side_by_side
 from service.telemetry.metrics import Metrics
 from service.telemetry.tracing import SWITCH
 
@@ -28,8 +30,20 @@ log = logging.getLogger(__name__)
 _GATHER_S = 0.005
 """Wait of a round for the requests that the last round answered."""
 
+_JOBS_A_ROUND = 100
+"""Number of jobs in a round that nobody waits for. After a loss, all jobs wait to be looked at."""
+
+_AT_ONCE = 16
+"""Number of jobs that a round reads and makes visible at once: a shared live store is a trip away."""
+
 _RETRY_FIRST_S = 0.05
 _RETRY_LAST_S = 1.0
+
+_Prepared = tuple[JobView, JobRecord]
+"""A record, with the view that it is based on."""
+
+_Moved = Literal["moved"]
+"""A job that is to be read again, in the same round."""
 
 
 class Publisher:
@@ -94,6 +108,7 @@ class Publisher:
                 continue
             if pending.last_error is not None:
                 raise UnavailableError(pending.last_error)
+            pending.is_awaited = True
             # Shielded: one request that gives up must not cancel what others wait for.
             published = await asyncio.shield(pending.done)
         return published
@@ -132,10 +147,21 @@ class Publisher:
         self._all_arrived.set()
         self._wake.set()
 
+    async def publish_all(self) -> None:
+        """Publish what is touched now, without `run`; return at the first failure."""
+        while self._touched and await self.round():
+            pass
+
     async def round(self) -> bool:
-        """Publish what is touched now. False: not everything was, and the rest is still touched."""
+        """Publish jobs that are touched now: all of them, or if they are many, first those for which
+        requests wait.
+
+        Returns False if a job could not be published. Such a job stays touched, as do the jobs that are
+        left for the next round.
+        """
+        self._under_way = self._take()
         tracing = SWITCH.tracing
-        requests = [each for touched in self._touched.values() for each in touched.requests]
+        requests = [each for touched in self._under_way.values() for each in touched.requests]
         if tracing is None or not requests:
             return await self._round()
         with tracing.publication(requests[:MOST_LINKS]) as span:
@@ -143,8 +169,16 @@ class Publisher:
             span.set_attribute("tidegauge.complete", is_done)
             return is_done
 
+    def _take(self) -> dict[str, TouchedJob]:
+        taken, self._touched = self._touched, {}
+        if len(taken) > _JOBS_A_ROUND:
+            unawaited = [job for job, touched in taken.items() if not touched.is_awaited]
+            self._touched = {job: taken.pop(job) for job in unawaited[_JOBS_A_ROUND:]}
+            if self._touched:
+                self._wake.set()
+        return taken
+
     async def _round(self) -> bool:
-        self._under_way, self._touched = self._touched, {}
         left: dict[str, TouchedJob] = dict(self._under_way)
         try:
             for job, published in (await self._publish(self._under_way)).items():
@@ -163,11 +197,16 @@ class Publisher:
                 self._requeue(job, touched)
         return not left
 
-    def _fail_waiting(self, touched: Iterable[TouchedJob], error: UnavailableError) -> None:
-        log.warning("cannot publish now, retrying: %s", error.detail)
-        self._metrics.publish_failures.inc()
-        for each in touched:
-            each.fail(error)
+    def _fail_waiting(
+        self, touched: Mapping[str, TouchedJob], waiting: Mapping[str, UnavailableError]
+    ) -> None:
+        """Fail the requests that wait for these jobs, each by its error. All stay touched."""
+        for job, error in waiting.items():
+            touched[job].fail(error)
+        if waiting:
+            first = next(iter(waiting.values()))
+            log.warning("cannot publish %d jobs now, retrying: %s", len(waiting), first.detail)
+            self._metrics.publish_failures.inc()
 
     def _requeue(self, job: str, touched: TouchedJob) -> None:
         """Put a job that was not published into the next round, with all who wait for it."""
@@ -202,72 +241,97 @@ class Publisher:
         try:
             taken = await self._ledger.record([r for _, r in prepared], self._clock.wall_ms())
         except UnavailableError as error:
-            self._fail_waiting([touched[view.name] for view, _ in prepared], error)
+            self._fail_waiting(touched, {record.job: error for _, record in prepared})
             return done, []
+        shown = await side_by_side(
+            prepared,
+            lambda each: self._show(*each, taken.get(each[1].job), touched[each[1].job]),
+            _AT_ONCE,
+        )
         moved: list[str] = []
-        for view, record in prepared:
-            recorded = taken.get(record.job)
-            if recorded is None:
-                touched[record.job].last_error = None
+        waiting: dict[str, UnavailableError] = {}
+        for (_, record), outcome in zip(prepared, shown, strict=True):
+            if outcome == "moved":
                 moved.append(record.job)
-                continue
-            try:
-                await self._make_visible(record, recorded, touched[record.job].since_ms)
-            except UnavailableError as error:
-                self._fail_waiting([touched[record.job]], error)
-            except StateLostError:
-                # The ledger has it, but readers have not, and whoever waits is shown what they see. So
-                # it is read again: that fails those who wait, or finds that the state is back.
-                moved.append(record.job)
-            except Exception as error:
-                # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
-                log.exception("cannot show what was recorded for job %s", record.job)
-                touched[record.job].reject(error)
-                self._dropped.add(record.job)
-                done[record.job] = None
+            elif isinstance(outcome, UnavailableError):
+                waiting[record.job] = outcome
             else:
-                overtaken = _overtaken(view.pipeline, record, recorded)
-                if overtaken:
-                    touched[record.job].stages |= overtaken
-                    touched[record.job].epochs = {}
-                    moved.append(record.job)
-                    continue
-                stages = {**view.stages, **recorded.views}
-                done[record.job] = replace(view, revision=recorded.revision, stages=stages)
+                done[record.job] = outcome
+        self._fail_waiting(touched, waiting)
         return done, moved
+
+    async def _show(
+        self, view: JobView, record: JobRecord, recorded: Recorded | None, pending: TouchedJob
+    ) -> Published | _Moved | UnavailableError:
+        """Make visible what was recorded; None: the ledger has not taken the record."""
+        if recorded is None:
+            pending.last_error = None
+            return "moved"
+        try:
+            await self._make_visible(record, recorded, pending.since_ms)
+        except UnavailableError as error:
+            return error
+        except StateLostError:
+            # The ledger has it, but readers have not, and whoever waits is shown what they see. So
+            # it is read again: that fails those who wait, or finds that the state is back.
+            return "moved"
+        except Exception as error:
+            # One job's trouble is no other job's. The ledger has it; the reconciler shows it.
+            log.exception("cannot show what was recorded for job %s", record.job)
+            pending.reject(error)
+            self._dropped.add(record.job)
+            return None
+        overtaken = _overtaken(view.pipeline, record, recorded)
+        if overtaken:
+            pending.stages |= overtaken
+            pending.epochs = {}
+            return "moved"
+        stages = {**view.stages, **recorded.views}
+        return replace(view, revision=recorded.revision, stages=stages)
 
     async def _prepare_all(
         self, touched: Mapping[str, TouchedJob], *, first: bool
-    ) -> tuple[dict[str, Published], list[tuple[JobView, JobRecord]]]:
+    ) -> tuple[dict[str, Published], list[_Prepared]]:
         """Prepare the records; return the jobs that have nothing to record, and the records of the
         others, each with the view that it is based on.
         """
         done: dict[str, Published] = {}
-        prepared: list[tuple[JobView, JobRecord]] = []
-        for job, pending in touched.items():
-            try:
-                view, record = await self._prepare(job, pending, first=first)
-            except StateLostError:
-                # The job was deleted, or its state was lost: restoring that touches all its stages.
-                pending.reject(UnavailableError("the job's state was lost: retry"))
-                done[job] = None
-            except UnavailableError as error:
-                self._fail_waiting([pending], error)
-            except Exception as error:
-                log.exception("cannot read job %s to publish it", job)
-                pending.reject(error)
-                self._dropped.add(job)
-                done[job] = None
+        prepared: list[_Prepared] = []
+        outcomes = await side_by_side(
+            list(touched), lambda job: self._try_prepare(job, touched[job], first=first), _AT_ONCE
+        )
+        waiting: dict[str, UnavailableError] = {}
+        for job, outcome in zip(touched, outcomes, strict=True):
+            if isinstance(outcome, tuple):
+                prepared.append(outcome)
+            elif isinstance(outcome, UnavailableError):
+                waiting[job] = outcome
             else:
-                if pending.are_lost(view):
-                    # Whoever commits an epoch is answered only when it is durable. These are gone with
-                    # the state that they were committed in: it was restored, or reset, since.
-                    pending.reject(UnavailableError("the job's state was lost: retry"))
-                if record is None:
-                    done[job] = view
-                else:
-                    prepared.append((view, record))
+                done[job] = outcome
+        self._fail_waiting(touched, waiting)
         return done, prepared
+
+    async def _try_prepare(
+        self, job: str, pending: TouchedJob, *, first: bool
+    ) -> _Prepared | Published | UnavailableError:
+        try:
+            view, record = await self._prepare(job, pending, first=first)
+        except StateLostError:
+            # The job was deleted, or its state was lost: restoring that touches all its stages.
+            pending.reject(UnavailableError("the job's state was lost: retry"))
+            return None
+        except UnavailableError as error:
+            return error
+        except Exception as error:
+            log.exception("cannot read job %s to publish it", job)
+            pending.reject(error)
+            self._dropped.add(job)
+            return None
+        if pending.are_lost(view):
+            # Whoever commits an epoch is answered only when it is durable. These are gone with the
+            # state that they were committed in: it was restored, or reset, since.
+            pending.reject(UnavailableError("the job's state was lost: retry"))
+        return view if record is None else (view, record)
 
     async def _make_visible(self, record: JobRecord, recorded: Recorded, since_ms: int) -> None:
         await self._live.publish(

@@ -18,8 +18,9 @@ from service.consistency.publisher import Publisher
 from service.errors import UnavailableError, UnknownJobError
 from service.ledger.port import JobHead, Ledger
 from service.live.port import LiveStore, StateLostError
+from service.model.jobs import InstalledJob
 from service.model.positions import LivePosition, Position
-from service.tasks import run_to_completion
+from service.tasks import run_to_completion, side_by_side
 from service.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ _LONGEST_PAUSE_S = 0.5
 
 _RESTORED_AT_ONCE = 100
 """Number of jobs whose incarnations begin together. Others wait until these are installed."""
+
+_AT_ONCE = 16
+"""Number of jobs that are compared or installed at once: a shared live store is a trip away."""
 
 
 class Reconciler:
@@ -66,6 +70,8 @@ class Reconciler:
         the two writes of an advance: a job needs to catch up if it stays at the same position."""
         self._compared: dict[str, LivePosition] = {}
         """Position of each job in the live store at the last comparison."""
+        self._dropped: set[str] = set()
+        """Jobs that were not published for an unexpected error, until they are compared."""
 
     async def run_with_restore(self, job: str, step: Callable[[], Awaitable[R]]) -> R:
         """Run a step on a job's live state; if the state was lost, restore it and retry.
@@ -198,10 +204,12 @@ class Reconciler:
         self._metrics.incarnations.inc(len(stored))
         # Noted before the installation: if it fails, the retry does not wait for another replica.
         self._incarnations |= {job: each.installed.incarnation for job, each in stored.items()}
-        for job, each in stored.items():
-            await self._live.begin(each.installed)
-            # The checkpoint may be ahead of the last advance, and idleness has ended.
-            self._publisher.touch(job, each.installed.stages)
+        await side_by_side([each.installed for each in stored.values()], self._install, _AT_ONCE)
+
+    async def _install(self, job: InstalledJob) -> None:
+        await self._live.begin(job)
+        # The checkpoint may be ahead of the last advance, and idleness has ended.
+        self._publisher.touch(job.name, job.stages)
 
     async def _catch_up(self, job: str) -> None:
         stored = await self._ledger.get(job)
@@ -215,9 +223,11 @@ class Reconciler:
         """
         heads = await self._ledger.heads()
         positions = await self._live.heads()
-        known, dropped = self._live.known(), self._publisher.take_dropped()
+        known = self._live.known()
+        self._dropped |= self._publisher.take_dropped()
         behind: dict[str, Position] = {}
         compared: dict[str, LivePosition] = {}
+        changed: list[tuple[JobHead, LivePosition]] = []
         missing = [head for head in heads if head.job not in positions]
         await self._restore_lost([head for head in missing if self._is_lost(head)])
         self._missing_before = {head.job for head in missing}
@@ -226,17 +236,25 @@ class Reconciler:
             if live is None:
                 continue
             job = head.job
-            if job in known and job not in dropped and self._is_unchanged(head, live):
+            if job in known and job not in self._dropped and self._is_unchanged(head, live):
                 compared[job] = live
                 continue
             if live.is_behind(head):
                 behind[job] = live
+            changed.append((head, live))
+
+        async def compare(job: tuple[JobHead, LivePosition]) -> None:
+            head, live = job
             with suppress(UnknownJobError, StateLostError):
-                await self._compare(head, live, is_dropped=job in dropped)
-                compared[job] = live
+                await self._compare(head, live, is_dropped=head.job in self._dropped)
+                compared[head.job] = live
+                self._dropped.discard(head.job)
+
+        await side_by_side(changed, compare, _AT_ONCE)
         self._behind_before = behind
         self._compared = compared
         names = {head.job for head in heads}
+        self._dropped &= names
         self._incarnations = {job: n for job, n in self._incarnations.items() if job in names}
         await self._remove_deleted(positions.keys() - names)
 
@@ -273,7 +291,8 @@ class Reconciler:
 
     async def _begin_missing(self, heads: Sequence[JobHead]) -> None:
         # The comparison may be out of date: read the positions in the live store again.
-        there = await asyncio.gather(*(self._live.head(head.job) for head in heads))
+        names = [head.job for head in heads]
+        there = await side_by_side(names, self._live.head, _AT_ONCE)
         await self._begin([h for h, live in zip(heads, there, strict=True) if live is None])
 
     async def _remove_deleted(self, unknown: Collection[str]) -> None:

@@ -41,6 +41,8 @@ class TouchedJob:
     last_error: str | None = None
     """The error for which the last round did not publish the job."""
     done: asyncio.Future[Published] = field(default_factory=_new_future)
+    is_awaited: bool = False
+    """True if a request waits for the next round."""
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
     """Spans of these reports and commits, while requests are traced; at most `MOST_LINKS`."""
 
@@ -79,6 +81,7 @@ class TouchedJob:
         self.stages |= newer.stages
         self.add_epochs(newer.state, newer.epochs)
         self.discarded |= newer.discarded
+        self.is_awaited |= newer.is_awaited
         self.requests = [*self.requests, *newer.requests][:MOST_LINKS]
         self.done.add_done_callback(lambda done: _forward(done, newer.done))
 

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from service.frontier.graph import Pipeline, StageWatermark
 from service.model.checkpoints import Columns
+from service.model.positions import NOT_LIVE
 from service.model.runs import RunEnd
 
 
@@ -131,3 +132,13 @@ class JobView:
     """Read-only: it may be the store's own."""
     changes: int
     """See `LivePosition`."""
+
+    def is_as(self, other: JobView) -> bool:
+        """Return whether both views show the same: nothing that readers can see has changed in between.
+
+        A view that is `NOT_LIVE` is as none: other replicas may have changed the job since.
+        """
+        return self.changes != NOT_LIVE and (self.incarnation, self.changes) == (
+            other.incarnation,
+            other.changes,
+        )

@@ -14,6 +14,7 @@ from service.aggregator import Aggregator, Limits, Precondition, Retention
 from service.clock import SystemClock
 from service.errors import UnavailableError
 from service.frontier.agreement import Agreement
+from service.frontier.graph import Pipeline
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
 from service.ledger.port import Ledger
@@ -63,17 +64,25 @@ class LostTwice(MemoryLiveStore):
 
 
 class Faulty(MemoryLiveStore):
-    """Fails once, by an error of its own, when a job is read to be published."""
+    """Fails once, by an error of its own, when a job is read to be published; then it is away once."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
         self.is_about_to_fail = False
+        self._is_away = False
+
+    async def pipeline(self, job: str, stage: str | None = None) -> Pipeline:
+        if self._is_away:
+            self._is_away = False
+            raise UnavailableError("away")
+        return await super().pipeline(job, stage)
 
     async def agreements(
         self, job: str, touched: frozenset[str]
     ) -> tuple[JobView, Mapping[str, Agreement]]:
         if self.is_about_to_fail:
             self.is_about_to_fail = False
+            self._is_away = True
             raise RuntimeError("a fault of the store")
         return await super().agreements(job, touched)
 

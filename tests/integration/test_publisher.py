@@ -12,12 +12,14 @@ from service.clock import SystemClock
 from service.consistency import publisher
 from service.consistency.publisher import Publisher
 from service.errors import UnavailableError
+from service.frontier.agreement import Agreement
 from service.frontier.graph import StageWatermark
 from service.frontier.leases import Rank
 from service.frontier.timestamps import MIN
 from service.ledger.port import JobRecord, NewLayout, Recorded
 from service.ledger.sql import SqlLedger
 from service.live.memory import MemoryLiveStore
+from service.model.jobs import JobView
 from service.model.leases import Claim
 from service.model.reports import Report
 from service.telemetry.metrics import Metrics
@@ -163,6 +165,44 @@ async def test_invariant_4_a_stage_that_was_idle_is_looked_at_before_others_go_o
     assert await publisher.round()
     assert (await live.stage("j", "x"))[1].watermark.idle is False
     assert (await live.stage("j", "k"))[1].watermark.input == 50
+    await ledger.close()
+
+
+class Seen(MemoryLiveStore):
+    """Notes the jobs that are read to be published."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.jobs_read: list[str] = []
+
+    async def agreements(
+        self, job: str, touched: frozenset[str]
+    ) -> tuple[JobView, Mapping[str, Agreement]]:
+        self.jobs_read.append(job)
+        return await super().agreements(job, touched)
+
+
+async def test_a_job_for_which_a_request_waits_is_in_the_next_round_of_many(tmp_path: Path):
+    """As after a loss, when all jobs are touched."""
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = Seen()
+    one = Publisher(live, ledger, SystemClock(), Metrics())
+    await define(ledger, live)
+    names = [f"j{number:03}" for number in range(220)]
+    for name in names:
+        stored = await ledger.create(NewLayout(name, SPEC, ("s", "k")), 1)
+        assert stored is not None
+        await live.begin(stored.installed)
+        one.touch(name, ["s"])
+    one.touch("j", ["s"])
+    waiting = asyncio.create_task(one.flush("j"))
+    await asyncio.sleep(0)
+    assert await one.round()
+    assert await waiting is not None
+    assert 0 < len(live.jobs_read) <= 101
+    await one.publish_all()
+    # Each of the others has its turn, once.
+    assert sorted(live.jobs_read) == ["j", *names]
     await ledger.close()
 
 

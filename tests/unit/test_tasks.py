@@ -1,11 +1,13 @@
-"""Ending a task that does not want to end."""
+"""Work side by side, and the end of a task that does not want to end."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 
-from service.tasks import end_task
+import pytest
+
+from service.tasks import end_task, side_by_side
 
 
 def test_a_task_that_drops_a_cancellation_is_cancelled_again() -> None:
@@ -41,3 +43,34 @@ def test_what_a_task_raises_while_it_ends_is_dropped() -> None:
         await end_task(task)
 
     asyncio.run(scenario())
+
+
+def test_work_side_by_side_is_in_order_and_bounded() -> None:
+    running, most = 0, 0
+
+    async def work(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10 - number % 7):
+            await asyncio.sleep(0)
+        running -= 1
+        return -number
+
+    numbers = list(range(23))
+    assert asyncio.run(side_by_side(numbers, work, 5)) == [-number for number in numbers]
+    assert most == 5
+
+
+def test_all_others_are_done_if_the_work_fails_for_one() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await asyncio.sleep(0)
+        if number == 1:
+            raise ValueError("one")
+        done.append(number)
+
+    with pytest.raises(ValueError, match="one"):
+        asyncio.run(side_by_side(range(7), work, 3))
+    assert done == [0, 2, 3, 4, 5, 6]
