@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,10 +15,14 @@ import pytest
 
 from service.clock import SystemClock
 from service.errors import UnavailableError
+from service.frontier.leases import Rank
 from service.ledger.port import NewLayout
 from service.ledger.sql import SqlLedger
 from service.live.redis import schema
 from service.live.redis.client import RedisClient
+from service.live.redis.store import RedisLiveStore
+from service.model.leases import Claim
+from service.model.reports import Report
 from tests.support.api import Api, eventually, ok, problem
 from tests.support.binaries import wait_until
 from tests.support.inprocess import InProcess
@@ -592,3 +597,24 @@ async def test_what_was_recorded_but_never_shown_is_shown(
     )
     gauge.stores.execute("UPDATE jobs SET revision = revision + 1")
     await eventually(lambda: job.output("s"), lambda output: output == 15)
+
+
+async def test_a_report_of_a_replica_that_died_is_published_beside_reports_of_another_stage(
+    gauge: InProcess, redis: RedisServer
+):
+    """The other stage changes the job between any two comparisons."""
+    api = gauge.api()
+    await api.define({"s": {"shards": ["0"]}, "other": {"shards": ["0"]}})
+    token = await api.token("other", ttl_ms=600_000)
+    dying = RedisLiveStore(redis.url, SystemClock())
+    lease = await dying.claim("job", "s", Claim(None, "x", 60_000, Rank()))
+    # Accepted, and not published any more.
+    await dying.report("job", "s", Report(lease.token, ["0"], [50]))
+    await dying.close()
+    values = count(1)
+
+    async def report_the_other() -> int | None:
+        await api.report("other", token, {"0": next(values)})
+        return (await api.watermark("s"))["output_watermark"]
+
+    await eventually(report_the_other, lambda output: output == 50)
