@@ -11,7 +11,6 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,19 +103,6 @@ def _seconds(get: str) -> float:
     return time.perf_counter() - began
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """Costs of one job's requests, in seconds of the service's processor, and of all jobs."""
-
-    report: float
-    poll: float
-    metrics_s: float
-    overview_s: float
-    rest: float
-    """Share of a core while nobody sends a request."""
-    resident: int
-
-
 class _Fleet:
     """Jobs on a service."""
 
@@ -124,7 +110,9 @@ class _Fleet:
         self._server = server
         self._declared = 0
         self._first = FIRST + 1
-        self._token = ""
+        self._body = self._etag = ""
+        self.rest = 0.0
+        """Share of a core while nobody sends a request."""
 
     def grow(self, number: int) -> None:
         """Declare jobs until there are so many; every second one is busy."""
@@ -136,45 +124,42 @@ class _Fleet:
     def _stage(self) -> str:
         return f"{self._server.url}/v1/jobs/{_name(0)}/stages/in"
 
-    def costs(self, seconds: float, rounds: int) -> _Costs:
-        """Measure a job's requests, and requests for all jobs."""
-        url = self._server.url
+    def work(self) -> None:
+        """Let a worker report for the first job, and a reader poll it."""
         lease = httpx.post(
             f"{self._stage}/leases",
             json={"ranges": ["a"], "holder": "bench", "ttl_ms": _TTL_MS, "attempt": 2**30},
         ).json()
-        body = f'{{"token":"{lease["token"]}","ranges":{{"a":{VALUE}}}}}'
-        etag = httpx.get(f"{self._stage}/watermark").headers["ETag"]
-        poll = Target(f"{self._stage}/watermark", etag=etag)
+        self._body = f'{{"token":"{lease["token"]}","ranges":{{"a":{VALUE}}}}}'
+        self._etag = httpx.get(f"{self._stage}/watermark").headers["ETag"]
+        self.rest = self._measure_rest()
 
-        def report() -> Target:
-            self._first += 10_000_000
-            return Target(f"{self._stage}/reports", "POST", body, first=self._first)
+    def report(self) -> Target:
+        self._first += 10_000_000
+        return Target(f"{self._stage}/reports", "POST", self._body, first=self._first)
 
-        return _Costs(
-            self._each(report, seconds, rounds),
-            self._each(lambda: poll, seconds, rounds),
-            statistics.median(_seconds(f"{url}/metrics") for _ in range(rounds)),
-            statistics.median(_seconds(f"{url}/v1/overview") for _ in range(rounds)),
-            self._rest(),
-            resident_bytes(self._server.pid),
-        )
+    def poll(self) -> Target:
+        return Target(f"{self._stage}/watermark", etag=self._etag)
 
-    def _each(self, target: Callable[[], Target], seconds: float, rounds: int) -> float:
-        """Return the processor time of one request."""
-        found: list[float] = []
-        rest = self._rest()
-        for number in range(rounds + 1):
-            before, began = processor_seconds(self._server.pid), time.perf_counter()
-            outcome = run(target(), seconds)
-            used = processor_seconds(self._server.pid) - before
-            # The work for all jobs goes on meanwhile, and has a figure of its own.
-            used -= rest * (time.perf_counter() - began)
-            if number:
-                found.append(used / outcome.requests)
-        return statistics.median(found)
+    def cost(self, target: Target, seconds: float) -> float:
+        """Return the processor time of one request (s)."""
+        before, began = processor_seconds(self._server.pid), time.perf_counter()
+        outcome = run(target, seconds)
+        used = processor_seconds(self._server.pid) - before
+        # The work for all jobs goes on meanwhile, and has a figure of its own.
+        used -= self.rest * (time.perf_counter() - began)
+        return used / outcome.requests
 
-    def _rest(self) -> float:
+    def seconds(self, path: str, rounds: int) -> float:
+        """Return the time of a GET (s)."""
+        return statistics.median(_seconds(self._server.url + path) for _ in range(rounds))
+
+    @property
+    def resident(self) -> int:
+        """Resident memory of the service (bytes)."""
+        return resident_bytes(self._server.pid)
+
+    def _measure_rest(self) -> float:
         before, began = processor_seconds(self._server.pid), time.perf_counter()
         time.sleep(_REST_S)
         used = processor_seconds(self._server.pid) - before
@@ -200,15 +185,19 @@ class _Fleet:
 
 
 def figures(plan: Plan, folder: Path) -> Iterator[Figure]:
-    """Every figure by the number of jobs, on the embedded stores and on Redis and Postgres."""
+    """Every figure by the number of jobs, on the embedded stores and on Redis and Postgres.
+
+    A service with a single job runs beside it, and each round measures both.
+    """
     numbers = NUMBERS if plan is FULL else QUICK_NUMBERS
-    with service(folder / "embedded") as server:
-        yield from _by_number("embedded", _Fleet(server), numbers, plan)
+    with service(folder / "embedded") as server, service(folder / "alone") as other:
+        yield from _by_number("embedded", _Fleet(server), _alone(other), numbers, plan)
     with ExitStack() as stack:
-        on = stack.enter_context(stores(folder / "stores"))
+        on, beside = (stack.enter_context(stores(folder / name)) for name in ("stores", "beside"))
         server = stack.enter_context(on.replica())
         fleet = _Fleet(server)
-        yield from _by_number("Redis", fleet, numbers, plan)
+        with beside.replica() as other:
+            yield from _by_number("Redis", fleet, _alone(other), numbers, plan)
         most = numbers[-1]
         before = fleet.seen()
         server.stop()
@@ -225,24 +214,49 @@ def figures(plan: Plan, folder: Path) -> Iterator[Figure]:
         yield Figure(f"{most:,} jobs: recovery of a lost Redis", seconds, "s", 30, False, "")
 
 
-def _by_number(stores: str, fleet: _Fleet, numbers: Sequence[int], plan: Plan) -> Iterator[Figure]:
-    one: _Costs | None = None
+def _alone(server: Service) -> _Fleet:
+    fleet = _Fleet(server)
+    fleet.grow(1)
+    return fleet
+
+
+def _by_number(
+    stores: str, fleet: _Fleet, alone: _Fleet, numbers: Sequence[int], plan: Plan
+) -> Iterator[Figure]:
     for number in numbers:
         began = time.perf_counter()
         fleet.grow(number)
         took = time.perf_counter() - began
-        found = fleet.costs(plan.seconds, plan.rounds)
-        one = one or found
+        for each in (fleet, alone):
+            each.work()
         name = f"{stores}, {number:,} job{'s' if number > 1 else ''}"
-        wanted = None if number == 1 else 1.1
-        for kind, cost, alone in (
-            ("report", found.report, one.report),
-            ("poll that finds nothing new", found.poll, one.poll),
+        for kind, target in (
+            ("report", _Fleet.report),
+            ("poll that finds nothing new", _Fleet.poll),
         ):
-            detail = f"{cost * 1e6:.0f} µs to {alone * 1e6:.0f} µs of processor"
-            yield Figure(f"{name}: a {kind}", cost / alone, "of one job", wanted, False, detail)
-        yield Figure(f"{name}: /metrics", found.metrics_s, "s", 1, False, "")
-        yield Figure(f"{name}: overview", found.overview_s, "s", None, False, "")
-        yield Figure(f"{name}: without requests", 100 * found.rest, "% of a core", None, False, "")
+            yield _to_one(f"{name}: a {kind}", target, fleet, alone, plan)
+        metrics_s, overview_s = (
+            fleet.seconds(path, plan.rounds) for path in ("/metrics", "/v1/overview")
+        )
+        yield Figure(f"{name}: /metrics", metrics_s, "s", 1, False, "")
+        yield Figure(f"{name}: overview", overview_s, "s", None, False, "")
+        yield Figure(f"{name}: without requests", 100 * fleet.rest, "% of a core", None, False, "")
         detail = f"declared within {took:.1f} s"
-        yield Figure(f"{name}: resident", found.resident, "bytes", None, False, detail)
+        yield Figure(f"{name}: resident", fleet.resident, "bytes", None, False, detail)
+
+
+def _to_one(
+    name: str, target: Callable[[_Fleet], Target], fleet: _Fleet, alone: _Fleet, plan: Plan
+) -> Figure:
+    """Compare a request's cost with its cost on the service with a single job, in turns."""
+    rounds = [
+        [each.cost(target(each), plan.seconds) for each in (fleet, alone)]
+        for _ in range(plan.rounds + 1)
+    ]
+    del rounds[0]
+    ratios = sorted(ours / single for ours, single in rounds)
+    ours, single = (statistics.median(each) * 1e6 for each in zip(*rounds, strict=True))
+    detail = (
+        f"{ours:.0f} µs to {single:.0f} µs of processor; rounds {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    )
+    return Figure(name, statistics.median(ratios), "of one job", 1.1, False, detail)
