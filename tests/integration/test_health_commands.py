@@ -84,3 +84,59 @@ def test_all_is_well(server: Service, job_name: str) -> None:
     shown = Job(server, job_name, "").run("show")
     assert "clicks active" in shown
     assert "no worker" not in shown
+
+
+def status(*arguments: str) -> tuple[int, str]:
+    """Return the exit code of `status`, and its lines."""
+    done = run("status", *arguments)
+    return done.exit_code, re.sub(r" since [^(]*", " ", done.stdout)
+
+
+@pytest.mark.parametrize("outcome", ["", "finished"])
+def test_the_status_of_a_job_without_problems_is_0(
+    server: Service, job_name: str, outcome: str
+) -> None:
+    job = Job(server, job_name, outcome)
+    assert status(job.name, "--url", job.url) == (0, f"{job.name}: ok\n")
+
+
+def test_the_status_of_a_job_whose_ranges_are_silent_is_1(server: Service, job_name: str) -> None:
+    Client(server.url, patience_ms=30_000).declare(job_name, {"taps": {"shards": ["a", "b"]}})
+    code, lines = status(job_name, "--url", server.url)
+    assert code == 1
+    assert lines.startswith(f"{job_name}: silent\nsilent: ")
+
+
+def test_the_status_of_a_job_whose_workers_are_gone_is_2(server: Service, job_name: str) -> None:
+    """Also of all jobs, one of which is this one."""
+    job = Job(server, job_name, "stopped")
+    code, lines = status(job.name, "--url", job.url)
+    assert code == 2
+    assert lines == (
+        f"{job.name}: no worker\n"
+        "no worker: 24 of 24 ranges of clicks have no worker (their last run was stopped);"
+        " for it waits both\n"
+    )
+    code, lines = status("--url", job.url, "--limit", "10000")
+    assert code == 2
+    assert f"\n{job.name}: no worker: 24 of 24 ranges" in f"\n{lines}"
+    found = run("status", job.name, "--url", job.url, "--json")
+    assert found.exit_code == 2
+    assert json.loads(found.stdout)["health"] == "no_worker"
+
+
+def test_the_status_of_more_jobs_than_the_limit(server: Service, job_name: str) -> None:
+    for number in range(2):
+        Job(server, f"{job_name}-{number}", "stopped")
+    code, lines = status("--url", server.url, "--limit", "1")
+    assert code == 2
+    shown, rest = lines.splitlines()
+    assert "no worker" in shown or "failed" in shown
+    assert re.fullmatch(r"\d+ more: --limit \d+", rest)
+
+
+def test_an_unknown_status_is_3(server: Service) -> None:
+    assert run("status", "nosuch", "--url", server.url).exit_code == 3
+    away = run("status", "--url", "http://127.0.0.1:1")
+    assert away.exit_code == 3
+    assert "is tidegauge at http://127.0.0.1:1?" in away.stderr
