@@ -20,6 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="A central watermark aggregator for Apache Spark: *is everything before this moment in?*",
+    # Commands inherit the names.
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 errors = Console(stderr=True, soft_wrap=True)
 
@@ -148,6 +150,25 @@ def doctor(
 def show_version() -> None:
     """Show the version."""
     typer.echo(version("tidegauge"))
+
+
+def _show_version(*, is_wanted: bool) -> None:
+    if is_wanted:
+        show_version()
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options of all commands."""
 
 
 def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:

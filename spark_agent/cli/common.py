@@ -37,6 +37,8 @@ EXIT_UNAVAILABLE: Final = 4
 EXIT_WRONG: Final = 5
 EXIT_NOT_INSTALLED: Final = 6
 """The command needs a package that is missing."""
+EXIT_NO_ESTIMATE: Final = 7
+"""The history permits no estimate."""
 # 1 is of the interpreter and of a refused confirmation, 2 of a typing error.
 
 EXIT_CODES: Final = {
@@ -132,7 +134,9 @@ def _key_file_of(url: str) -> str | None:
 
 
 @contextmanager
-def explained(command: str, url: str, key: str = "an admin key") -> Generator[None]:
+def explained(
+    command: str, url: str, key: str = "an admin key", *, job: str | None = None
+) -> Generator[None]:
     """Print an error as one line with its remedy. `key` is the kind of key that the command needs."""
     try:
         yield
@@ -153,7 +157,7 @@ def explained(command: str, url: str, key: str = "an admin key") -> Generator[No
         ) from None
     except UnknownStage as error:
         raise exit_with(
-            command, f"{error.problem.get('detail', error)}: see `tidegauge show JOB`"
+            command, f"{error.problem.get('detail', error)}: see `tidegauge show {job or 'JOB'}`"
         ) from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None

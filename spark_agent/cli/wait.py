@@ -63,7 +63,7 @@ def wait(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     is_terminal = console.is_terminal
     poll_s = _SHOWN_POLL_S if is_terminal else _POLL_S
-    with explained("wait", url, READER):
+    with explained("wait", url, READER, job=job):
         target_ms = read_instant_ms(until, name="--until")
         timeout_ms = duration_ms(timeout, name="--timeout")
         client = client_of(url, key_file)

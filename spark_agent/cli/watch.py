@@ -315,7 +315,7 @@ def ranges(
     Examples: `tidegauge ranges scores average`,
     `tidegauge ranges scores average --order range --limit 1000 --json`
     """
-    with explained("ranges", url, READER):
+    with explained("ranges", url, READER, job=job):
         client = client_of(url, key_file)
         found = client.ranges(job, stage, limit=limit, order=order)
         health = None if json_ else client.show(job, stage).get("health")

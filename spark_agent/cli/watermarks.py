@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
+    EXIT_NO_ESTIMATE,
     READER,
     AsJson,
     Job,
@@ -70,7 +71,7 @@ def show(
 
     Examples: `tidegauge show`, `tidegauge show scores`, `tidegauge show scores average --json`
     """
-    with explained("show", url, READER):
+    with explained("show", url, READER, job=job):
         client = client_of(url, key_file)
         if job is None:
             _show_jobs(client.jobs(), json_=json_)
@@ -180,7 +181,7 @@ def history(
     Examples: `tidegauge history scores average`,
     `tidegauge history scores average --from 2026-01-01T00:00Z --points 500 --json`
     """
-    with explained("history", url, READER):
+    with explained("history", url, READER, job=job):
         from_ms = None if from_ is None else read_instant_ms(from_, name="--from")
         until_ms = None if to is None else read_instant_ms(to, name="--to")
         found = client_of(url, key_file).history(
@@ -224,16 +225,20 @@ def eta(
 ) -> None:
     """Estimate when a stage's output watermark reaches T, from its history.
 
+    The exit code is 7 if the history permits no estimate.
+
     Examples: `tidegauge eta scores average 2026-01-01T00:00:00Z`,
     `tidegauge eta scores average 1767225600000 --json`
     """
-    with explained("eta", url, READER):
+    with explained("eta", url, READER, job=job):
         at_ms = read_instant_ms(time, name="T")
         found = client_of(url, key_file).eta(job, stage, f"{at_ms}ms")
         understood = {**found, "understood": instant_text(at_ms)}
         typer.echo(
             json.dumps(understood) if json_ else f"{stage} {eta_text(found)}: {found['because']}"
         )
+    if not found["reached"] and found["expected_at"] is None:
+        raise typer.Exit(EXIT_NO_ESTIMATE)
 
 
 def explain(
@@ -251,7 +256,7 @@ def explain(
 
     Examples: `tidegauge explain scores average`, `tidegauge explain scores average --limit 3 --json`
     """
-    with explained("explain", url, READER):
+    with explained("explain", url, READER, job=job):
         found = client_of(url, key_file).explain(job, stage, limit=limit)
         if json_:
             typer.echo(json.dumps(found))

@@ -46,13 +46,13 @@ class Scores:
         )
         self._client.report(self.job, stage, lease, ranges, input_ms=input_ms)
 
-    def run(self, name: str, *arguments: str) -> str:
+    def run(self, name: str, *arguments: str, exit_code: int = 0) -> str:
         done = run(name, self.job, *arguments, "--url", self.url)
-        assert done.exit_code == 0, done.stderr
+        assert done.exit_code == exit_code, done.stderr
         return done.stdout
 
-    def json(self, name: str, *arguments: str) -> Any:
-        return json.loads(self.run(name, *arguments, "--json"))
+    def json(self, name: str, *arguments: str, exit_code: int = 0) -> Any:
+        return json.loads(self.run(name, *arguments, "--json", exit_code=exit_code))
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_other_commands_agree_on_where_it_is(scores: Scores) -> None:
         NEW_YEAR,
     )
     assert scores.json("eta", "average", str(NEW_YEAR))["reached"] is True
-    later = scores.json("eta", "average", str(NEW_YEAR + MINUTE))
+    later = scores.json("eta", "average", str(NEW_YEAR + MINUTE), exit_code=7)
     assert (later["reached"], later["expected_at"]) == (False, None)
     waited = scores.json("wait", "average", "--until", str(NEW_YEAR))
     assert (waited["reached"], waited["output_watermark"]) == (True, NEW_YEAR)

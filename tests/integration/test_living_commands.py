@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,14 @@ def tidegauge(*arguments: str, **environment: str) -> subprocess.CompletedProces
         timeout=120,
         check=False,
     )
+
+
+def test_the_version_and_short_help() -> None:
+    """Also of commands that the agent adds."""
+    shown = tidegauge("--version")
+    assert (shown.returncode, shown.stdout) == (0, f"{version('tidegauge')}\n")
+    for arguments in (["-h"], ["status", "-h"], ["keys", "list", "-h"]):
+        assert "Usage: tidegauge" in tidegauge(*arguments).stdout
 
 
 SECRET = "operator-0123456789abcdef0123456789abcdef"
