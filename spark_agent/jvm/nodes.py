@@ -154,6 +154,8 @@ class TopicsSource:
     """The largest number of rows in a batch, as it was given."""
     fails_on_loss: bool = True
     """True if the query fails once a topic has lost rows before they were read."""
+    servers: frozenset[str] = frozenset()
+    """Addresses of its brokers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,13 @@ from spark_agent.jvm import JavaObject
 from spark_agent.jvm.catalyst import items
 from spark_agent.jvm.nodes import Control, LateFate, LogsSource, TopicsSource
 from spark_agent.sources.control import FORMAT
-from spark_agent.sources.kafka import FAIL_OPTION, STAGE_OPTION, TOPIC_LIMIT, TOPICS_OPTION
+from spark_agent.sources.kafka import (
+    FAIL_OPTION,
+    SERVERS_OPTION,
+    STAGE_OPTION,
+    TOPIC_LIMIT,
+    TOPICS_OPTION,
+)
 from spark_agent.sources.kafka import FORMAT as KAFKA
 from spark_agent.sources.logs import FORMAT as LOGS
 
@@ -73,11 +79,14 @@ def topics_source_of(node: JavaObject) -> TopicsSource | None:
     if node.sourceName() != KAFKA:
         return None
     options = node.extraOptions()
-    topics = str(options.get(TOPICS_OPTION) or "").split(",")
-    names = frozenset(each.strip() for each in topics if each.strip())
+    names, servers = (
+        frozenset(each.strip() for each in str(options.get(name) or "").split(",") if each.strip())
+        for name in (TOPICS_OPTION, SERVERS_OPTION)
+    )
     fails = str(options.get(FAIL_OPTION) or "true").lower() == "true"
     limit = options.get(TOPIC_LIMIT)
-    return TopicsSource(options.get(STAGE_OPTION) or "", names, limit, fails_on_loss=fails)
+    stage = options.get(STAGE_OPTION) or ""
+    return TopicsSource(stage, names, limit, fails_on_loss=fails, servers=servers)
 
 
 def format_with_limits(node: JavaObject) -> str:

@@ -14,7 +14,6 @@ from spark_agent.jvm.nodes import (
     Control,
     Node,
     Stamp,
-    TopicsSource,
 )
 from spark_agent.soundness.limited_sources import (
     awaited_topics,
@@ -24,7 +23,7 @@ from spark_agent.soundness.limited_sources import (
 )
 from spark_agent.soundness.operators import Promise, output_rows, promise_of
 from spark_agent.soundness.output_times import OutputTimes
-from spark_agent.sources.kafka import check_limit, loss_message
+from spark_agent.soundness.topics import checked_topics
 
 T = TypeVar("T")
 
@@ -147,7 +146,7 @@ def check(
             )
     _check_inputs(plan, stages)
     _check_deduplication(plan)
-    topics = _checked_topics(plan)
+    topics = checked_topics(plan)
     promises = _promises(plan, reports)
     inputs = {stage: frozenset(ancestors(stages, stage)) for stage in promises}
     logs = [node.logs_source for node in plan.walk() if node.logs_source is not None]
@@ -234,17 +233,6 @@ def _controlled(plan: Node) -> Iterator[tuple[Control, Node]]:
         if node.is_control_union:
             [control] = [each.control for each in node.children[0].walk() if each.control]
             yield control, node
-
-
-def _checked_topics(plan: Node) -> Sequence[TopicsSource]:
-    """Return the sources of Kafka's topics. Raises `ValueError`."""
-    topics = [node.topics_source for node in plan.walk() if node.topics_source is not None]
-    for each in topics:
-        if not each.fails_on_loss:
-            raise UnsoundPlanError(loss_message())
-        if each.limit is not None:
-            check_limit(each.limit)
-    return topics
 
 
 def _check_inputs(plan: Node, stages: Mapping[str, StageSpec]) -> None:

@@ -15,6 +15,7 @@ FORMAT: Final = "kafka"
 STAGE_OPTION: Final = "tidegaugeStage"
 """An option of a topic's data frame, which Spark's connector ignores: the source's stage."""
 TOPICS_OPTION: Final = "subscribe"
+SERVERS_OPTION: Final = "kafka.bootstrap.servers"
 
 FAIL_OPTION: Final = "failOnDataLoss"
 
@@ -23,7 +24,7 @@ TOPIC_LIMIT: Final = "maxoffsetspertrigger"
 
 _PARSED: Final = "tidegauge_parsed"
 _OWN: Final[Mapping[str, str]] = {
-    "kafka.bootstrap.servers": "servers",
+    SERVERS_OPTION: "servers",
     TOPICS_OPTION.lower(): "topics",
     "startingoffsets": "starting",
 }
@@ -139,7 +140,7 @@ def read(
     reader = spark.readStream.format(FORMAT).options(**options)
     try:
         return (
-            reader.option("kafka.bootstrap.servers", servers)
+            reader.option(SERVERS_OPTION, servers)
             .option(TOPICS_OPTION, ",".join(topics))
             .option("startingOffsets", starting)
             .option(STAGE_OPTION, stage)

@@ -18,9 +18,11 @@ _PATIENCE_S = 60
 class Topic:
     """A topic of readings; the sensor of a reading is the number of its partition."""
 
-    def __init__(self, broker: KafkaServer, partitions: int, **config: str) -> None:
+    def __init__(
+        self, broker: KafkaServer, partitions: int, *, name: str | None = None, **config: str
+    ) -> None:
         self.broker = broker
-        self.name = f"readings-{uuid4().hex[:8]}"
+        self.name = name or f"readings-{uuid4().hex[:8]}"
         self.written: list[Reading] = []
         self.config = config
         broker.create(self.name, partitions, config)
