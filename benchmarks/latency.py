@@ -11,7 +11,10 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvloop
 
@@ -39,19 +42,29 @@ class Stopwatch:
         return sorted((self.seen[value] - start) * 1e3 for value, start in self.sent.items())
 
 
-async def listen(url: str, stage: str, watch: Stopwatch, ready: asyncio.Event, last: int) -> None:
+async def states(url: str, stage: str) -> AsyncGenerator[dict[str, Any]]:
+    """Yield each state of a stage that the job's stream of events shows."""
     connection = await Connection.open(url)
     reader = await connection.stream(encode("GET", url, b""))
-    while watch.latest < last:
-        line = await reader.readuntil(b"\n")
-        if not line.startswith(b"data:"):
-            continue
-        state = json.loads(line[5:])
-        if state["stage"] == stage:
+    try:
+        while True:
+            line = await reader.readuntil(b"\n")
+            if line.startswith(b"data:"):
+                state = json.loads(line[5:])
+                if state.get("stage") == stage:
+                    yield state
+    finally:
+        connection.close()
+
+
+async def listen(url: str, stage: str, watch: Stopwatch, ready: asyncio.Event, last: int) -> None:
+    async with aclosing(states(url, stage)) as shown:
+        async for state in shown:
             ready.set()
             if state["output_watermark"] is not None:
                 watch.show(state["output_watermark"], time.perf_counter())
-    connection.close()
+            if watch.latest >= last:
+                return
 
 
 async def drive(root: str, token: str, rate: int, count: int) -> Stopwatch:
