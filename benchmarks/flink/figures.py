@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from benchmarks.flink.process import (
     flink,
 )
 from benchmarks.production import stores
-from benchmarks.servers import ROOT, service
+from benchmarks.servers import ROOT, processor_seconds, service
 from tests.support.server import Service
 
 LENGTHS: Final = (1, 2, 4, 8)
@@ -67,6 +68,8 @@ class Contestant:
     """Given the number of stages and of ticks that count, the latency of each in ms."""
     rounds: dict[int, list[list[float]]] = field(default_factory=dict[int, list[list[float]]])
     """Latencies of each round by the number of stages."""
+    processor_ms: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """Processor time of the service for a tick, likewise; nothing for others."""
 
     def at(self, stages: int, percent: int) -> float:
         """Return the percentile over all rounds."""
@@ -111,6 +114,7 @@ def _of_ours(name: str, server: Service) -> Contestant:
     def go(stages: int, ticks: int) -> list[float]:
         numbers = (str(stages), str(RATE), str(WARM + ticks))
         module = "benchmarks.flink.chain"
+        before = processor_seconds(server.pid)
         done = subprocess.run(
             [sys.executable, "-m", module, server.url, f"chain-{next(jobs)}", *numbers],
             cwd=ROOT,
@@ -120,9 +124,12 @@ def _of_ours(name: str, server: Service) -> Contestant:
         )
         if done.returncode:
             raise RuntimeError(done.stderr[-2_000:])
+        spent = (processor_seconds(server.pid) - before) * 1e3 / (WARM + ticks)
+        made.processor_ms.setdefault(stages, []).append(spent)
         return json.loads(done.stdout)[WARM:]
 
-    return Contestant(name, go)
+    made = Contestant(name, go)
+    return made
 
 
 def _measure(plan: Plan, stages: int, contestants: list[Contestant]) -> None:
@@ -147,6 +154,9 @@ def _latencies(stages: int, contestants: list[Contestant]) -> Iterator[Figure]:
             f"p99 {one.at(stages, 99):.2f} ms; medians of {len(medians)} rounds "
             f"{min(medians):.2f}-{max(medians):.2f}"
         )
+        if stages in one.processor_ms:
+            spent = statistics.median(one.processor_ms[stages])
+            detail += f"; {spent:.1f} ms of the service's processor for a tick"
         name = f"{_through(stages)}, {one.name}: median"
         yield Figure(name, one.at(stages, 50), "ms", None, False, detail)
 
