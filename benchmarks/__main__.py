@@ -1,6 +1,6 @@
 """`python -m benchmarks [--quick] [--json] [--only …]`: this machine's figures, against their targets.
 
-Those of the agent and of many jobs take half an hour each, and those against Flink a quarter of one.
+Those of the agent and of many jobs take half an hour each, and those beside Flink twenty minutes.
 These are measured only on request: `--only spark`, `--only jobs`, `--only flink`.
 Exit status 0 unless a measurement itself breaks: a busy machine is no failure.
 """
