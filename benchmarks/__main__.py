@@ -1,7 +1,7 @@
 """`python -m benchmarks [--quick] [--json] [--only …]`: this machine's figures, against their targets.
 
-Those of the agent and of many jobs take half an hour each, and are measured only on request:
-`--only spark`, `--only jobs`.
+Those of the agent and of many jobs take half an hour each, those of many replicas ten minutes, and are
+measured only on request: `--only spark`, `--only jobs`, `--only scale`.
 Exit status 0 unless a measurement itself breaks: a busy machine is no failure.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import jobs, keys, production
+from benchmarks import jobs, keys, production, scale
 from benchmarks.figures import FULL, QUICK, Figure, Plan, embedded
 from benchmarks.load import generator
 
@@ -55,8 +55,9 @@ PARTS = {
     "production": production.figures,
     "spark": spark,
     "jobs": jobs.figures,
+    "scale": scale.figures,
 }
-ALONE = {"spark", "jobs"}
+ALONE = {"spark", "jobs", "scale"}
 """Figures that are measured only on request."""
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from docs import scaling
+
 FOLDER: Final = Path(__file__).parent
 GAP: Final = 5
 """Minutes without a play that end a session."""
@@ -168,7 +170,13 @@ def _text(at: float, up: float, text: str, name: str, anchor: str) -> str:
     return f'<text class="{name}" x="{at:g}" y="{up:g}" text-anchor="{anchor}">{text}</text>'
 
 
-DRAWINGS: Final = {"spark/output-times.svg": output_times}
+DRAWINGS: Final = {
+    "spark/output-times.svg": output_times,
+    "service/scaling-checks.svg": scaling.checks,
+    "service/scaling-capacity.svg": scaling.capacity,
+    "service/scaling-cores.svg": scaling.cores,
+    "service/scaling-failures.svg": scaling.failures,
+}
 """By path of the file: the function that draws it."""
 
 if __name__ == "__main__":
