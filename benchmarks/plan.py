@@ -111,7 +111,7 @@ class Demand:
     redis: float
     postgres: float
     hints: float
-    """Of each replica, for the advances of the others."""
+    """Cores of each replica, for the advances of the others."""
 
 
 def demand(load: Load, profile: Profile, hint_s: float) -> Demand:
@@ -142,6 +142,8 @@ def sized(ranges: int, profile: Profile, hint_s: float, *, per_report: int) -> J
     need = demand(load, profile, hint_s)
     replicas, nodes = replicas_for(need, profile), nodes_for(need, profile)
     requests = load.reports + load.commits
+    cores = need.replica + need.redis + need.postgres + nodes * profile.beside_redis
+    cores += (replicas or 0) * (profile.beside_replica + need.hints)
     result: Json = {
         "ranges": ranges,
         "per_report": per_report,
@@ -152,7 +154,7 @@ def sized(ranges: int, profile: Profile, hint_s: float, *, per_report: int) -> J
         "nodes": nodes,
         "postgres_cores": need.postgres,
         "look_s": load.jobs * LOOK_JOBS_S,
-        "core_s_per_million": 1e6 * (need.replica + need.redis + need.postgres) / requests,
+        "core_s_per_million": 1e6 * cores / requests if replicas is not None else None,
     }
     if replicas is not None:
         seconds = min(20.0, _REPORTS / requests)
@@ -276,4 +278,5 @@ def figures() -> Iterator[Figure]:
 
 if __name__ == "__main__":
     for figure in figures():
-        print(f"{figure.name}: {figure.value:.1f} {figure.unit} ({figure.detail})")
+        value = "" if figure.value is None else f"{figure.value:.1f} {figure.unit}"
+        print(f"{figure.name}: {value} ({figure.detail})")

@@ -61,7 +61,7 @@ class Setting:
     advancing: bool
     """True: each report advances a watermark."""
     connections: int
-    """Of each job."""
+    """Number of connections of each job."""
 
     @property
     def name(self) -> str:

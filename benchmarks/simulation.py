@@ -122,7 +122,9 @@ class Site:
     advancing: float
     """Share of the reports that advance a watermark."""
     connections: int = 0
+    """Connections of each job, which report again as soon as they are answered; 0: `rate` instead."""
     rate: float = 0.0
+    """Reports per second of all jobs, at random."""
     host: Host = Host()
     outage: Outage | None = None
 
@@ -225,6 +227,9 @@ class _Replica:
     def _take(self, report: _Report) -> Process:
         """Decode a report; it joins the next call of its job."""
         job = report.job
+        if self._run.is_away("replica", self._loop):
+            # A connection that is refused.
+            return
         yield from self._loop.use(self._run.profile.replica.per_report)
         self._queues.setdefault(job, []).append(report)
         if self._calls.get(job, 0) < self._run.profile.most_calls:
@@ -336,11 +341,15 @@ class _Run:
     def while_away(self, kind: str, server: _Server) -> Process:
         """Wait while the first process of a kind has failed."""
         out = self.site.outage
+        if out is not None and self.is_away(kind, server):
+            yield self.env.timeout(self.warm_s + out.at_s + out.for_s - self.env.now)
+
+    def is_away(self, kind: str, server: _Server) -> bool:
+        """Return whether a process has failed: the first one of its kind does."""
+        out = self.site.outage
         if out is None or out.component != kind or not self._is_first(kind, server):
-            return
-        began, ended = self.warm_s + out.at_s, self.warm_s + out.at_s + out.for_s
-        if began <= self.env.now < ended:
-            yield self.env.timeout(ended - self.env.now)
+            return False
+        return out.at_s <= self.env.now - self.warm_s < out.at_s + out.for_s
 
     def _is_first(self, kind: str, server: _Server) -> bool:
         match kind:
@@ -391,11 +400,13 @@ class _Run:
         began = self.env.now
         replica = self._replica_of(job)
         answered = self._submit(replica, job)
-        if self.site.outage is not None and replica is self.replicas[0]:
+        while self.site.outage is not None and replica is self.replicas[0]:
             yield self.env.any_of([answered, self.env.timeout(TIMEOUT_S)])
-            if not answered.triggered:
-                # The client's next attempt, at another replica if this one is away.
-                answered = self._submit(self._replica_of(job), job)
+            if answered.triggered:
+                break
+            # The client's next attempt, at another replica once this one is known to be away.
+            replica = self._replica_of(job)
+            answered = self._submit(replica, job)
         yield answered
         self._note(began)
 

@@ -1,4 +1,7 @@
-"""Drawings of the site: `python -m docs.drawings` writes them. Tests run Spark for the numbers."""
+"""Drawings of the site: `python -m docs.drawings` writes them, and the tables of measured results.
+
+Tests run Spark for the numbers of the output times.
+"""
 
 from __future__ import annotations
 
@@ -182,3 +185,5 @@ DRAWINGS: Final = {
 if __name__ == "__main__":
     for path, draw in DRAWINGS.items():
         (FOLDER / path).write_text(draw())
+    page = FOLDER / scaling.PAGE
+    page.write_text(scaling.filled(page.read_text()))

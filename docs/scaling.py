@@ -1,8 +1,13 @@
-"""Charts of `docs/service/scaling.md`, from the results that `python -m benchmarks.plan` has saved."""
+"""Charts and tables of `docs/service/scaling.md`, from the results that `python -m benchmarks.plan` has
+saved.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import statistics
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -111,3 +116,100 @@ def failures() -> str:
         Axis("p99 of the latency, ms", 1, 100_000, _DECADES),
         series,
     ).svg()
+
+
+def error_table() -> str:
+    """Return the table of the simulation's errors."""
+    found = _saved()["checks"]
+    groups = {
+        "costs measured at each point": [
+            each["simulated"] / each["measured"] - 1 for each in found
+        ],
+        "fitted costs, at points of the fit": [
+            each["predicted"] / each["measured"] - 1 for each in found if each["is_fitted"]
+        ],
+        "fitted costs, at other points": [
+            each["predicted"] / each["measured"] - 1 for each in found if not each["is_fitted"]
+        ],
+    }
+    lines = [
+        "| simulated with | points | within 15 % | median error | largest |",
+        "|---|---|---|---|---|",
+    ]
+    for name, signed in groups.items():
+        errors = [abs(each) for each in signed]
+        within = sum(each <= 0.15 for each in errors)
+        lines.append(
+            f"| {name} | {len(errors)} | {within} | {100 * statistics.median(errors):.0f} % |"
+            f" {100 * max(errors):.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def cost_table() -> str:
+    """Return the table of the fitted costs, in microseconds of a core."""
+    lines = [
+        "| processor time, µs | replica | Redis | Postgres |",
+        "|---|---|---|---|",
+    ]
+    for ranges, each in _saved()["profiles"].items():
+        replica, redis = each["replica"], each["redis"]
+        size = f"{int(ranges):,} range{'s' if int(ranges) > 1 else ''}"
+        alone = [1e6 * (part["per_call"] + part["per_report"]) for part in (replica, redis)]
+        shared = [1e6 * part["per_report"] for part in (replica, redis)]
+        rounds = [1e6 * each[f"round_{part}"] for part in ("replica", "redis", "postgres")]
+        lines += [
+            f"| a report of {size}, alone | {alone[0]:.0f} | {alone[1]:.0f} | |",
+            f"| the same, in a call with many of its job | {shared[0]:.0f} | {shared[1]:.0f} | |",
+            f"| an advance of its job | {rounds[0]:.0f} | {rounds[1]:.0f} | {rounds[2]:.0f} |",
+        ]
+    hint = json.loads(SAVED.read_text())["measured"]["hint_s"]
+    lines.append(f"| an advance of another replica, for each replica | {1e6 * hint:.0f} | | |")
+    return "\n".join(lines)
+
+
+def size_table() -> str:
+    """Return the table of the sites by their ranges."""
+    columns = (
+        "ranges",
+        "in a report",
+        "jobs",
+        "reports/s",
+        "advances/s",
+        "replicas",
+        "Redis nodes",
+        "cores of Postgres",
+        "core seconds per million reports",
+        "p50, p99",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for each in _saved()["sizes"]:
+        replicas, cost, latency = "**no number**", "", ""
+        if each["replicas"] is not None:
+            replicas, cost = f"{each['replicas']:,}", f"{each['core_s_per_million']:,.0f}"
+            latency = f"{each['p50_ms']:.1f}, {each['p99_ms']:.1f} ms"
+        lines.append(
+            f"| {each['ranges']:,} | {each['per_report']:,} | {each['jobs']:,g} |"
+            f" {each['reports_s']:,.0f} | {each['commits_s']:,g} | {replicas} | {each['nodes']:,} |"
+            f" {each['postgres_cores']:.3f} | {cost} | {latency} |"
+        )
+    return "\n".join(lines)
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "errors": error_table,
+    "costs": cost_table,
+    "sizes": size_table,
+}
+PAGE: Final = "service/scaling.md"
+
+
+def filled(text: str) -> str:
+    """Return the page with its tables replaced by those of the saved results."""
+    for name, table in TABLES.items():
+        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        written = table()
+        text, count = place.subn(lambda found, w=written: f"{found[1]}\n{w}\n\n{found[2]}", text)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for the table of {name}")
+    return text
