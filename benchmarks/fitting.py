@@ -71,7 +71,7 @@ class _Seen:
     batch: float
 
 
-def _fit(seen: Sequence[_Seen], ranges: int, commit_s: float) -> Profile:
+def _fit(seen: Sequence[_Seen], ranges: int, measured: Measured) -> Profile:
     def row(each: _Seen, *, servers: int) -> list[float]:
         point = each.point
         return [1 / each.batch, 1.0, point.publications, servers / point.rate]
@@ -97,7 +97,8 @@ def _fit(seen: Sequence[_Seen], ranges: int, commit_s: float) -> Profile:
         round_postgres=postgres[0],
         beside_replica=replica[3],
         beside_redis=redis[3],
-        commit_s=commit_s,
+        commit_s=measured.commit_s,
+        hop_s=measured.hop_s,
         ranges=ranges,
     )
 
@@ -109,7 +110,7 @@ def fitted(measured: Measured, ranges: int) -> Profile:
     profile = Profile(Cost(0, 0), Cost(0, 0))
     for _ in range(_TURNS):
         seen = [_Seen(*each) for each in zip(points, batches, strict=True)]
-        profile = _fit(seen, ranges, measured.commit_s)
+        profile = _fit(seen, ranges, measured)
         batches = [
             simulate(site_of(measured, each), with_load(profile, each), seconds=_SECONDS).batch
             for each in points

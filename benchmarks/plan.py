@@ -220,7 +220,7 @@ def results(measured: Measured) -> Json:
     sizes += [
         sized(total, large, hint_s, per_report=RANGES[-1])
         for total in TOTALS
-        if total >= 2 * PARTITIONS * RANGES[-1] / 2
+        if total >= 2 * PARTITIONS * RANGES[-1]
     ]
     capacities = [
         {"nodes": nodes, "replicas": replicas, "reports_s": most, "first": first}

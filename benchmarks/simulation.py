@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import simpy
@@ -70,6 +71,8 @@ class Profile:
     load: float = 0.0
     commit_s: float = 0.0
     """Latency of a commit."""
+    hop_s: float = 0.0
+    """Time from one process to another, in which nobody uses a core for it."""
     ranges: int = 1
 
     @property
@@ -174,12 +177,14 @@ class _Server:
         self._own = simpy.Resource(run.env, capacity)
         self._busy = 0.0
 
-    def use(self, seconds: float) -> Process:
+    def use(self, seconds: float, begin: Callable[[], None] = lambda: None) -> Process:
+        """Use the core, and call `begin` at the start of that."""
         run = self._run
         mine = self._own.request()
         yield mine
         with mine:
             yield from run.while_away(self._kind, self)
+            begin()
             # Equal times would keep batches in the sizes that they began with.
             seconds *= run.chance.uniform(1 - JITTER, 1 + JITTER)
             run.running += 1
@@ -230,6 +235,7 @@ class _Replica:
         if self._run.is_away("replica", self._loop):
             # A connection that is refused.
             return
+        yield self._run.env.timeout(self._run.profile.hop_s)
         yield from self._loop.use(self._run.profile.replica.per_report)
         self._queues.setdefault(job, []).append(report)
         if self._calls.get(job, 0) < self._run.profile.most_calls:
@@ -240,22 +246,29 @@ class _Replica:
         """Send a job's reports to its node, as long as there are some."""
         run = self._run
         while self._queues[job]:
+            batch: list[_Report] = []
             # Other reports are decoded while the call waits for its turn.
-            yield from self._loop.use(run.profile.replica.per_call)
-            most = run.profile.most_in_call
-            batch, self._queues[job] = self._queues[job][:most], self._queues[job][most:]
+            yield from self._loop.use(run.profile.replica.per_call, partial(self._fill, job, batch))
             if not batch:
                 break
             if run.env.now >= run.warm_s:
                 run.found.batches.append(len(batch))
             node = run.nodes[job % run.site.nodes]
+            yield run.env.timeout(run.profile.hop_s)
             yield from node.use(run.profile.redis.of(len(batch)))
+            yield run.env.timeout(run.profile.hop_s)
             for each in batch:
                 if run.chance.random() < run.site.advancing:
                     self._touch(each)
                 else:
                     each.answered.succeed()
         self._calls[job] -= 1
+
+    def _fill(self, job: int, batch: list[_Report]) -> None:
+        """Move the reports that wait for the job's next call to its batch."""
+        most = self._run.profile.most_in_call
+        batch += self._queues[job][:most]
+        del self._queues[job][:most]
 
     def _touch(self, report: _Report) -> None:
         self._touched.setdefault(report.job, []).append(report.answered)
@@ -296,6 +309,7 @@ class _Replica:
 
     def _stores(self, nodes: Sequence[int], share: float) -> Process:
         run = self._run
+        yield run.env.timeout(2 * run.profile.hop_s)
         yield run.env.all_of(
             [
                 run.env.process(run.nodes[node].use(run.profile.round_redis * share))
@@ -408,6 +422,7 @@ class _Run:
             replica = self._replica_of(job)
             answered = self._submit(replica, job)
         yield answered
+        yield self.env.timeout(self.profile.hop_s)
         self._note(began)
 
     def _submit(self, replica: _Replica, job: int) -> simpy.Event:
