@@ -1,7 +1,7 @@
 """`python -m benchmarks [--quick] [--json] [--only …]`: this machine's figures, against their targets.
 
-Those of the agent and of many jobs take half an hour each, and those beside Flink twenty minutes.
-These are measured only on request: `--only spark`, `--only jobs`, `--only flink`.
+Those of the agent and of many jobs take half an hour each, those beside Flink twenty minutes, those of many
+replicas ten. These are measured only on request: `--only spark`, `jobs`, `flink`, `scale`.
 Exit status 0 unless a measurement itself breaks: a busy machine is no failure.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import jobs, keys, production
+from benchmarks import jobs, keys, production, scale
 from benchmarks.figures import FULL, QUICK, Figure, Plan, embedded
 from benchmarks.flink import figures as flink
 from benchmarks.load import generator
@@ -57,8 +57,9 @@ PARTS = {
     "spark": spark,
     "jobs": jobs.figures,
     "flink": flink.figures,
+    "scale": scale.figures,
 }
-ALONE = {"spark", "jobs", "flink"}
+ALONE = {"spark", "jobs", "flink", "scale"}
 """Figures that are measured only on request."""
 
 

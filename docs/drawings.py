@@ -1,4 +1,7 @@
-"""Drawings of the site: `python -m docs.drawings` writes them. Tests run Spark for the numbers."""
+"""Drawings of the site: `python -m docs.drawings` writes them, and the tables of measured results.
+
+Tests run Spark for the numbers of the output times.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from docs import scaling
 
 FOLDER: Final = Path(__file__).parent
 GAP: Final = 5
@@ -168,9 +173,17 @@ def _text(at: float, up: float, text: str, name: str, anchor: str) -> str:
     return f'<text class="{name}" x="{at:g}" y="{up:g}" text-anchor="{anchor}">{text}</text>'
 
 
-DRAWINGS: Final = {"spark/output-times.svg": output_times}
+DRAWINGS: Final = {
+    "spark/output-times.svg": output_times,
+    "service/scaling-checks.svg": scaling.checks,
+    "service/scaling-capacity.svg": scaling.capacity,
+    "service/scaling-cores.svg": scaling.cores,
+    "service/scaling-failures.svg": scaling.failures,
+}
 """By path of the file: the function that draws it."""
 
 if __name__ == "__main__":
     for path, draw in DRAWINGS.items():
         (FOLDER / path).write_text(draw())
+    page = FOLDER / scaling.PAGE
+    page.write_text(scaling.filled(page.read_text()))

@@ -21,6 +21,7 @@ from spark_agent.versions import check_pyspark
 if TYPE_CHECKING:
     from spark_agent.client.async_client import AsyncClient
     from spark_agent.client.client import Client, StageWatermark
+    from spark_agent.client.relay import Relay
     from spark_agent.client.sensor import Arrival
     from spark_agent.exceptions import (
         AggregatorError,
@@ -65,6 +66,7 @@ __all__ = [
     "OutputTime",
     "Pipeline",
     "Punctuated",
+    "Relay",
     "Rows",
     "StageTakenError",
     "StageWatermark",
@@ -93,6 +95,7 @@ _MODULES = {
     "OutputTime": "spark_agent.soundness.output_times",
     "Pipeline": "spark_agent.pipeline",
     "Punctuated": "spark_agent.strategies",
+    "Relay": "spark_agent.client.relay",
     "Rows": "spark_agent.strategies",
     "StageTakenError": "spark_agent.exceptions",
     "StageWatermark": "spark_agent.client.client",

@@ -17,7 +17,11 @@ _NULL: Final = -(2**63)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """Decides between two claims to a range: the greater rank takes over."""
+    """Decides between two claims to a range: the greater rank takes over. Run 0: a stage without a run.
+
+    >>> Rank(7, 12, 0).body(), Rank(0, 0, 1).body()
+    ({'run': 7, 'epoch': 12, 'attempt': 0}, {'epoch': 0, 'attempt': 1})
+    """
 
     run: int
     epoch: int
@@ -25,7 +29,8 @@ class Rank:
 
     def body(self) -> Json:
         """Return its JSON form."""
-        return {"run": self.run, "epoch": self.epoch, "attempt": self.attempt}
+        of_run = {"run": self.run} if self.run else {}
+        return {**of_run, "epoch": self.epoch, "attempt": self.attempt}
 
 
 @dataclass(frozen=True, slots=True)

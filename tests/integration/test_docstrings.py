@@ -15,6 +15,7 @@ from spark_agent import (
     AsyncClient,
     Client,
     NotInTime,
+    Relay,
     Unavailable,
     Wrong,
 )
@@ -100,4 +101,9 @@ def test_a_watermark_that_is_not_in_time(server: Service, parcels: str) -> None:
 
 def test_a_wrong_request(server: Service, parcels: str) -> None:
     code = example_of(Wrong)
+    assert re.fullmatch(promised_output(code), output_of(code, server, parcels))
+
+
+def test_a_relay(server: Service, parcels: str) -> None:
+    code = example_of(Relay)
     assert re.fullmatch(promised_output(code), output_of(code, server, parcels))

@@ -44,6 +44,7 @@ EXECUTED: Final = {
     "import asyncio": "tests/integration/test_client.py",
     "waited.seen": "tests/integration/test_client.py",
     "from airflow": "tests/integration/test_client.py",
+    "relay.step()": "tests/integration/test_relays.py",
 }
 """Code that one block of shell or Python contains, and the tests that run the block."""
 
@@ -67,6 +68,7 @@ DOCSTRINGS: Final = {
             "AsyncClient",
             "Client",
             "NotInTime",
+            "Relay",
             "Unavailable",
             "Wrong",
         ),
