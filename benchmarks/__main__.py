@@ -1,7 +1,7 @@
 """`python -m benchmarks [--quick] [--json] [--only …]`: this machine's figures, against their targets.
 
-Those of the agent and of many jobs take half an hour each, those beside Flink twenty minutes, those of many
-replicas ten. These are measured only on request: `--only spark`, `jobs`, `flink`, `scale`.
+Those of the agent and of many jobs take half an hour each, those beside Flink twenty minutes, those of
+many replicas ten. These are measured only on request: `--only spark`, `jobs`, `flink`, `scale`.
 Exit status 0 unless a measurement itself breaks: a busy machine is no failure.
 """
 
