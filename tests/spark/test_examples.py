@@ -175,7 +175,7 @@ def test_three_nights(
 
 def test_every_example_is_described_and_run() -> None:
     text = (EXAMPLES / "README.md").read_text()
-    tests = Path(__file__).read_text()
+    tests = Path(__file__).read_text() + (ROOT / "tests/integration/test_relays.py").read_text()
     for program in EXAMPLES.glob("*.py"):
         assert f"[{program.name}]({program.name})" in text
         assert f'"{program.name}"' in tests or f"examples/{program.name}" in tests

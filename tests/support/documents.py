@@ -54,6 +54,7 @@ NOT_EXECUTED: Final = {
     "spark-submit --packages": "downloads packages; the tests have the same in spark.jars",
     "make demo     #": "the demo is tests/acceptance/test_demo.py, and the tests do not run themselves",
     "make bench    #": "takes minutes, and measures",
+    "python -m benchmarks --only scale    #": "takes minutes, and measures",
     "--workers 2": "needs Redis and Postgres at these addresses; tests/integration/test_replicas.py",
     "OTEL_TRACES_EXPORTER=otlp": "variables of a process: tests/integration/test_tracing.py sets them",
 }
