@@ -48,19 +48,18 @@ async def side_by_side(
 ) -> list[R]:
     """Do this work for all items, so many at once, and return the results in order.
 
-    If the work for some items fails, the others are done all the same. Then the first error is raised.
+    If the work fails for an item, the work that has begun is completed, and not any more is begun: a
+    store that hangs would take its timeout for each of the items. Then the first error is raised.
     """
     if len(items) == 1:
         return [await work(items[0])]
-    found: list[R | BaseException] = []
+    results: list[R] = []
     for start in range(0, len(items), at_once):
         some = items[start : start + at_once]
-        found += await asyncio.gather(*map(work, some), return_exceptions=True)
-    results: list[R] = []
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-        results.append(each)
+        for each in await asyncio.gather(*map(work, some), return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
+            results.append(each)
     return results
 
 

@@ -62,7 +62,7 @@ def test_work_side_by_side_is_in_order_and_bounded() -> None:
     assert most == 5
 
 
-def test_all_others_are_done_if_the_work_fails_for_one() -> None:
+def test_begun_work_is_completed_and_no_more_is_begun_after_a_failure() -> None:
     done: list[int] = []
 
     async def work(number: int) -> None:
@@ -73,4 +73,4 @@ def test_all_others_are_done_if_the_work_fails_for_one() -> None:
 
     with pytest.raises(ValueError, match="one"):
         asyncio.run(side_by_side(range(7), work, 3))
-    assert done == [0, 2, 3, 4, 5, 6]
+    assert done == [0, 2]
