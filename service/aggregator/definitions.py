@@ -317,7 +317,9 @@ class Definitions:
         """
         found = await self._ledger.specification(job)
         shown = await self._live.shown(job)
-        if shown is not None and (shown.generation, shown.layout_version) < (
+        # Without a view, the live store may still have the generation before: its removal or its next
+        # installation may have failed there.
+        if shown is None or (shown.generation, shown.layout_version) < (
             found.generation,
             found.layout_version,
         ):

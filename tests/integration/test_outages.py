@@ -394,6 +394,25 @@ async def test_no_specification_is_shown_ahead_of_the_watermarks(
     assert await outputs(job) == (None, None)
 
 
+async def test_no_specification_is_shown_ahead_of_a_live_store_that_is_away(
+    job: Api, gauge: InProcess, redis: RedisServer
+) -> None:
+    """A job that is deleted and defined again while the live store is away has its next generation in
+    the ledger alone. A replica that has not read the job since cannot compare the two.
+    """
+    before = (await job.snapshot())["s"]["generation"]
+    redis.pause()
+    problem(await job.delete(), 503, "unavailable")
+    problem(await job.client.get(f"{job.root}/watermarks"), 404, "unknown-job")
+    problem(await job.put(FLOW), 503, "unavailable")
+    problem(await job.client.get(job.root), 503, "unavailable")
+    redis.resume()
+    spec = await eventually(lambda: job.client.get(job.root), lambda r: r.status_code == 200)
+    assert spec.json()["generation"] == before + 1
+    assert (await job.watermark("s"))["generation"] == before + 1
+    assert await outputs(job) == (None, None)
+
+
 async def test_no_percentile_goes_back_while_redis_takes_no_writes(
     gauge: InProcess, redis: RedisServer
 ) -> None:
