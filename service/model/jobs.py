@@ -115,6 +115,8 @@ class Census:
     idle: int
     final: int
     leased: int
+    retired: int = 0
+    """Ranges that are waited for no longer; none of them is idle or final as well."""
 
 
 @dataclass(frozen=True, slots=True)
