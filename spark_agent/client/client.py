@@ -46,6 +46,7 @@ from spark_agent.client.responses import (
     JobsAnswer,
     ProblemsAnswer,
     RangesAnswer,
+    RetireAnswer,
     RunOutcome,
     RunsAnswer,
     SnapshotAnswer,
@@ -495,6 +496,18 @@ class Client:
         """Return the ranges that hold a stage's watermark back, and the reason."""
         path = f"{_stage(job, stage)}/explain?limit={limit}"
         return cast("ExplainAnswer", self._http.call("GET", path)[0])
+
+    def retire(
+        self, job: str, stage: str, range_name: str, because: str, *, dry_run: bool = False
+    ) -> RetireAnswer:
+        """Retire a range that is gone for good: its stage does not wait for it until its next report.
+
+        Return the watermarks that move by it at once; with `dry_run`, without a change. Raises
+        `UnknownRange`.
+        """
+        path = f"{_stage(job, stage)}/ranges/{_name('range', range_name)}/retire"
+        body: Json = {"because": because, "dry_run": dry_run}
+        return cast("RetireAnswer", self._http.call("POST", path, body)[0])
 
     def throttle(self, job: str) -> ThrottleAnswer:
         """Return the throttle advice for a job's sources."""

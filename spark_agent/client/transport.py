@@ -30,6 +30,7 @@ from spark_agent.client.errors import (
     StaleRun,
     Unauthenticated,
     UnknownJob,
+    UnknownRange,
     UnknownStage,
 )
 from spark_agent.client.reports import Json
@@ -49,6 +50,7 @@ _REFUSALS: Final = {
         Forbidden,
         UnknownJob,
         UnknownStage,
+        UnknownRange,
         PreconditionRequired,
         ChangedMeanwhile,
         LimitReached,
