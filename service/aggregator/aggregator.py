@@ -319,7 +319,7 @@ class Aggregator:
 
     async def _save_end_of_retirement(self, job: str, stage: str) -> None:
         """Record that a range reports again. Else it would be retired again after a loss of the live
-        store, and the watermark would pass a range that its worker was told to be waited for.
+        store, and the watermark would pass rows of a range whose report was accepted.
         """
         self._publisher.touch(job, (stage,), saves=True)
         try:

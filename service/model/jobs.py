@@ -111,7 +111,7 @@ class Census:
 
     total: int
     reported: int
-    """Ranges that have promised."""
+    """Ranges that have promised, or are retired."""
     idle: int
     final: int
     leased: int

@@ -81,12 +81,20 @@ def test_one_that_never_reported_may_be_retired(worker: Worker) -> None:
     assert worker.agreement() == STAND_STILL
     retire(worker, "b")
     assert worker.agreement() == Agreement(5)
-    assert census(worker) == Census(2, 1, 0, 0, 1, 1)
+    assert census(worker) == Census(2, 2, 0, 0, 1, 1)
+    worker.run(worker.live.install(installed(pipeline(ShardLayout.of("abc")), layout_version=2)))
+    assert census(worker) == Census(3, 2, 0, 0, 1, 1)
+    retire(worker, "c")
+    columns = worker.run(worker.live.columns("j", "s"))
+    worker.run(worker.live.remove("j", 1))
+    flow = pipeline(ShardLayout.of("abc"))
+    worker.run(worker.live.begin(installed(flow, incarnation=2, columns={"s": columns})))
+    assert census(worker) == Census(3, 3, 0, 0, 0, 2)
     token = worker.claim(["b"]).token
     assert worker.agreement() == Agreement(5), "a claim is not a report"
     worker.report(token, {"b": MIN})
     assert worker.agreement() == STAND_STILL
-    assert census(worker) == Census(2, 1, 0, 0, 2, 0)
+    assert census(worker) == Census(3, 2, 0, 0, 1, 1)
 
 
 def test_a_retired_range_does_not_count_among_those_that_rest(worker: Worker) -> None:

@@ -729,7 +729,7 @@ class Tidegauge(RuleBasedStateMachine):
 
     @rule(data=st.data(), stage=st.sampled_from(REPORTING))
     def retire(self, data: st.DataObject, stage: str) -> None:
-        """What moves at once is shown before, and nothing else moves."""
+        """The moves are shown before, and nothing else moves."""
         this = self.model.stages[stage]
         key = data.draw(st.sampled_from(sorted(this.ranges)), "range")
         item = this.ranges[key]
@@ -836,7 +836,7 @@ class Tidegauge(RuleBasedStateMachine):
             assert shown == wanted, f"{name} after {self.step}: {shown}, not {wanted}"
             counts = {
                 "total": len(stage.ranges),
-                "reported": sum(r.promise is not None for r in items),
+                "reported": sum(r.counted is not None for r in items),
                 "idle": sum(r.waits_for_nothing for r in items),
                 "final": sum(r.promise == MAX for r in items),
                 "leased": sum(r.lease is not None for r in items),

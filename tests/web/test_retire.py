@@ -37,7 +37,7 @@ def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: 
         expect(page.locator("ul.retired")).to_contain_text("the site is closed")
         page.goto("/#/jobs/retiring")
         expect(page.locator('a[data-stage="taps"]').first).to_contain_text(
-            "1 of 2 reported, 1 retired"
+            "2 of 2 reported, 1 retired"
         )
 
 

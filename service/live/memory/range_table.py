@@ -318,6 +318,7 @@ class RangeTable:
         if promise == MAX or index in self.retired:
             return False
         self.retired.add(index)
+        self.promised += promise == MIN
         self.idle -= self._idle_view[index]
         self._idle_view[index] = False
         self.idle_by_policy.discard(index)
@@ -333,6 +334,7 @@ class RangeTable:
         ended = self.retired.intersection(as_list(indices)) if self.retired else ()
         for index in ended:
             self.retired.discard(index)
+            self.promised -= self._promise_view[index] == MIN
             self._tree.put(index, self._promise_view[index])
             self.changed.note(index)
         return bool(ended)
@@ -419,10 +421,12 @@ class RangeTable:
         self.final = int(np.count_nonzero(self._promise == MAX))
         self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
         """Number of ranges that are idle and not final."""
-        self.promised = int(np.count_nonzero(self._promise != MIN))
-        """Number of ranges that have ever promised. The others hold the watermark back, unless idle."""
         self.retired = {i for i in self.retired if self._promise[i] != MAX}
-        self._tree = MinimumTree(self._weights(self.promises, self._idle))
+        counted = self.promises
+        self.promised = int(np.count_nonzero(counted != MIN))
+        """Number of ranges that have ever promised, or are retired. The others hold the watermark back,
+        unless idle."""
+        self._tree = MinimumTree(self._weights(counted, self._idle))
 
     def chunk(self, number: int) -> Mapping[str, bytes]:
         """Return the columns of one chunk for a checkpoint, packed."""

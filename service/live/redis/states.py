@@ -75,7 +75,7 @@ def flat(fields: Mapping[Any, Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a stage that starts from the ledger has beside its columns, as arguments of HSET."""
+    """Hashes of a stage that starts from the ledger, beside its columns, as arguments of HSET."""
 
     facts: list[Any]
     """See `UNFINISHED`."""
@@ -83,7 +83,7 @@ class Restored:
 
 
 def restored(installed: InstalledStage) -> Restored:
-    """Return what a stage has kept in its checkpoint beside its columns."""
+    """Return the hashes of a stage that starts from its checkpoint."""
     if installed.columns is None:
         return Restored([], [])
     packed = schema.pack_facts(UNFINISHED)
@@ -144,7 +144,8 @@ def counts_of(
     return {
         "n": len(weights),
         "since": installed.layout_since,
-        "promised": int(np.count_nonzero(promises != MIN)),
+        "promised": int(np.count_nonzero(promises != MIN))
+        + sum(promise == schema.NOTHING for promise in retired.values()),
         "idle": len(idle),
         "final": int(np.count_nonzero(weights == float(MAX))),
         "leased": leased,

@@ -53,6 +53,7 @@ local function apply_one(st, index, weight, reported, idle)
   if is_retired(st, index) then
     -- A report ends the retirement: the range holds its stage again, from its own promise on.
     st.retired = st.retired - call('HDEL', st.keys.idle, index)
+    if earlier == MIN then st.promised = st.promised - 1 end
     st.ends_retirement = true
     mark_dirty(st, index, index)
   end
@@ -187,9 +188,10 @@ local function apply_joined(st, run, promises)
   st.final = st.final + final
 end
 
--- Retires a range. Its entry keeps its promise.
+-- Retires a range. Its entry keeps its promise. It counts among those that have promised.
 local function retire(st, index, weight)
   local promise = promise_of(st, index, weight)
+  if promise == MIN then st.promised = st.promised + 1 end
   st.idle = st.idle - call('HDEL', st.keys.idle, index)
   st.retired = st.retired + call('HSET', st.keys.idle, index, struct.pack('<d', promise) .. RETIRED)
   call('SETRANGE', st.keys.weights, 8 * index, struct.pack('<d', IDLE))
