@@ -72,9 +72,8 @@ class Publisher:
         return dropped
 
     def touch(self, job: str, stages: Iterable[str], *, saves: bool = False) -> None:
-        """Let the next round publish what these stages agree on.
-
-        With `saves`, the checkpoint of the job's changed ranges is part of the same transaction.
+        """Let the next round publish what these stages agree on; with `saves`, in one transaction with
+        the checkpoint of the job's changed ranges.
         """
         touched = self._touch(job)
         touched.stages.update(stages)
@@ -378,10 +377,11 @@ class Publisher:
             advances=advances,
             epochs=epochs,
             chunks=chunks,
-            # A record that leaves an idle member out must not miss that it became active meanwhile. And
-            # the first attempt takes the cheap way, which works unless another replica records.
+            # A record without an idle or a retired member must not miss that it became active meanwhile.
+            # The first attempt takes the cheap way, which works unless another replica records.
             unless_newer=(first and not epochs)
-            or any(w.idle for w in (*published.values(), *advances.values())),
+            or any(w.idle for w in (*published.values(), *advances.values()))
+            or any(each.without_retired for each in agreements.values()),
         )
 
 

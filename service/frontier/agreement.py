@@ -17,7 +17,7 @@ jump to the end of time (a known bug of Flink, FLINK-38477).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.frontier.timestamps import MAX, MIN
 
@@ -36,6 +36,8 @@ class Agreement:
 
     watermark: int
     idle: bool = False
+    without_retired: bool = field(default=False, compare=False)
+    """True if a member is retired. It may report again before this is published: then it counts."""
 
 
 STAND_STILL = Agreement(MIN)

@@ -56,7 +56,8 @@ class JobRecord:
     chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
     """True if nothing newer than `seen` may have been recorded. Advances are joins, so their order does
-    not matter. Idleness is not a join: it must not be recorded after the report that ended it."""
+    not matter. Idleness and a retirement are not joins: neither must be recorded after the report that
+    ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class MemoryLiveStore(LiveStore):
         found = self._job(job)
         reach = found.pipeline.reach(touched & found.stages.keys())
         return views.job_view(found), {
-            name: table.agreement
+            name: replace(table.agreement, without_retired=bool(table.retired))
             for name in reach
             if name in found.stages and (table := found.stages[name].table) is not None
         }

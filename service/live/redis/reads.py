@@ -140,7 +140,7 @@ async def _read_all(
 
 async def _read(
     steps: Steps, job_layout: JobLayout, stages: Sequence[str], *, agreements: bool
-) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool]]]:
+) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool, bool]]]:
     code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
     if code == "due":
         raise _ExpiredError
@@ -181,8 +181,8 @@ async def agreements(
                 await expire_job(steps, job_layout)
                 continue
             return view, {
-                n: Agreement(schema.as_time(watermark), bool(idle))
-                for n, (watermark, idle) in zip(stages, agreed, strict=True)
+                n: Agreement(schema.as_time(watermark), bool(idle), bool(without_retired))
+                for n, (watermark, idle, without_retired) in zip(stages, agreed, strict=True)
             }
 
     return await steps.with_layout(job, read)

@@ -11,7 +11,10 @@ for k = 1, #names do
   if not counts[1] then lost() end
   for i, value in ipairs(counts) do counts[i] = tonumber(value or 0) end
   censuses[k] = counts
-  if agreements then agreed[k] = agreement(load(st)) end
+  if agreements then
+    agreed[k] = agreement(load(st))
+    agreed[k][3] = st.retired_before > 0
+  end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')
 local raw, views = call('HGETALL', VIEWS), {}
