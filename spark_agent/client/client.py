@@ -121,7 +121,7 @@ class Throttle:
 
 
 class Client:
-    """A client of one service, with a pool of connections. Safe for use by several threads.
+    """A client of one service, safe for several threads. `with` closes its connections at the end.
 
     Every call is retried for `patience_ms` while the service is unavailable, and then raises
     `Unavailable`. `timeout_ms` limits a single attempt. A rejected request raises `Refused`, which is
@@ -162,6 +162,16 @@ class Client:
             clock=self._clock,
             jitter=jitter,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use. A later call opens new ones."""
+        self._http.close()
 
     def without_retries(self, timeout_ms: int) -> Self:
         """Return a client on the same connections that makes single attempts of this length."""

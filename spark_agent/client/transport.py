@@ -94,6 +94,10 @@ class Transport:
         made.__dict__.update(_timeout_ms=timeout_ms, _patience_ms=timeout_ms, _retries=False)
         return made
 
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._pool.clear()
+
     def ready(self) -> bool:
         """Return whether the service and its stores answer, without retrying."""
         try:
