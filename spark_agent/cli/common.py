@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from spark_agent.cli.profile import read_profile
+from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.client.errors import (
@@ -49,7 +48,7 @@ EXIT_CODES: Final = {
     WaitOutcome.WRONG: EXIT_WRONG,
 }
 
-_PIPE_WIDTH: Final = 2_000
+_PIPE_WIDTH: Final = 1_000_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
@@ -182,18 +181,18 @@ def exit_with(command: str, message: str, code: int = EXIT_WRONG) -> typer.Exit:
 
 
 def output() -> Console:
-    """Return the console for results. Lines are cut to the width of a terminal, but not in a pipe."""
+    """Return the console for results. Lines are wrapped in a terminal, but not in a pipe or a file."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-def plain(cell: object) -> Text:
-    """Return a foreign name as text that neither is markup nor controls a terminal."""
-    return Text("".join(each if each.isprintable() else "\ufffd" for each in str(cell)))
+def table_width() -> int | None:
+    """Return the width of the terminal that shows the results; None: a pipe or a file takes them."""
+    return output().width if sys.stdout.isatty() else None
 
 
-def print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Print a table."""
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
-    output().print(table)
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False
+) -> None:
+    """Print a table that fits the terminal. `wide`, and in a pipe or a file: the whole table."""
+    for line in table_lines(columns, rows, None if wide else table_width()):
+        output().print(line, soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,9 +16,26 @@ from spark_agent.cli.common import (
     explained,
     print_table,
 )
+from spark_agent.cli.tables import Column
 from spark_agent.times import duration_ms
 
 Name = Annotated[str, typer.Argument(help="The key's name.")]
+_KEYS: Final = (
+    Column("name", kind="name"),
+    Column("role"),
+    Column("jobs", kind="name", least=10),
+    Column("expires"),
+    Column("last used", 1),
+    Column("created by", 2, kind="name"),
+)
+_AUDIT: Final = (
+    Column("at"),
+    Column("by", kind="name", least=8),
+    Column("from", 1),
+    Column("action"),
+    Column("of", kind="name", least=8),
+    Column("detail", kind="text", least=22),
+)
 
 keys = typer.Typer(
     no_args_is_help=True,
@@ -73,7 +90,7 @@ def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson
         typer.echo(json.dumps(found))
         return
     print_table(
-        ("name", "role", "jobs", "expires", "last used", "created by"),
+        _KEYS,
         [
             (
                 each["name"],
@@ -121,7 +138,7 @@ def audit(
         typer.echo(json.dumps(found))
         return
     print_table(
-        ("at", "by", "from", "action", "of", "detail"),
+        _AUDIT,
         [
             (
                 each["at"],

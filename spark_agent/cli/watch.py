@@ -13,7 +13,6 @@ from typing import Annotated, Final, Literal
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from spark_agent.cli.common import (
@@ -26,18 +25,13 @@ from spark_agent.cli.common import (
     Url,
     client_of,
     explained,
+    output,
     print_table,
+    table_width,
 )
-from spark_agent.cli.health import (
-    badness,
-    health_text,
-    problem_lines,
-    problems_of,
-    range_text,
-    stage_text,
-    style_of,
-    worst,
-)
+from spark_agent.cli.health import badness, health_text, problem_lines, problems_of, worst
+from spark_agent.cli.stage_tables import moving_lines, print_ranges
+from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.errors import Refused, UnknownJob
 from spark_agent.client.responses import (
@@ -52,6 +46,18 @@ from spark_agent.times import MAX_MS, duration_text, instant_text
 
 _AT_ONCE: Final = 4
 _UNKNOWN_FIRST: Final = MAX_MS
+_JOBS: Final = (
+    Column("job", kind="name"),
+    Column("stages", 3, right=True),
+    Column("slowest stage", 1, kind="name"),
+    Column("health"),
+    Column("output watermark"),
+    Column("lag", 2, right=True),
+    Column("system lag", 4, right=True),
+    Column("since", 5),
+)
+_FRAME: Final = 4
+"""Lines of `watch` for the title, the heading, the count of hidden stages, and the cursor."""
 _PROBLEMS: Final = 5
 """Problems that `watch` lists."""
 
@@ -99,16 +105,7 @@ def jobs(
         typer.echo(json.dumps({"jobs": [asdict(each) for each in found[:limit]]}))
         return
     print_table(
-        (
-            "job",
-            "stages",
-            "slowest stage",
-            "health",
-            "output watermark",
-            "lag",
-            "system lag",
-            "since",
-        ),
+        _JOBS,
         [
             (
                 each.job,
@@ -203,7 +200,7 @@ def watch(
                 _watch_live(console, job, updates, full_screen=not count)
             else:
                 for update in updates:
-                    console.print(_screen(job, update), Text())
+                    output().print(_screen(job, update, table_width()), Text())
 
 
 def _as_json(update: Update) -> Mapping[str, object]:
@@ -216,7 +213,7 @@ def _watch_live(
     """Show each update in place of the previous one."""
     with Live(console=console, screen=full_screen, auto_refresh=False) as live:
         for update in updates:
-            live.update(_screen(job, update, console.height), refresh=True)
+            live.update(_screen(job, update, console.width, console), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,46 +253,27 @@ def _because(client: Client, job: str, found: SnapshotAnswer) -> str:
         return ""
 
 
-def _screen(job: str, update: Update, height: int | None = None) -> Group:
-    """Return an update as text of at most `height` lines. None: without a limit."""
+def _screen(job: str, update: Update, width: int | None, terminal: Console | None = None) -> Group:
+    """Return an update as text, with a table of `width` cells. It fits the height of a terminal."""
     found = update.found
     assert found is not None  # noqa: S101  (narrows the type: the first update raises instead)
-    table = Table(box=None, pad_edge=False)
-    for column in ("stage", "health", "input watermark", "output watermark"):
-        table.add_column(column, no_wrap=True)
-    for column in ("lag", "system lag", "reported", "leased", "late"):
-        table.add_column(column, justify="right", no_wrap=True)
-    slowest = slowest_stage(found)
-    rows = list(found["watermarks"].items())
     problems = problem_lines(update.problems)[:_PROBLEMS]
-    # The rest of the height is for the title, the heading, the reason and the count of hidden stages.
-    shown = len(rows) if height is None else max(1, height - 5 - len(problems))
-    for name, stage in rows[:shown]:
-        style = style_of(stage.get("health")) or ("yellow" if name == slowest else None)
-        table.add_row(*_row(name, stage), style=style)
+    below = problems or [Text(update.because, style="yellow")]
+    stages = found["watermarks"]
+    shown = len(stages) if terminal is None else _room(terminal, below)
+    lines = moving_lines(stages, slowest_stage(found), width)
     title = Text(f"{job}, generation {found['generation']}", style="bold")
     if update.lost:
         title.append(f"  not connected: {update.lost}", style="bold red")
-    more = [Text(f"and {len(rows) - shown:,} more stages")] if len(rows) > shown else []
-    because = [] if problems else [Text(update.because, style="yellow")]
-    return Group(title, table, *more, *problems, *because)
+    hidden = len(stages) - shown
+    more = [Text(f"and {hidden:,} more stages")] if hidden > 0 else []
+    return Group(title, *lines[: shown + 1], *more, *below)
 
 
-def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
-    ranges, late = stage["ranges"], stage.get("late", 0)
-    cells = (
-        name,
-        stage_text(stage),
-        instant_text(stage["input_watermark"]),
-        instant_text(stage["output_watermark"]),
-        duration_text(stage.get("data_lag_ms")),
-        duration_text(stage.get("system_lag_ms")),
-        f"{ranges['reported']}/{ranges['total']}",
-        f"{ranges['leased']}/{ranges['total']}",
-        "" if late is None else str(late),
-    )
-    # As plain text: names may contain markup.
-    return [Text(cell) for cell in cells]
+def _room(terminal: Console, below: Sequence[Text]) -> int:
+    """Return the number of stages that fit a terminal, with these texts below them."""
+    wrapped = sum(len(each.wrap(terminal, terminal.width)) for each in below)
+    return max(1, terminal.height - _FRAME - wrapped)
 
 
 def ranges(
@@ -322,21 +300,7 @@ def ranges(
     if json_:
         typer.echo(json.dumps(found))
         return
-    print_table(
-        ("range", "health", "promise", "holds", "holder", "lease ends in", "reported at"),
-        [
-            (
-                each["range"],
-                range_text(each, health),
-                instant_text(each["promise"]),
-                ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                each["holder"] or "none",
-                duration_text(each["expires_in_ms"]),
-                each["reported_at"] or "never",
-            )
-            for each in found["ranges"]
-        ],
-    )
+    print_ranges(found["ranges"], health, wide=False)
     more = found["total"] - len(found["ranges"])
     if more > 0:
         typer.echo(f"and {more:,} more: --limit")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
-from rich.text import Text
-from rich.tree import Tree
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
@@ -26,22 +24,15 @@ from spark_agent.cli.common import (
     output,
     print_table,
 )
-from spark_agent.cli.health import (
-    health_text,
-    problem_lines,
-    problems_of,
-    range_text,
-    stage_text,
-    style_of,
-)
+from spark_agent.cli.explanation import explanation_tree
+from spark_agent.cli.health import problem_lines, problems_of
+from spark_agent.cli.stage_tables import print_held_by, print_stages
+from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
-    ExplainAnswer,
     HeldByAnswer,
-    HolderAnswer,
     JobsAnswer,
     ProblemLine,
-    WatermarkAnswer,
 )
 from spark_agent.client.watermark_wait import eta_text
 from spark_agent.times import (
@@ -51,7 +42,30 @@ from spark_agent.times import (
 )
 
 _RANGES: Final = 10
-_WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
+_JOBS: Final = (
+    Column("job", kind="name"),
+    Column("generation", right=True),
+    Column("stages", kind="text"),
+)
+_HISTORY: Final = (
+    Column("at"),
+    Column("input watermark", 1),
+    Column("output watermark"),
+    Column("status"),
+)
+_GROUPS: Final = (
+    Column("group", kind="text"),
+    Column("limit"),
+    Column("held by", kind="name"),
+)
+_SHARDS: Final = (
+    Column("stage", kind="name"),
+    Column("shard", kind="name"),
+    Column("pause"),
+    Column("until", 1),
+    Column("rate", 2, right=True),
+    Column("because", kind="text", least=30),
+)
 
 
 def show(
@@ -86,7 +100,7 @@ def _show_jobs(found: JobsAnswer, *, json_: bool) -> None:
         typer.echo(json.dumps(found))
         return
     rows = [(each["job"], each["generation"], ", ".join(each["stages"])) for each in found["jobs"]]
-    print_table(("job", "generation", "stages"), rows)
+    print_table(_JOBS, rows)
 
 
 def _show_stages(client: Client, job: str, *, json_: bool) -> None:
@@ -95,7 +109,7 @@ def _show_stages(client: Client, job: str, *, json_: bool) -> None:
     if json_:
         typer.echo(json.dumps({**found, "problems": problems}))
         return
-    _print_stages(found["watermarks"])
+    print_stages(found["watermarks"], wide=False)
     _print_problems(problems)
 
 
@@ -115,44 +129,13 @@ def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
         shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
         typer.echo(json.dumps({**shown, "promise": promise}))
         return
-    _print_stages({stage: watermark})
+    print_stages({stage: watermark}, wide=False)
     if promise is not None:
         typer.echo(f"\npromise of a shard: {promise}")
     _print_problems(problems)
     if ranges:
         typer.echo()
-        print_table(
-            ("held by", "health", "promise", "holds", "holder", "reported at"),
-            [
-                (
-                    each["range"],
-                    range_text(each, watermark.get("health")),
-                    instant_text(each["promise"]),
-                    ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                    each["holder"] or "none",
-                    each["reported_at"] or "never",
-                )
-                for each in ranges
-            ],
-        )
-
-
-def _print_stages(watermarks: Mapping[str, WatermarkAnswer]) -> None:
-    print_table(
-        ("stage", "health", "input watermark", "output watermark", "reported", "leased", "since"),
-        [
-            (
-                name,
-                stage_text(each),
-                instant_text(each["input_watermark"]),
-                instant_text(each["output_watermark"]),
-                f"{each['ranges']['reported']}/{each['ranges']['total']}",
-                f"{each['ranges']['leased']}/{each['ranges']['total']}",
-                each["updated_at"],
-            )
-            for name, each in watermarks.items()
-        ],
-    )
+        print_held_by(ranges, watermark.get("health"), wide=False)
 
 
 def history(
@@ -198,7 +181,7 @@ def history(
         if understood:
             typer.echo(", ".join(f"{name} {at}" for name, at in understood.items()), err=True)
         print_table(
-            ("at", "input watermark", "output watermark", "status"),
+            _HISTORY,
             [
                 (
                     instant_text(each["at"]),
@@ -261,49 +244,7 @@ def explain(
         if json_:
             typer.echo(json.dumps(found))
         else:
-            output().print(_tree(found))
-
-
-def _tree(found: ExplainAnswer) -> Tree:
-    since = f", since {found['since']}" if found["since"] else ""
-    where = instant_text(found["output_watermark"])
-    # As plain text throughout: names may contain markup.
-    stands = found.get("health", "ok")
-    shown = found["status"] if stands == "ok" else health_text(stands)
-    root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
-    root.add(Text(found["because"]))
-    branch = root
-    for step in found["path"]:
-        branch = branch.add(
-            Text(f"{step['stage']} {_WAITS_FOR.get(step['reason'], step['reason'])}")
-        )
-    for holder in found["holders"]:
-        leaf = branch.add(Text(f"{holder['range']}: {_reason(holder)}"))
-        for line in _facts(holder):
-            leaf.add(Text(line))
-    more = found["holders_total"] - len(found["holders"])
-    if more > 0:
-        branch.add(Text(f"and {more:,} more: --limit"))
-    return root
-
-
-def _reason(holder: HolderAnswer) -> str:
-    component = holder.get("component")
-    since = f", since {holder['since']}" if holder["since"] else ""
-    named = f" by {component!r}" if component else ""
-    return f"{holder['reason'].replace('_', ' ')}{named}{since}"
-
-
-def _facts(holder: HolderAnswer) -> list[str]:
-    would_be = holder["would_be"]
-    without = "" if would_be is None else f"; without it, {instant_text(would_be)}"
-    reported = f", reported at {holder['reported_at']}" if holder["reported_at"] else ""
-    left = holder["expires_in_ms"]
-    lease = "" if left is None else f" (fence {holder['fence']}, {left / 1_000:.1f} s left)"
-    return [
-        f"promise {instant_text(holder['promise'])}{without}",
-        f"holder {holder['holder'] or 'none'}{lease}{reported}",
-    ]
+            output().print(explanation_tree(found))
 
 
 def throttle(
@@ -320,7 +261,7 @@ def throttle(
             return
         if found["groups"]:
             print_table(
-                ("group", "limit", "held by"),
+                _GROUPS,
                 [
                     (", ".join(each["stages"]), _limit(each["limit"]), _holder(each["held_by"]))
                     for each in found["groups"]
@@ -333,7 +274,7 @@ def throttle(
             for shard, advice in shards.items()
         ]  # fmt: skip
         if rows:
-            print_table(("stage", "shard", "pause", "until", "rate", "because"), rows)
+            print_table(_SHARDS, rows)
         else:
             typer.echo(f"no shard of job {job} is throttled")
 

@@ -34,10 +34,20 @@ def command(name: str) -> Callable[..., object]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def run(name: str, *arguments: str) -> Result:
+def app_of(name: str) -> tuple[typer.Typer, list[str]]:
+    """Return an application with a command, and the arguments that name the command in it."""
+    found = command(name)
     app = typer.Typer(rich_markup_mode="markdown")
-    app.command(name)(command(name))
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+        return app, [name]
+    app.command(name)(found)
+    return app, []
+
+
+def run(name: str, *arguments: str) -> Result:
+    app, before = app_of(name)
+    return CliRunner().invoke(app, [*before, *arguments], env={"COLUMNS": "200"})
 
 
 OF_A_STAGE = [
