@@ -167,8 +167,15 @@ def common(
             "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
         ),
     ] = False,
+    _url: Annotated[
+        str | None,
+        typer.Option("--url", help="The URL of the service, for commands that send requests."),
+    ] = None,
+    _profile: Annotated[
+        str | None, typer.Option("--profile", help="The profile with the URL and the key.")
+    ] = None,
 ) -> None:
-    """Take the options of all commands."""
+    """Take the options of all commands. A command reads `--url` and `--profile` from its context."""
 
 
 def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:

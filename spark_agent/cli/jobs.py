@@ -13,12 +13,15 @@ import typer
 from spark_agent.cli.common import (
     DEFAULT_URL,
     AsJson,
+    Form,
     Job,
     KeyFile,
+    ProfileName,
     Url,
     client_of,
     explained,
     output,
+    print_data,
 )
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import read_text
@@ -45,7 +48,9 @@ def apply(
     ] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Declare a job, or change its specification to a file's, and show the changes.
 
@@ -59,7 +64,7 @@ def apply(
         client = client_of(url, key_file)
         before, etag = _stored(client, name)
         changes = list(differences(before, wanted))
-        if not json_:
+        if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
         if changes and dry_run:
@@ -74,10 +79,9 @@ def apply(
                     err=True,
                 )
             _apply(client, name, wanted, etag)
-        if json_:
-            done = bool(changes) and not dry_run
-            typer.echo(json.dumps({"job": name, "changes": changes, "applied": done}))
-        elif changes:
+        done = bool(changes) and not dry_run
+        outcome = {"job": name, "changes": changes, "applied": done}
+        if not print_data(form, outcome) and changes:
             typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
 
 
@@ -213,7 +217,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Delete a job, with all its watermarks and their history.
 
@@ -223,7 +229,8 @@ def delete(
         typer.confirm(f"Every watermark of job {job} is lost. Continue?", abort=True)
     with explained("delete", url):
         client_of(url, key_file).delete(job)
-    typer.echo(json.dumps({"job": job, "deleted": True}) if json_ else f"job {job} is deleted")
+    if not print_data(form, {"job": job, "deleted": True}):
+        typer.echo(f"job {job} is deleted")
 
 
 _MOST_RESETS: Final = 1_000
@@ -243,7 +250,9 @@ def reset(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Start a job over. In the next generation all watermarks start over, also of final sources.
 
@@ -261,9 +270,7 @@ def reset(
     with explained("reset", url):
         client = client_of(url, key_file)
         begun = _reset(client, job, generation)
-    if json_:
-        typer.echo(json.dumps({"job": job, "generation": begun}))
-    else:
+    if not print_data(form, {"job": job, "generation": begun}):
         typer.echo(f"job {job} starts over, in generation {begun}")
 
 

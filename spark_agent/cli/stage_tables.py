@@ -10,7 +10,7 @@ from rich.text import Text
 from spark_agent.cli.common import print_table
 from spark_agent.cli.health import range_text, stage_text, style_of
 from spark_agent.cli.tables import Column, table_lines
-from spark_agent.client.responses import RangeAnswer, WatermarkAnswer
+from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
 from spark_agent.times import duration_text, instant_text
 
 _STAGES: Final = (
@@ -50,6 +50,17 @@ _MOVING: Final = (
     Column("leased", 6, right=True),
     Column("late", 5, right=True),
 )
+
+
+def stages_data(found: SnapshotAnswer, problems: Sequence[ProblemLine]) -> Mapping[str, object]:
+    """Return a job's stages, as a list, and its problems, for programs."""
+    watermarks = list(found["watermarks"].values())
+    return {
+        "job": found["job"],
+        "generation": found["generation"],
+        "stages": watermarks,
+        "problems": problems,
+    }
 
 
 def print_stages(watermarks: Mapping[str, WatermarkAnswer], *, wide: bool) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,18 +18,22 @@ from spark_agent.cli.common import (
     DEFAULT_URL,
     READER,
     AsJson,
+    Form,
+    Format,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
     explained,
     output,
+    print_data,
     print_table,
     table_width,
 )
 from spark_agent.cli.health import badness, health_text, problem_lines, problems_of, worst
-from spark_agent.cli.stage_tables import moving_lines, print_ranges
+from spark_agent.cli.stage_tables import moving_lines, print_ranges, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.errors import Refused, UnknownJob
@@ -86,7 +89,9 @@ def jobs(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of jobs at most.")] = 100,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show every job by its health and its slowest stage: the worst first, then the furthest behind.
 
@@ -101,8 +106,7 @@ def jobs(
             each.job,
         )
     )
-    if json_:
-        typer.echo(json.dumps({"jobs": [asdict(each) for each in found[:limit]]}))
+    if print_data(form, {"jobs": [asdict(each) for each in found[:limit]]}):
         return
     print_table(
         _JOBS,
@@ -119,6 +123,7 @@ def jobs(
             )
             for each in found[:limit]
         ],
+        wide=form == "wide",
     )
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit")
@@ -178,12 +183,14 @@ def watch(
     count: Annotated[int, typer.Option(min=0, help="End after this many updates; 0: never.")] = 0,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
 
-    While the service is unavailable, the command retries. With --json, each update is a line. In a file,
-    updates follow each other.
+    While the service is unavailable, the command retries. With --json, each update is a line; with -o
+    yaml, a document. In a file, updates follow each other.
 
     Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`
     """
@@ -191,29 +198,36 @@ def watch(
     with explained("watch", url, READER):
         client = client_of(url, key_file)
         updates = _updates(client, job, interval, count)
-        if json_:
+        if form in {"json", "yaml"}:
             for update in updates:
-                typer.echo(json.dumps({"error": update.lost} if update.lost else _as_json(update)))
+                _print_update(form, update)
             return
         with suppress(KeyboardInterrupt):
             if console.is_terminal:
-                _watch_live(console, job, updates, full_screen=not count)
+                _watch_live(console, job, updates, full_screen=not count, wide=form == "wide")
             else:
                 for update in updates:
                     output().print(_screen(job, update, table_width()), Text())
 
 
-def _as_json(update: Update) -> Mapping[str, object]:
-    return {**(update.found or {}), "problems": update.problems}
+def _print_update(form: Format, update: Update) -> None:
+    if form == "yaml":
+        # Each update is a document of its own.
+        typer.echo("---")
+    if update.lost or update.found is None:
+        print_data(form, {"error": update.lost})
+    else:
+        print_data(form, stages_data(update.found, update.problems))
 
 
 def _watch_live(
-    console: Console, job: str, updates: Iterable[Update], *, full_screen: bool
+    console: Console, job: str, updates: Iterable[Update], *, full_screen: bool, wide: bool
 ) -> None:
     """Show each update in place of the previous one."""
     with Live(console=console, screen=full_screen, auto_refresh=False) as live:
         for update in updates:
-            live.update(_screen(job, update, console.width, console), refresh=True)
+            width = None if wide else console.width
+            live.update(_screen(job, update, width, console), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +300,9 @@ def ranges(
     ] = "promise",
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show a stage's ranges: their promises, holds, holders and last reports.
 
@@ -296,11 +312,10 @@ def ranges(
     with explained("ranges", url, READER, job=job):
         client = client_of(url, key_file)
         found = client.ranges(job, stage, limit=limit, order=order)
-        health = None if json_ else client.show(job, stage).get("health")
-    if json_:
-        typer.echo(json.dumps(found))
-        return
-    print_ranges(found["ranges"], health, wide=False)
+        if print_data(form, found):
+            return
+        health = client.show(job, stage).get("health")
+    print_ranges(found["ranges"], health, wide=form == "wide")
     more = found["total"] - len(found["ranges"])
     if more > 0:
         typer.echo(f"and {more:,} more: --limit")

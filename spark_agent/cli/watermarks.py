@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -13,8 +12,11 @@ from spark_agent.cli.common import (
     EXIT_NO_ESTIMATE,
     READER,
     AsJson,
+    Form,
+    Format,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
@@ -22,11 +24,12 @@ from spark_agent.cli.common import (
     complete_stage,
     explained,
     output,
+    print_data,
     print_table,
 )
 from spark_agent.cli.explanation import explanation_tree
 from spark_agent.cli.health import problem_lines, problems_of
-from spark_agent.cli.stage_tables import print_held_by, print_stages
+from spark_agent.cli.stage_tables import print_held_by, print_stages, stages_data
 from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
@@ -79,7 +82,9 @@ def show(
     *,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show the jobs; or the watermarks of a job; or a stage with the ranges that hold it back most.
 
@@ -88,28 +93,26 @@ def show(
     with explained("show", url, READER, job=job):
         client = client_of(url, key_file)
         if job is None:
-            _show_jobs(client.jobs(), json_=json_)
+            _show_jobs(client.jobs(), form)
         elif stage is None:
-            _show_stages(client, job, json_=json_)
+            _show_stages(client, job, form)
         else:
-            _show_stage(client, job, stage, json_=json_)
+            _show_stage(client, job, stage, form)
 
 
-def _show_jobs(found: JobsAnswer, *, json_: bool) -> None:
-    if json_:
-        typer.echo(json.dumps(found))
+def _show_jobs(found: JobsAnswer, form: Format) -> None:
+    if print_data(form, found):
         return
     rows = [(each["job"], each["generation"], ", ".join(each["stages"])) for each in found["jobs"]]
-    print_table(_JOBS, rows)
+    print_table(_JOBS, rows, wide=form == "wide")
 
 
-def _show_stages(client: Client, job: str, *, json_: bool) -> None:
+def _show_stages(client: Client, job: str, form: Format) -> None:
     found = client.snapshot(job)
     problems = problems_of(client, job)
-    if json_:
-        typer.echo(json.dumps({**found, "problems": problems}))
+    if print_data(form, stages_data(found, problems)):
         return
-    print_stages(found["watermarks"], wide=False)
+    print_stages(found["watermarks"], wide=form == "wide")
     _print_problems(problems)
 
 
@@ -120,22 +123,21 @@ def _print_problems(problems: Sequence[ProblemLine]) -> None:
         output().print(line)
 
 
-def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
+def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [each for each in problems_of(client, job) if each["stage"] == stage]
     promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
-    if json_:
-        shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
-        typer.echo(json.dumps({**shown, "promise": promise}))
+    shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
+    if print_data(form, {**shown, "promise": promise}):
         return
-    print_stages({stage: watermark}, wide=False)
+    print_stages({stage: watermark}, wide=form == "wide")
     if promise is not None:
         typer.echo(f"\npromise of a shard: {promise}")
     _print_problems(problems)
     if ranges:
         typer.echo()
-        print_held_by(ranges, watermark.get("health"), wide=False)
+        print_held_by(ranges, watermark.get("health"), wide=form == "wide")
 
 
 def history(
@@ -155,7 +157,9 @@ def history(
     points: Annotated[int, typer.Option(min=1, max=10_000, help="Number of changes at most.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show a stage's past watermarks over wall-clock time, since the job was last reset.
 
@@ -175,8 +179,7 @@ def history(
             for name, given_ms in (("from", from_ms), ("to", until_ms))
             if given_ms is not None
         }
-        if json_:
-            typer.echo(json.dumps({**found, "understood": understood}))
+        if print_data(form, {**found, "understood": understood}):
             return
         if understood:
             typer.echo(", ".join(f"{name} {at}" for name, at in understood.items()), err=True)
@@ -191,6 +194,7 @@ def history(
                 )
                 for each in found["points"]
             ],
+            wide=form == "wide",
         )
 
 
@@ -204,7 +208,9 @@ def eta(
     *,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Estimate when a stage's output watermark reaches T, from its history.
 
@@ -217,9 +223,8 @@ def eta(
         at_ms = read_instant_ms(time, name="T")
         found = client_of(url, key_file).eta(job, stage, f"{at_ms}ms")
         understood = {**found, "understood": instant_text(at_ms)}
-        typer.echo(
-            json.dumps(understood) if json_ else f"{stage} {eta_text(found)}: {found['because']}"
-        )
+        if not print_data(form, understood):
+            typer.echo(f"{stage} {eta_text(found)}: {found['because']}")
     if not found["reached"] and found["expected_at"] is None:
         raise typer.Exit(EXIT_NO_ESTIMATE)
 
@@ -233,7 +238,9 @@ def explain(
     ] = _RANGES,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Explain a stage's watermark: the ranges that hold it back, and the stages in between.
 
@@ -241,14 +248,18 @@ def explain(
     """
     with explained("explain", url, READER, job=job):
         found = client_of(url, key_file).explain(job, stage, limit=limit)
-        if json_:
-            typer.echo(json.dumps(found))
-        else:
+        if not print_data(form, found):
             output().print(explanation_tree(found))
 
 
 def throttle(
-    job: Job, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
+    job: Job,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show the throttle advice for a job's sources: shards that should pause or slow down, and why.
 
@@ -256,8 +267,13 @@ def throttle(
     """
     with explained("throttle", url, READER):
         found = client_of(url, key_file).throttle(job)
-        if json_:
-            typer.echo(json.dumps(found))
+        advised = [
+            (stage, shard, advice)
+            for stage, shards in found["shards"].items()
+            for shard, advice in shards.items()
+        ]
+        data = [{"stage": stage, "shard": shard, **advice} for stage, shard, advice in advised]
+        if print_data(form, {**found, "shards": data}):
             return
         if found["groups"]:
             print_table(
@@ -266,15 +282,15 @@ def throttle(
                     (", ".join(each["stages"]), _limit(each["limit"]), _holder(each["held_by"]))
                     for each in found["groups"]
                 ],
+                wide=form == "wide",
             )
         rows = [
             (stage, shard, "yes" if advice["pause"] else "no", _limit(advice["until"]),
              f"{advice['rate']:g}", advice["because"])
-            for stage, shards in found["shards"].items()
-            for shard, advice in shards.items()
+            for stage, shard, advice in advised
         ]  # fmt: skip
         if rows:
-            print_table(_SHARDS, rows)
+            print_table(_SHARDS, rows, wide=form == "wide")
         else:
             typer.echo(f"no shard of job {job} is throttled")
 
