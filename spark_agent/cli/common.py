@@ -181,6 +181,10 @@ Form = Annotated[
         help="The form of the output. wide: a table with all columns.",
     ),
 ]
+DataForm = Annotated[
+    Literal["yaml", "json"],
+    typer.Option("--output", "-o", callback=_form, help="The form of the output."),
+]
 
 
 def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Client:

@@ -12,7 +12,9 @@ import typer
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
+    READER,
     AsJson,
+    DataForm,
     Form,
     Job,
     KeyFile,
@@ -26,8 +28,12 @@ from spark_agent.cli.common import (
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import read_text
 from spark_agent.client.errors import ChangedMeanwhile, UnknownJob
+from spark_agent.client.responses import JobAnswer
 
-_PARTS = ("stages", "throttle")
+_PARTS: Final = ("stages", "throttle")
+"""Members of a specification."""
+_SHOWN_BESIDE: Final = ("generation", "layout_version", "health")
+"""Members that the service shows beside a job's specification, and does not take."""
 _SHOWN = 10
 
 
@@ -54,10 +60,12 @@ def apply(
 ) -> None:
     """Declare a job, or change its specification to a file's, and show the changes.
 
-    The file has `job`, `stages` and optionally `throttle`, in the service's format. If the job is
-    changed by another request at the same time, the command changes nothing.
+    The file has `job`, `stages` and optionally `throttle`, in the service's format. It may also have
+    `generation`, `layout_version` and `health`, as `GET /v1/jobs/JOB` shows them: they are ignored. If
+    the job is changed by another request at the same time, the command changes nothing.
 
-    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`
+    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`,
+    `tidegauge export scores | tidegauge --profile production apply -`
     """
     with explained("apply", url):
         name, wanted = _read(file, job)
@@ -85,6 +93,24 @@ def apply(
             typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
 
 
+def export(
+    job: Job,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: DataForm = "yaml",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
+) -> None:
+    """Print a job's specification, as `apply` takes it.
+
+    Examples: `tidegauge export scores > scores.yaml`, `tidegauge export scores -o json`
+    """
+    with explained("export", url, READER):
+        found, _ = client_of(url, key_file).job(job)
+    print_data(form, {"job": job, **_specification(found)})
+
+
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 
 
@@ -100,7 +126,11 @@ def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
         found, etag = client.job(job)
     except UnknownJob:
         return {}, None
-    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}, etag
+    return _specification(found), etag
+
+
+def _specification(found: JobAnswer) -> Mapping[str, Any]:
+    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}
 
 
 def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -132,6 +162,8 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
+    for member in _SHOWN_BESIDE:
+        spec.pop(member, None)
     named = spec.pop("job", None)
     if named is not None and job is not None and named != job:
         raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")

@@ -104,6 +104,29 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     assert list(water.client.job(water.job)[0]["stages"]) == ["taps"]
 
 
+def test_apply_takes_what_export_prints_and_what_the_service_shows(
+    water: Water, tmp_path: Path
+) -> None:
+    throttle = "throttle: {stages: {hourly: {max_lag_ms: 60000}}}\n"
+    promise = SPEC.replace("south]", "south], watermark: at - INTERVAL 10 MINUTES")
+    applied(water, tmp_path, promise + throttle)
+    exported = [run("export", water.job, *form, *water.url).stdout for form in ([], ["--json"])]
+    shown = json.dumps(water.client.job(water.job)[0])
+    assert "layout_version" in shown
+    assert "health" in shown
+    assert "max_lag_ms: 60000" in exported[0]
+    for text in (*exported, shown):
+        assert applied(water, tmp_path, text) == ["nothing changes"]
+    fewer = json.loads(shown)
+    del fewer["throttle"]
+    assert applied(water, tmp_path, json.dumps(fewer))[0].startswith("~ throttle: ")
+    # Only these members are ignored.
+    (tmp_path / "spec.json").write_text(json.dumps({**fewer, "generations": 1}))
+    refused = run("apply", str(tmp_path / "spec.json"), *water.url)
+    assert refused.exit_code == 5
+    assert "generations" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

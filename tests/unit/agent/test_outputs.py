@@ -13,6 +13,7 @@ from tests.unit.agent.answers import Routes
 from tests.unit.agent.shown_job import (
     AUDIT,
     BODIES,
+    JOB,
     KEYS,
     LAST,
     PROBLEM,
@@ -121,6 +122,17 @@ def test_a_wide_table_has_all_columns_in_a_narrow_terminal(
     assert [line.rstrip() for line in shown if len(line.rstrip()) > 80] == [
         line for line in whole if len(line) > 80 and not line.startswith("no worker: ")
     ]
+
+
+def test_export_prints_the_specification_alone(url: str) -> None:
+    expected = {name: JOB[name] for name in ("job", "stages", "throttle")}
+    for form in ((), ("-o", "yaml"), ("-o", "json"), ("--json",)):
+        shown = run("export", "scores", *form, "--url", url).stdout
+        assert YAML(typ="safe", pure=True).load(shown) == expected
+        assert shown.startswith("{") == ("json" in "".join(form))
+    assert run("export", "scores", "-o", "table", "--url", url).exit_code == 2
+    unknown = run("export", "nosuch", "--url", url)
+    assert (unknown.exit_code, unknown.stdout) == (5, "")
 
 
 def test_two_forms_are_rejected(url: str) -> None:
