@@ -18,9 +18,9 @@ import pytest
 import typer
 
 from spark_agent.cli.tables import Column, table_lines
-from tests.unit.agent.answers import Routes
+from tests.unit.agent.answers import Answer, Answers, Routes
 from tests.unit.agent.shown_job import BODIES, LAST, SOURCE
-from tests.unit.agent.test_inspection import ROOT, app_of, run
+from tests.unit.agent.test_inspection import ROOT, app_of, at, run
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 WRITE = os.environ.get("TIDEGAUGE_TEST_SNAPSHOTS") == "write"
@@ -132,6 +132,23 @@ def test_the_width_is_that_of_a_real_terminal(url: str) -> None:
     os.close(master)
     assert done.returncode == 0, shown
     compare("show-job-80", shown)
+
+
+def test_wait_shows_its_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"COLUMNS": "80", "LINES": "30", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    cause = Answer(body={"because": "average waits for mobile [0]"})
+    unknown = Answer(body={"at": 50, "reached": False, "expected_at": None, "between": None})
+    with Answers(at(7), unknown, cause, at(50)) as server:
+        arguments = ["scores", "average", "--until", "50", "--url", server.url]
+        app, _ = app_of("wait")
+        typer.main.get_command(app)(arguments, standalone_mode=False)
+    shown = " ".join(CONTROLS.sub("", terminal.getvalue()).split())
+    assert "average is at 1970-01-01T00:00:00.007Z of 1970-01-01T00:00:00.050Z" in shown
+    assert "no estimate of the time left; timeout in " in shown
+    assert "average waits for mobile [0]" in shown
 
 
 # ---- the rules
