@@ -58,11 +58,16 @@ def url() -> Iterator[str]:
 
 
 def in_a_terminal(
-    arguments: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch, url: str
+    arguments: tuple[str, ...],
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    *,
+    height: int = 30,
 ) -> str:
     terminal = Terminal()
     with monkeypatch.context() as patched:
-        for name, value in {"COLUMNS": width, "LINES": 30, "TERM": "xterm"}.items():
+        for name, value in {"COLUMNS": width, "LINES": height, "TERM": "xterm"}.items():
             patched.setenv(name, str(value))
         patched.setattr(sys, "stdout", terminal)
         name, *rest = arguments
@@ -132,6 +137,14 @@ def test_the_width_is_that_of_a_real_terminal(url: str) -> None:
     os.close(master)
     assert done.returncode == 0, shown
     compare("show-job-80", shown)
+
+
+def test_watch_fits_the_height_of_a_terminal(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sentences are wrapped, and leave room for fewer stages."""
+    lines = in_a_terminal(TABLES["watch"], 80, monkeypatch, url, height=9).splitlines()
+    assert len(lines) <= 9
+    assert "and 2 more stages" in [line.rstrip() for line in lines]
+    assert lines[-1].startswith("sessions-by-customer, z")
 
 
 def test_wait_shows_its_progress_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
