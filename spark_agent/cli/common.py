@@ -54,6 +54,7 @@ _PIPE_WIDTH: Final = 1_000_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
+URL_VARIABLE: Final = "TIDEGAUGE_URL"
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 READER: Final = "a key that may read"
 
@@ -117,7 +118,7 @@ def _names(context: typer.Context, job: str | None) -> Sequence[str]:
     try:
         profile = read_profile(name=_profile_name(context))
         url = context.params.get("url") or _before(context, "_url")
-        url = url or os.environ.get("TIDEGAUGE_URL") or profile.url or DEFAULT_URL
+        url = url or os.environ.get(URL_VARIABLE) or profile.url or DEFAULT_URL
         client = client_of(url, context.params.get("key_file"), timeout_ms=1_000)
         lines = client.jobs()["jobs"]
     except (ValueError, AggregatorError):
@@ -130,7 +131,7 @@ def _names(context: typer.Context, job: str | None) -> Sequence[str]:
 Url = Annotated[
     str,
     typer.Option(
-        envvar="TIDEGAUGE_URL",
+        envvar=URL_VARIABLE,
         callback=_url,
         help="The URL of the service; by default the profile's.",
     ),
