@@ -67,6 +67,8 @@ SHARDS = [
     range_("mobile-checkout-events-eu-0011", NEW_YEAR + 123, holder=None, expires_in_ms=None),
     range_("mobile-checkout-events-eu-0012", NEW_YEAR + MINUTE,
            holds={"state": NEW_YEAR + MINUTE, "output": NEW_YEAR + 2 * MINUTE}),
+    range_("mobile-checkout-events-eu-0020", NEW_YEAR + 2 * MINUTE, holder=None, status="final",
+           expires_in_ms=None, retired=True),
 ]  # fmt: skip
 
 PROBLEM = {
@@ -191,6 +193,23 @@ ETA = {
     "because": "it has moved 1.0 s in a second for an hour",
 }
 
+_OF_STAGE = {"input_watermark": None, "status": "active"}
+RETIREMENT = {
+    "job": "scores",
+    "stage": SOURCE,
+    "range": SHARDS[1]["range"],
+    "retired": False,
+    "promise": NEW_YEAR + 123,
+    "holder": None,
+    "moves": [
+        {
+            "stage": SOURCE,
+            "before": {**_OF_STAGE, "output_watermark": NEW_YEAR + 123},
+            "after": {**_OF_STAGE, "output_watermark": NEW_YEAR + MINUTE},
+        }
+    ],
+}
+
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/jobs": {
         "jobs": [
@@ -214,6 +233,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
         "total": 24,
         "ranges": SHARDS,
     },
+    f"/v1/jobs/scores/stages/{SOURCE}/ranges/{SHARDS[1]['range']}/retire": RETIREMENT,
     f"/v1/jobs/scores/stages/{SOURCE}/history": HISTORY,
     f"/v1/jobs/scores/stages/{LAST}/eta": ETA,
     f"/v1/jobs/scores/stages/{LAST}/explain": _EXPLANATION,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import typer
 from ruamel.yaml import YAML
 
 from tests.unit.agent.answers import Routes
@@ -17,11 +18,12 @@ from tests.unit.agent.shown_job import (
     KEYS,
     LAST,
     PROBLEM,
+    RETIREMENT,
     SHARDS,
     SOURCE,
     STAGES,
 )
-from tests.unit.agent.test_inspection import run
+from tests.unit.agent.test_inspection import COMMANDS, app_of, run
 from tests.unit.agent.test_tables import SNAPSHOTS, in_a_terminal
 
 LISTS: dict[tuple[str, ...], Mapping[str, Any]] = {
@@ -37,6 +39,9 @@ LISTS: dict[tuple[str, ...], Mapping[str, Any]] = {
     ("audit",): AUDIT,
     ("status",): {"problems": [PROBLEM]},
     ("status", "scores"): {"problems": [PROBLEM]},
+    ("retire", "scores", SOURCE, SHARDS[1]["range"], "--because", "gone", "--dry-run"): {
+        "moves": RETIREMENT["moves"]
+    },
     ("explain", "scores", LAST): {
         "holders": BODIES[f"/v1/jobs/scores/stages/{LAST}/explain"]["holders"]
     },
@@ -62,6 +67,26 @@ def data_of(url: str, arguments: tuple[str, ...], *form: str) -> Any:
     if "yaml" in form:
         return YAML(typ="safe", pure=True).load(done.stdout)
     return json.loads(done.stdout)
+
+
+def options_of(command: Any) -> Iterator[set[str]]:
+    """Yield the options of a command, or of each command of a group."""
+    if hasattr(command, "commands"):
+        for each in command.commands.values():
+            yield from options_of(each)
+    else:
+        yield {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"demo"}))
+def test_each_command_has_the_common_options(name: str) -> None:
+    """The demo runs a service of its own, and has `--json` alone."""
+    common = {"--output", "-o", "--json", "--url", "--profile", "--key-file"}
+    app, _ = app_of(name)
+    found = list(options_of(typer.main.get_command(app)))
+    assert found
+    for options in found:
+        assert common <= options
 
 
 @pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
