@@ -100,7 +100,17 @@ def _read_profile(context: typer.Context, name: str | None) -> Profile:
     try:
         return read_profile(name=name)
     except ValueError as error:
-        raise exit_with(context.info_name or "", str(error)) from None
+        raise exit_with(_command_of(context), str(error)) from None
+
+
+def _command_of(context: typer.Context) -> str:
+    """Return the words of a command, such as `keys list`, without the program's name."""
+    names = [context.info_name or ""]
+    above = context.parent
+    while above is not None and above.parent is not None:
+        names.insert(0, above.info_name or "")
+        above = above.parent
+    return " ".join(names)
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:

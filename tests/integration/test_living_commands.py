@@ -297,8 +297,9 @@ def test_the_url_and_the_profile_stand_before_the_command_or_behind_it(
         # The key of a profile is sent to its own service only.
         unsent = tidegauge(*here, "jobs", "--url", service.url.replace("127.0.0.1", "localhost"))
         assert unsent.returncode != 0
-        wrong = tidegauge("--profile", "nosuch", "jobs", **by_url)
+        wrong = tidegauge("--profile", "nosuch", "keys", "list", **by_url)
         assert wrong.returncode == 5
+        assert wrong.stderr.startswith("tidegauge keys list: ")
         assert "has no profile 'nosuch': it has here, away" in wrong.stderr
 
 
