@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
+from fastapi import Response
+
 from service.api.problems import MEDIA_TYPE
 from service.api.responses.common import ProblemBody
 from service.api.routing import HOT
@@ -52,6 +54,7 @@ class Description(TypedDict, total=False):
     parameters: tuple[Mapping[str, Any], ...]
     """In the query and in headers: see `query` and `header`."""
     media_type: str
+    """Media type of a response that is text, not JSON."""
     headers: Mapping[str, str]
     """Headers of the response."""
     hot: bool
@@ -97,6 +100,8 @@ def document(
         "responses": responses,
         "openapi_extra": extra,
         "status_code": described.get("status", 200),
+        # The default class would add `application/json` to every media type.
+        "response_class": Response,
     }
 
 
@@ -104,10 +109,10 @@ def _answers(described: Description) -> dict[int | str, dict[str, Any]]:
     gives = described.get("gives")
     about = described.get("about", "Done") if gives is None else (gives.__doc__ or "").strip()
     response: dict[str, Any] = {"description": about}
-    if gives is not None:
-        response["content"] = {described.get("media_type", "application/json"): _reference(gives)}
-    elif "media_type" in described:
-        response["content"] = {described["media_type"]: {}}
+    if "media_type" in described:
+        response["content"] = {described["media_type"]: {"schema": {"type": "string"}}}
+    elif gives is not None:
+        response["content"] = {"application/json": _reference(gives)}
     if "headers" in described:
         response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}}

@@ -199,6 +199,7 @@ class Endpoints:
                 _run(handler, names, reads, role, described.get("status", 200)),
                 methods=[method],
                 name=handler.__name__,
+                operation_id=handler.__name__,
                 description=handler.__doc__,
                 **document(method, names, reads.types, role, described),
             )

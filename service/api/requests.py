@@ -13,7 +13,7 @@ from service.frontier.sketches import MAX_SKETCH
 from service.frontier.timestamps import MAX
 from service.model.keys import EVERY_JOB, JOBS_PATTERN, Role
 from service.model.leases import Claim
-from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, Name
+from service.model.pipeline_spec import MAX_RANGES, MAX_STAGES, ONLY_AT_THE_END, Name
 from service.model.reports import MAX_REPORTED, RangeNote
 from service.model.runs import MAX_NUMBER
 
@@ -41,11 +41,16 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 Run = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
 Token = Annotated[str, Meta(min_length=1, max_length=256)]
 Holder = Name
-_TEXT = r"^[^\x00]*$(?!\n)"
+_TEXT = r"^[^\x00]*$" + ONLY_AT_THE_END
 """Text that Postgres stores: any without a NUL."""
 
 Address = Annotated[
-    str, Meta(max_length=2_000, pattern=r"^https?://[^\s\x00]+$(?!\n)", description="An HTTP URL")
+    str,
+    Meta(
+        max_length=2_000,
+        pattern=r"^https?://[^\s\x00]+$" + ONLY_AT_THE_END,
+        description="An HTTP URL",
+    ),
 ]
 """Only HTTP: the page makes links of these URLs, and a browser would run one of `javascript:`."""
 

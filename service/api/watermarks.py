@@ -160,7 +160,7 @@ def _until(
 @endpoints.get(
     "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
 )
-async def get_snapshot(call: Call[None]) -> SnapshotBody:
+async def get_watermarks(call: Call[None]) -> SnapshotBody:
     """Show the watermarks of all stages of a job, as one consistent snapshot."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
@@ -171,7 +171,7 @@ async def get_snapshot(call: Call[None]) -> SnapshotBody:
 @endpoints.get(
     "/v1/jobs/{job}/events",
     role=Role.READ,
-    gives=WatermarkBody,
+    about="Server-sent events. The data of `event: watermark` is a WatermarkBody",
     media_type="text/event-stream",
     errors=(UnknownJobError, OverloadedError),
     parameters=(header("Last-Event-ID", "The id of the last received event"),),

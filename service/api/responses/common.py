@@ -22,7 +22,13 @@ Instant = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 class ProblemBody(Struct, frozen=True):
     """An RFC 9457 problem. It may have more members."""
 
-    type: str
+    type: Annotated[
+        str,
+        Meta(
+            description="Address of the problem's page, relative to the service",
+            extra_json_schema={"format": "uri-reference", "examples": ["/problems/stale-run"]},
+        ),
+    ]
     title: str
     status: int
     detail: str
