@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from inspect import cleandoc
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -146,7 +145,7 @@ def _by_tag(document: Mapping[str, Any]) -> dict[str, list[tuple[str, str, Mappi
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"### {operation['summary']}", "", f"`{method.upper()} {path}`", "")
     if described := operation.get("description"):
-        yield from (cleandoc(described), "")
+        yield from (described, "")
     if parameters := operation.get("parameters"):
         yield from ("| parameter | in | type | |", "|---|---|---|---|")
         for each in parameters:
@@ -165,7 +164,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
 def _schema(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"### {name}", "")
     if described := schema.get("description"):
-        yield from (cleandoc(described), "")
+        yield from (described, "")
     properties: Mapping[str, Any] = schema.get("properties", {})
     if not properties:
         yield from (_type(schema), "")

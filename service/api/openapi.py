@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from inspect import cleandoc
 from typing import Any, Final, cast
 
 import msgspec
@@ -82,12 +83,15 @@ def without_keys(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable(schema: Any) -> Any:  # noqa: ANN401  (JSON)
-    r"""Return a schema with patterns that RE2, Go and JavaScript compile, too.
+    r"""Return a schema with patterns that RE2, Go and JavaScript compile, too, and with plain texts.
 
-    There `$` matches at the end alone, so the addition for Python is not needed.
+    There `$` matches at the end alone, so the addition for Python is not needed. Descriptions lose the
+    indentation of their docstrings.
 
     >>> portable({"items": [{"type": "string", "pattern": r"^a+$(?!\n)"}]})
     {'items': [{'type': 'string', 'pattern': '^a+$'}]}
+    >>> portable({"description": "A name.\n\n    Of a job."})
+    {'description': 'A name.\n\nOf a job.'}
     """
     match schema:
         case dict():
@@ -102,4 +106,6 @@ def portable(schema: Any) -> Any:  # noqa: ANN401  (JSON)
 def _portable_member(name: str, value: Any) -> Any:  # noqa: ANN401  (JSON)
     if name == "pattern" and isinstance(value, str):
         return value.removesuffix(ONLY_AT_THE_END)
+    if name == "description" and isinstance(value, str):
+        return cleandoc(value)
     return portable(value)
