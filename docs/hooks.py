@@ -12,6 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from service.api import spec_schema
 from service.api.problem_pages import REMEDIES, problem_types
 from service.server.app import create_app
 from service.settings import Settings
@@ -48,6 +49,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "api/openapi.md", content=openapi_page(document)))
     published = json.dumps({**document, "servers": SERVERS}, indent=2)
     files.append(File.generated(config, "api/openapi.json", content=published))
+    schema = spec_schema.written()
+    files.append(File.generated(config, "api/specification.schema.json", content=schema))
     files.append(File.generated(config, "api/problems.md", content=problems_page()))
     return files
 

@@ -128,6 +128,8 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
+    # Editors find their schema by this member, which is not a part of the specification.
+    spec.pop("$schema", None)
     named = spec.pop("job", None)
     if named is not None and job is not None and named != job:
         raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")

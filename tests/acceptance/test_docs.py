@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import spark_agent
+from service.api import spec_schema
 from service.api.problem_pages import problem_types
 from spark_agent.cli.common import DEFAULT_URL
 from tests.support.server import ROOT
@@ -110,6 +111,10 @@ def test_each_problem_has_its_section(site: Path) -> None:
     page = (site / "api/problems.html").read_text()
     for error in problem_types():
         assert f'id="{error.slug}"' in page, error.slug
+
+
+def test_the_schema_of_specifications_is_published(site: Path) -> None:
+    assert (site / "api/specification.schema.json").read_text() == spec_schema.written()
 
 
 def test_the_published_document_does_not_name_its_own_site_as_the_server(site: Path) -> None:
