@@ -23,6 +23,7 @@ from service.errors import (
     UnknownHostError,
     UnsupportedMediaTypeError,
 )
+from service.frontier.timestamps import EARLIEST, LATEST, MAX
 from service.model.keys import Role
 from service.model.pipeline_spec import NAME_PATTERN
 from service.model.runs import MAX_NUMBER
@@ -147,6 +148,26 @@ def _path_parameter(name: str) -> dict[str, Any]:
         "schema": {"type": "integer", "minimum": 1, "maximum": MAX_NUMBER}
         if name in _NUMBERS
         else {"type": "string", "pattern": NAME_PATTERN},
+    }
+
+
+def event_time() -> Mapping[str, Any]:
+    """Return the schema of an event time in the query."""
+    return _time(MAX, "Event time")
+
+
+def wall_clock() -> Mapping[str, Any]:
+    """Return the schema of a moment of the wall clock in the query."""
+    return _time(LATEST, "Moment of the wall clock")
+
+
+def _time(latest: int, kind: str) -> Mapping[str, Any]:
+    return {
+        "description": f"{kind}: in ms since the Unix epoch, or in RFC 3339",
+        "anyOf": [
+            {"type": "integer", "minimum": EARLIEST, "maximum": latest},
+            {"type": "string", "format": "date-time"},
+        ],
     }
 
 

@@ -23,6 +23,7 @@ from service.errors import (
     PayloadTooLargeError,
     ProblemError,
 )
+from service.frontier.timestamps import EARLIEST, LATEST, MAX, from_iso
 from service.model.pipeline_spec import NAME_PATTERN
 from service.telemetry.metrics import Metrics
 
@@ -250,9 +251,37 @@ def integer(request: Request, name: str, low: int, high: int, default: int | Non
     return default if value is None else whole_number(name, value, low, high)
 
 
+def moment(
+    request: Request, name: str, *, is_event: bool, default: int | None = None
+) -> int | None:
+    """Read a time from the query, in ms or in RFC 3339. Raises `InvalidRequestError`.
+
+    `is_event`: it may be the end of time, too.
+    """
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    end = f", or {MAX}" if is_event else ""
+    try:
+        # In a query, a plus sign that is not escaped is a space.
+        at = int(value) if _WHOLE.fullmatch(value) else from_iso(value.replace(" ", "+"))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"{name} is {value[:40]!r}: it must be ms or RFC 3339, and {error}"
+        ) from None
+    if EARLIEST <= at <= LATEST or (is_event and at == MAX):
+        return at
+    raise InvalidRequestError(
+        f"{name} is {value!r}: it must be ms or RFC 3339, {EARLIEST} to {LATEST}{end}"
+    )
+
+
+_WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
+
+
 def whole_number(name: str, value: str, low: int, high: int) -> int:
     """Read a whole number. Raises `InvalidRequestError`."""
-    if re.fullmatch(r"-?[0-9]{1,19}", value) is None or not low <= int(value) <= high:
+    if _WHOLE.fullmatch(value) is None or not low <= int(value) <= high:
         raise InvalidRequestError(
             f"{name} is {value!r}: it must be a whole number, {low} to {high}"
         )

@@ -26,7 +26,10 @@ for each stage, and carries the watermarks along the graph of stages.
 
 - Event times are whole milliseconds since the Unix epoch, UTC. `null` means that there is not a
   watermark yet, and 9223372036854775807 is the end of time.
-- Moments of the wall clock are RFC 3339 in members whose names end in `_at` or `since`.
+- Moments of the wall clock are RFC 3339. The exceptions are in ms: `oldest_work` and
+  `processing_watermark`, `at` of the history, and `now` of `whoami`.
+- The query takes times in both forms.
+- Lists that grow take `limit` and `cursor`. The cursor of the next page is `next`.
 - Errors are RFC 9457 problems: the address in `type` is a page of the service. A rejected request
   changes nothing.
 - With keys, each request needs `Authorization: Bearer`; `x-role` is the role that its key needs.

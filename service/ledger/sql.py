@@ -254,8 +254,10 @@ class SqlLedger(Ledger):
 
     @override
     @_reading
-    async def runs(self, db: AsyncConnection, job: str, limit: int) -> Sequence[RunRecord]:
-        return await runs.find_runs(db, job, limit)
+    async def runs(
+        self, db: AsyncConnection, job: str, limit: int, before: int | None = None
+    ) -> Sequence[RunRecord]:
+        return await runs.find_runs(db, job, limit, before)
 
     @override
     @_reading

@@ -135,6 +135,15 @@ def test_each_type_of_problem_has_a_remedy() -> None:
     assert len(set(slugs)) == len(slugs)
 
 
+def test_errors_of_other_modules_have_the_slugs_of_these() -> None:
+    known = {error.slug for error in problem_types()}
+    ahead = [ProblemError]
+    while ahead:
+        ahead += ahead.pop().__subclasses__()
+        for error in ahead:
+            assert error.slug in known | {"store-refused", "cannot-start"}, error
+
+
 async def test_the_type_of_each_problem_is_the_address_of_its_page(gauge: InProcess) -> None:
     for error in problem_types():
         # Some need more parameters, and their pages do not depend on them.
