@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from service.aggregator import Aggregator
 from service.api.bodies import BodyBudget, Reservation
+from service.api.body_times import Times
 from service.api.turns import Pace, Turns, WaitLimit
 from service.api.web import JSON, AllowedHosts, RawHeaders
 from service.errors import (
@@ -31,7 +32,7 @@ MAX_BODY = 16 * 2**20
 MAX_PIPELINE_BODY = 128 * 2**20
 
 _EXPLAINED: Final = 256 * 2**10
-"""The largest body in which an invalid value is searched for by its name: that takes long."""
+"""The largest body that is searched for an invalid value, or for times in RFC 3339: that takes long."""
 
 T = TypeVar("T")
 Body = bytes | bytearray
@@ -158,8 +159,12 @@ def decode(
     decoder: msgspec.json.Decoder[T],
     body: Body,
     refusal: type[ProblemError] = InvalidRequestError,
+    times: Times | None = None,
 ) -> T:
-    """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid."""
+    """Decode JSON into a body's type. Raises `MalformedJsonError`, or `refusal` if it is invalid.
+
+    `times`: a body may have times in RFC 3339, unless it is large.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -171,7 +176,19 @@ def decode(
         members: Any = msgspec.json.decode(body) if len(body) <= _EXPLAINED else _skim(body)
     except NOT_JSON as error:
         raise _malformed(error) from None
+    in_ms = members if times is None else _in_ms(times, members, refusal)
+    if in_ms != members:
+        return decode(decoder, _encoder.encode(in_ms), refusal)
     raise refusal(_explain(decoder.type, members, message))
+
+
+def _in_ms(times: Times, members: object, refusal: type[ProblemError]) -> object:
+    if not isinstance(members, dict):
+        return members
+    try:
+        return times(cast("dict[str, Any]", members))
+    except ValueError as error:
+        raise refusal(str(error)) from None
 
 
 _skim = msgspec.json.Decoder(msgspec.Raw).decode

@@ -28,7 +28,7 @@ for each stage, and carries the watermarks along the graph of stages.
   watermark yet, and 9223372036854775807 is the end of time.
 - Moments of the wall clock are RFC 3339. The exceptions are in ms: `oldest_work` and
   `processing_watermark`, `at` of the history, and `now` of `whoami`.
-- The query takes times in both forms.
+- Requests take times in both forms; bodies above 256 KiB take ms alone.
 - Lists that grow take `limit` and `cursor`. The cursor of the next page is `next`.
 - Errors are RFC 9457 problems: the address in `type` is a page of the service. A rejected request
   changes nothing.
@@ -86,17 +86,22 @@ def without_keys(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable(schema: Any) -> Any:  # noqa: ANN401  (JSON)
-    r"""Return a schema with patterns that RE2, Go and JavaScript compile, too, and with plain texts.
+    r"""Return a schema with patterns that RE2, Go and JavaScript compile, too, and in plain terms.
 
     There `$` matches at the end alone, so the addition for Python is not needed. Descriptions lose the
-    indentation of their docstrings.
+    indentation of their docstrings. Marked integers may be RFC 3339.
 
     >>> portable({"items": [{"type": "string", "pattern": r"^a+$(?!\n)"}]})
     {'items': [{'type': 'string', 'pattern': '^a+$'}]}
     >>> portable({"description": "A name.\n\n    Of a job."})
     {'description': 'A name.\n\nOf a job.'}
+    >>> portable({"type": "integer", "x-rfc-3339": True})
+    {'anyOf': [{'type': 'integer'}, {'type': 'string', 'format': 'date-time'}]}
     """
     match schema:
+        case {"x-rfc-3339": _, "type": kind, **rest}:
+            text = {"type": "string", "format": "date-time"}
+            return {**cast("dict[str, Any]", rest), "anyOf": [{"type": kind}, text]}
         case dict():
             members = cast("dict[str, Any]", schema)
             return {name: _portable_member(name, value) for name, value in members.items()}

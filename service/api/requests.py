@@ -21,12 +21,15 @@ T = TypeVar("T")
 
 MIN_TTL_MS, DEFAULT_TTL_MS, MAX_TTL_MS = 1_000, 10_000, 600_000
 
+IN_RFC_3339 = {"x-rfc-3339": True}
+"""Mark of an integer that may be sent in RFC 3339: `service.api.openapi` documents it."""
+
 Time = Annotated[
     int,
     Meta(
         description="Milliseconds since the Unix epoch, UTC: an instant of the years 0001 to 9999, or"
         f" {MAX} (the end of time)",
-        extra_json_schema={"examples": [1767225600000, MAX]},
+        extra_json_schema={"examples": [1767225600000, MAX], **IN_RFC_3339},
     ),
 ]
 JobsPattern = Annotated[
@@ -141,7 +144,8 @@ OldestWork = Annotated[
     int,
     Meta(
         description="Wall-clock arrival (ms) of the range's oldest unfinished work. Left out or null:"
-        " all work is finished. The processing watermark follows from these arrivals"
+        " all work is finished. The processing watermark follows from these arrivals",
+        extra_json_schema=IN_RFC_3339,
     ),
 ]
 Records = Annotated[
