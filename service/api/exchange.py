@@ -289,7 +289,7 @@ def moment(
     if EARLIEST <= at <= LATEST or (is_event and at == MAX):
         return at
     raise InvalidRequestError(
-        f"{name} is {value!r}: it must be ms or RFC 3339, {EARLIEST} to {LATEST}{end}"
+        f"{name} is {at}: it must be ms or RFC 3339, {EARLIEST} to {LATEST}{end}"
     )
 
 

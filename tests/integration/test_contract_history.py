@@ -148,7 +148,7 @@ async def test_a_watermark_that_stands_for_longer_than_history_is_kept_is_known_
     [
         ({"from_": "x"}, "from is 'x'"),
         ({"to": "1.5"}, "to is '1.5'"),
-        ({"to": str(2**63 - 1)}, "to is '9223372036854775807'"),
+        ({"to": str(2**63 - 1)}, "to is 9223372036854775807"),
         ({"from_": "5", "to": "4"}, "from is 5, which is after to, 4"),
         ({"points": "0"}, "points is '0'"),
         ({"points": "10001"}, "points is '10001'"),
@@ -259,7 +259,7 @@ async def test_a_reset_makes_an_estimate_start_over(stage: Stage):
     [
         ({}, "at is missing"),
         ({"at": "soon"}, "at is 'soon'"),
-        ({"at": "253402300800000"}, "at is '253402300800000'"),
+        ({"at": "253402300800000"}, "at is 253402300800000"),
         ({"at": "2026-02-30T00:00:00Z"}, "not an instant"),
         ({"at": "2026-01-01T00:00:00.0005Z"}, "a part of a millisecond"),
     ],
