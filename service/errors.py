@@ -120,6 +120,12 @@ class UnknownStageError(NotFoundError):
     slug = "unknown-stage"
 
 
+class UnknownRangeError(NotFoundError):
+    """The stage does not have this range."""
+
+    slug = "unknown-range"
+
+
 class UnknownRunError(NotFoundError):
     """The job does not have this run."""
 

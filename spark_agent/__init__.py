@@ -117,3 +117,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562)
     if not _MODULES[name].startswith(_WITHOUT_SPARK):
         check_pyspark()
     return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion: most are imported on first use."""
+    return sorted({*globals(), *__all__})

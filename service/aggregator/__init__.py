@@ -11,6 +11,7 @@ from service.aggregator.holders import HoldingRange
 from service.aggregator.keys import ANYONE, Keys
 from service.aggregator.overview import JobSummary, Overview
 from service.aggregator.range_summary import SLOWEST, Condition, RangeSummary, Window
+from service.aggregator.retirements import Retirement, Retiring
 from service.aggregator.states import StageState
 from service.aggregator.throttling import version_of
 
@@ -33,6 +34,8 @@ __all__ = [
     "Problem",
     "RangeSummary",
     "Retention",
+    "Retirement",
+    "Retiring",
     "StageState",
     "Window",
     "version_of",

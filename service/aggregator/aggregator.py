@@ -24,6 +24,7 @@ from service.aggregator.overview import Overviews
 from service.aggregator.problems import Problems
 from service.aggregator.range_summary import RangeSummaries
 from service.aggregator.reader import Reader
+from service.aggregator.retirements import Retirements
 from service.aggregator.states import StageState
 from service.aggregator.survey import survey
 from service.aggregator.throttling import Throttling
@@ -102,7 +103,8 @@ class Aggregator:
         self.definitions = Definitions(live, self._live, ledger, self._publisher, clock, limits)
         self.throttling = Throttling(self._live, clock, shutdown)
         self.examiner = Examiner(self._live, self.throttling)
-        self.explainer = Explainer(self._live, self.throttling, self.examiner)
+        self.retirements = Retirements(self._live, ledger, self._publisher, clock)
+        self.explainer = Explainer(self._live, self.throttling, self.examiner, self.retirements)
         self.reader = Reader(
             live, self._live, last_seen, self.throttling, self.examiner, shutdown, clock
         )
@@ -302,6 +304,8 @@ class Aggregator:
         if reported.grant is not None:
             self._metrics.count_grant(reported.grant)
         self._metrics.count_report(job, stage, report, reported, waiting=report.epoch is not None)
+        if reported.ends_retirement:
+            await self._save_end_of_retirement(job, stage)
         if not reported.advances:
             return reported, reported.view
         self._publisher.touch(job, (stage,))
@@ -312,6 +316,18 @@ class Aggregator:
             return reported, reported.view
         # As published by that round: later reads return this view, or a newer one.
         return reported, published.stages.get(stage, reported.view)
+
+    async def _save_end_of_retirement(self, job: str, stage: str) -> None:
+        """Record that a range reports again. Else it would be retired again after a loss of the live
+        store, and the watermark would pass rows of a range whose report was accepted.
+        """
+        self._publisher.touch(job, (stage,), saves=True)
+        try:
+            await self._live.flush(job)
+        except UnavailableError:
+            raise UnavailableError(
+                "the ledger has not recorded yet that a retired range reports again: retry"
+            ) from None
 
     async def _report(self, job: str, stage: str, report: Report) -> Reported:
         for _ in range(_MAX_JOINS):

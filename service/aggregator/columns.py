@@ -25,6 +25,7 @@ class Columns:
 
     promises: Int64s
     idle: Bools
+    retired: Bools
     raised_at_ms: Int64s
     owners: Int64s
     held_since_ms: Int64s
@@ -33,7 +34,10 @@ class Columns:
     def empty(cls, size: int) -> Columns:
         """Return columns of `size` ranges, to be filled."""
         return cls(
-            _int64s(size), np.empty(size, dtype=np.bool_), *(_int64s(size) for _ in range(3))
+            _int64s(size),
+            np.empty(size, dtype=np.bool_),
+            np.zeros(size, dtype=np.bool_),
+            *(_int64s(size) for _ in range(3)),
         )
 
     def fill(self, seen: StageObservation, start: int, chosen: slice) -> None:
@@ -41,6 +45,7 @@ class Columns:
         into = slice(chosen.start - start, chosen.stop - start)
         self.promises[into] = seen.promises[chosen]
         self.idle[into] = seen.idle[chosen]
+        self.retired[[i - start for i in seen.retired if chosen.start <= i < chosen.stop]] = True
         self.raised_at_ms[into] = seen.raised_at_ms[chosen]
         self.owners[into] = seen.owners[chosen]
         self.held_since_ms[into] = seen.held_since_ms[chosen]

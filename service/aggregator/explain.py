@@ -12,6 +12,7 @@ import numpy as np
 from service.aggregator.columns import Columns, on_columns
 from service.aggregator.health import Examiner, ended_text
 from service.aggregator.holders import HoldingRange, following, holding
+from service.aggregator.retirements import Retirement, Retirements
 from service.aggregator.throttling import Throttling
 from service.consistency.recovering_live_store import RecoveringLiveStore
 from service.errors import UnknownStageError
@@ -39,15 +40,22 @@ class Explanation:
     holders: Sequence[HoldingRange]
     """The ranges that hold back the last stage of the path, the longest-holding first."""
     holders_total: int
+    retired: Sequence[Retirement]
+    """The retired ranges of the stage and of the stages above it."""
 
 
 class Explainer:
     """Explains watermarks."""
 
     def __init__(
-        self, live: RecoveringLiveStore, throttling: Throttling, examiner: Examiner
+        self,
+        live: RecoveringLiveStore,
+        throttling: Throttling,
+        examiner: Examiner,
+        retirements: Retirements,
     ) -> None:
         self._live = live
+        self._retirements = retirements
         self._throttling = throttling
         self._examiner = examiner
 
@@ -69,9 +77,10 @@ class Explainer:
         root, step = way[-1]
         above = pipeline.ancestors((stage,))
         health = (await self._examiner.healths(view, above, observed, now))[stage]
+        retired = await self._retirements.among(job, observed)
         if step is Step.FINAL or root not in observed:
-            because = f"{stage} is final: nothing more will come"
-            return Explanation(stage, view.stages[stage], health, because, way, [], 0)
+            because = f"{stage} is final: nothing more will come" + _retired_text(retired)
+            return Explanation(stage, view.stages[stage], health, because, way, [], 0, retired)
         is_source = pipeline.stages[root].is_source
         held = await on_columns(partial(_held, is_source=is_source, limit=limit), observed[root])
         views = await self._live.range_views(job, root, held.chosen)
@@ -97,7 +106,10 @@ class Explainer:
             because = f"{_stands(stage, root, watermarks[stage].output)}: {cause}"
         if holders and holders[0].reason is Reason.BEHIND:
             because += _may_run(root, holders[0].view, throttle.groups)
-        return Explanation(stage, view.stages[stage], health, because, way, holders, held.total)
+        because += _retired_text(retired)
+        return Explanation(
+            stage, view.stages[stage], health, because, way, holders, held.total, retired
+        )
 
     async def _cause(
         self,
@@ -124,6 +136,16 @@ _HEALTH: Final[Mapping[Reason, tuple[Health, ...]]] = {
     Reason.STALLED: (Health.STALLED,),
 }
 """The reasons that are problems: all ranges with the same reason are counted, not only the first."""
+
+
+def _retired_text(retired: Sequence[Retirement]) -> str:
+    """Write the ranges that are not waited for by an operator's declaration; empty: none."""
+    if not retired:
+        return ""
+    first = retired[0]
+    more = f", and {len(retired) - 1:,} more" if len(retired) > 1 else ""
+    reason = "" if first.because is None else f" ({first.because})"
+    return f"; range {first.range} of {first.stage} is retired{reason}{more}"
 
 
 def _stands(stage: str, root: str, output: int) -> str:

@@ -29,6 +29,8 @@ class Condition(StrEnum):
 
     FINAL = "final"
     """Nothing more will come."""
+    RETIRED = "retired"
+    """The stage does not wait for it, by an operator's declaration."""
     IDLE = "idle"
     """The stage does not wait for it."""
     NEVER_REPORTED = "never_reported"
@@ -40,7 +42,9 @@ class Condition(StrEnum):
 
 _CONDITIONS = tuple(Condition)
 _ACTIVE = _CONDITIONS.index(Condition.ACTIVE)
-_NOT_WAITED_FOR = (_CONDITIONS.index(Condition.FINAL), _CONDITIONS.index(Condition.IDLE))
+_NOT_WAITED_FOR = tuple(
+    _CONDITIONS.index(each) for each in (Condition.FINAL, Condition.RETIRED, Condition.IDLE)
+)
 
 SLOWEST = "slowest"
 """Listing of the ranges that the stage waits for, the lowest promise first."""
@@ -141,7 +145,7 @@ class _Digest:
 
 
 def _digest(columns: Columns, *, start: int, window: Window, now: Instant) -> _Digest:
-    conditions = conditions_of(columns.promises, columns.idle, columns.owners)
+    conditions = conditions_of(columns.promises, columns.idle, columns.retired, columns.owners)
     chosen, matching = _listed(conditions, columns.promises, window)
     return _Digest(
         _buckets(conditions, columns.promises, start, window.buckets),
@@ -152,13 +156,19 @@ def _digest(columns: Columns, *, start: int, window: Window, now: Instant) -> _D
     )
 
 
-def conditions_of(promises: Int64s, idle: Bools, owners: Int64s) -> npt.NDArray[np.uint8]:
+def conditions_of(
+    promises: Int64s, idle: Bools, retired: Bools, owners: Int64s
+) -> npt.NDArray[np.uint8]:
     """Return the condition of each range, as its index in `Condition`.
 
     >>> found = conditions_of(
-    ...     np.array([MAX, 5, MIN, 7, 8]), np.array([0, 1, 0, 0, 0], bool), np.array([0, 1, 1, 0, 1]))
+    ...     np.array([MAX, MAX, 5, MIN, 7, 8]),
+    ...     np.array([0, 0, 1, 0, 0, 0], bool),
+    ...     np.array([0, 1, 0, 0, 0, 0], bool),
+    ...     np.array([0, 0, 1, 1, 0, 1]),
+    ... )
     >>> [_CONDITIONS[each].value for each in found]
-    ['final', 'idle', 'never_reported', 'expired', 'active']
+    ['final', 'retired', 'idle', 'never_reported', 'expired', 'active']
     """
     found = np.full(len(promises), _ACTIVE, dtype=np.uint8)
     # The last written condition stays: so in the opposite order.
@@ -167,6 +177,7 @@ def conditions_of(promises: Int64s, idle: Bools, owners: Int64s) -> npt.NDArray[
         (Condition.NEVER_REPORTED, promises == MIN),
         (Condition.IDLE, idle),
         (Condition.FINAL, promises == MAX),
+        (Condition.RETIRED, retired),
     ):
         # Rather than `found[where] = …`, which keeps the interpreter's lock.
         np.copyto(found, _CONDITIONS.index(condition), where=where)

@@ -32,6 +32,7 @@ _PATH_DOCS = {
     "job": "The job",
     "stage": "The stage",
     "run": "The number of the run",
+    "range": "The shard, or the key range by its bounds",
     "key": "The name of the key",
 }
 _NUMBERS = frozenset({"run"})

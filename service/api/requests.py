@@ -99,6 +99,18 @@ class EndRun(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class Retire(Struct, frozen=True, forbid_unknown_fields=True):
+    """The retirement of a range that is gone for good."""
+
+    because: Annotated[
+        str,
+        Meta(min_length=1, max_length=500, pattern=_TEXT, description="The reason, for the audit"),
+    ]
+    dry_run: Annotated[
+        bool, Meta(description="true: show the watermarks that would move, and change nothing")
+    ] = False
+
+
 class ReportClaim(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A claim of the ranges of a report. It outranks leases with a smaller run, epoch and attempt."""
 
@@ -382,4 +394,5 @@ class CreateKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 REQUESTS = (
     OpenRun, EndRun, ClaimBody, Tokens, SourceReport, KeyedReport, CommitBody, CreateKey,
+    Retire,
 )  # fmt: skip

@@ -71,9 +71,13 @@ class Publisher:
         dropped, self._dropped = frozenset(self._dropped), set()
         return dropped
 
-    def touch(self, job: str, stages: Iterable[str]) -> None:
-        """Let the next round publish what these stages agree on."""
-        self._touch(job).stages.update(stages)
+    def touch(self, job: str, stages: Iterable[str], *, saves: bool = False) -> None:
+        """Let the next round publish what these stages agree on; with `saves`, in one transaction with
+        the checkpoint of the job's changed ranges.
+        """
+        touched = self._touch(job)
+        touched.stages.update(stages)
+        touched.saves |= saves
 
     def touch_epochs(self, job: str, state: LiveState, epochs: Mapping[str, int]) -> None:
         """Let the next round record these epochs, and publish what they have advanced."""
@@ -359,11 +363,11 @@ class Publisher:
             published, agreements, stages & view.pipeline.stages.keys()
         )
         epochs = touched.epochs if touched.state == (view.incarnation, view.generation) else {}
-        if not advances and not epochs:
-            return view, None
         # The promises of a committed epoch are saved with it: after a crash nobody would report them
         # again.
-        chunks = await self._live.unsaved(job) if epochs else ()
+        chunks = await self._live.unsaved(job) if epochs or touched.saves else ()
+        if not advances and not epochs and not chunks:
+            return view, None
         return view, JobRecord(
             job=job,
             incarnation=view.incarnation,
@@ -373,10 +377,11 @@ class Publisher:
             advances=advances,
             epochs=epochs,
             chunks=chunks,
-            # A record that leaves an idle member out must not miss that it became active meanwhile. And
-            # the first attempt takes the cheap way, which works unless another replica records.
+            # A record without an idle or a retired member must not miss that it became active meanwhile.
+            # The first attempt takes the cheap way, which works unless another replica records.
             unless_newer=(first and not epochs)
-            or any(w.idle for w in (*published.values(), *advances.values())),
+            or any(w.idle for w in (*published.values(), *advances.values()))
+            or any(each.without_retired for each in agreements.values()),
         )
 
 

@@ -141,6 +141,13 @@ class RecoveringLiveStore(JobState):
         return await self._expire_then_run(job, partial(self._live.settle, job, stage, decisions))
 
     @override
+    async def retire(self, job: str, stage: str, range_name: str) -> bool:
+        step = partial(self._live.retire, job, stage, range_name)
+        result = await self._expire_then_run(job, step)
+        self._changes[job] += 1
+        return result
+
+    @override
     async def range_views(
         self, job: str, stage: str, indices: Sequence[int]
     ) -> Sequence[RangeView]:

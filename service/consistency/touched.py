@@ -43,6 +43,8 @@ class TouchedJob:
     done: asyncio.Future[Published] = field(default_factory=_new_future)
     is_awaited: bool = False
     """True if a request waits for the next round."""
+    saves: bool = False
+    """True if the round also saves the changed promises, as it does with epochs."""
     requests: list[SpanContext] = field(default_factory=list["SpanContext"])
     """Spans of these reports and commits, while requests are traced; at most `MOST_LINKS`."""
 
@@ -82,6 +84,7 @@ class TouchedJob:
         self.add_epochs(newer.state, newer.epochs)
         self.discarded |= newer.discarded
         self.is_awaited |= newer.is_awaited
+        self.saves |= newer.saves
         self.requests = [*self.requests, *newer.requests][:MOST_LINKS]
         self.done.add_done_callback(lambda done: _forward(done, newer.done))
 

@@ -6,7 +6,8 @@ a stage (its input watermark). A *member* of the agreement is a range, or an ups
 - *unknown*: it has never promised. Unknown is neither zero nor absent: the watermark does not advance.
 - *active*: it has promised, and more may come.
 - *idle*: it is left out of the minimum.
-- *final*: it has promised `MAX`. It holds nothing back, but does not advance the others either.
+- *final*: it has promised `MAX`. It holds nothing back, but does not advance the others either. A
+  retired range counts as final (see `retirement`).
 
 While a member is idle and none is active, the promises of all members stay true: the watermark is the
 minimum over *all* promises, including those of the idle members. One final and one idle member must not
@@ -16,7 +17,7 @@ jump to the end of time (a known bug of Flink, FLINK-38477).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.frontier.timestamps import MAX, MIN
 
@@ -35,6 +36,8 @@ class Agreement:
 
     watermark: int
     idle: bool = False
+    without_retired: bool = field(default=False, compare=False)
+    """True if a member is retired. It may report again before this is published: then it counts."""
 
 
 STAND_STILL = Agreement(MIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from service.frontier.agreement import Agreement, agree, agree_keyed
 from service.frontier.timestamps import MAX, MIN
 
 Int64s = npt.NDArray[np.int64]
@@ -42,6 +43,24 @@ def weights(promises: Int64s, idle: Bools) -> Int64s:
     True
     """
     return np.where(idle, MAX, promises)
+
+
+def column_agreement(promises: Int64s, idle: Bools, *, is_keyed: bool) -> Agreement:
+    """`agreement.agree` of the shards of a source, or `agreement.agree_keyed` of key ranges.
+
+    >>> promises, idle = np.array([9, 5, MAX]), np.array([False, True, False])
+    >>> column_agreement(promises, idle, is_keyed=False)
+    Agreement(watermark=9, idle=False)
+    >>> column_agreement(promises, idle, is_keyed=True)
+    Agreement(watermark=5, idle=False)
+    """
+    is_final = promises == MAX
+    rests = idle & ~is_final
+    resting, final = int(np.count_nonzero(rests)), int(np.count_nonzero(is_final))
+    if is_keyed:
+        return agree_keyed(int(promises.min()), len(promises), resting, final)
+    lowest_idle = int(promises.min(initial=MAX, where=rests))
+    return agree(int(weights(promises, idle).min()), resting, lowest_idle)
 
 
 def lowest(values: Int64s, count: int) -> Int64s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.frontier.graph import Status
+from service.frontier.retirement import counted_promise
 from service.frontier.timestamps import MAX, MIN
 
 
@@ -44,15 +45,15 @@ def may_observe(observed_input: int | None, published_input: int) -> bool:
     return observed_input is None or observed_input <= published_input
 
 
-def range_status(promise: int, *, idle: bool) -> Status:
-    """Return the status of a range.
+def range_status(promise: int, *, idle: bool, retired: bool = False) -> Status:
+    """Return the status of a range. A retired range counts as final.
 
     >>> range_status(MIN, idle=False), range_status(5, idle=False), range_status(5, idle=True)
     (<Status.UNKNOWN: 'unknown'>, <Status.ACTIVE: 'active'>, <Status.IDLE: 'idle'>)
-    >>> range_status(MAX, idle=True)
-    <Status.FINAL: 'final'>
+    >>> range_status(MAX, idle=True), range_status(5, idle=False, retired=True)
+    (<Status.FINAL: 'final'>, <Status.FINAL: 'final'>)
     """
-    if promise == MAX:
+    if counted_promise(promise, retired=retired) == MAX:
         return Status.FINAL
     if idle:
         return Status.IDLE

@@ -39,7 +39,11 @@ async def write_audit(
 
 
 async def read_audit(
-    db: AsyncConnection, limit: int, before: int | None, job: str | None
+    db: AsyncConnection,
+    limit: int,
+    before: int | None,
+    job: str | None,
+    action: Action | None,
 ) -> Sequence[AuditRecord]:
     """Return the newest records, newest first."""
     found = select(audit).order_by(audit.c.number.desc()).limit(limit)
@@ -47,6 +51,8 @@ async def read_audit(
         found = found.where(audit.c.number < before)
     if job is not None:
         found = found.where(audit.c.job == job)
+    if action is not None:
+        found = found.where(audit.c.action == action.value)
     return [
         AuditRecord(
             number=row.number,

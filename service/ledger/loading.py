@@ -20,6 +20,12 @@ def unknown_job(job: str) -> UnknownJobError:
     return UnknownJobError(f"there is no job {job!r}")
 
 
+async def draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:
+    """Draw the number of a job's next incarnation."""
+    row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
+    return int(row.number)
+
+
 async def load_job(db: AsyncConnection, job: str) -> StoredJob:
     """Load a job, without its checkpoint. Raises `UnknownJobError`."""
     found = await load_jobs(db, [job])

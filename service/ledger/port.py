@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.frontier.graph import StageWatermark
-from service.model.audit import AuditRecord, Deed
+from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk, Columns
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StageView, StoredJob
@@ -56,7 +56,8 @@ class JobRecord:
     chunks: Sequence[CheckpointChunk] = ()
     unless_newer: bool = False
     """True if nothing newer than `seen` may have been recorded. Advances are joins, so their order does
-    not matter. Idleness is not a join: it must not be recorded after the report that ended it."""
+    not matter. Idleness and a retirement are not joins: neither must be recorded after the report that
+    ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +256,17 @@ class Ledger(Protocol):
         """Store the last uses of keys, given by their digests, to about a minute."""
         ...
 
+    async def note_deed(self, deed: Deed, job: str, detail: str) -> None:
+        """Record a change of the live store in the audit, before the change is made."""
+        ...
+
     async def read_audit(
-        self, limit: int, before: int | None, job: str | None
+        self, limit: int, before: int | None, job: str | None, action: Action | None = None
     ) -> Sequence[AuditRecord]:
         """Return the newest records of the audit, newest first.
 
-        `before`: only records with a lower number; `job`: only records about this job.
+        `before`: only records with a lower number; `job`: only records about this job; `action`: only
+        records of this action.
         """
         ...
 

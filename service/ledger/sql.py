@@ -23,12 +23,12 @@ from service.ledger import statements as sql
 from service.ledger.checkpoints import Checkpoints
 from service.ledger.database import Database
 from service.ledger.layouts import add_stages, change_layouts, check_joined
-from service.ledger.loading import load_job, load_jobs, unknown_job
+from service.ledger.loading import draw_incarnation, load_job, load_jobs, unknown_job
 from service.ledger.port import JobHead, JobRecord, Ledger, NewLayout, Recorded, Thinned
 from service.ledger.recording import record_each, record_in_one_statement
 from service.ledger.rows import new_job_row
 from service.ledger.tables import jobs, promise_chunks, stages
-from service.model.audit import AuditRecord, Deed
+from service.model.audit import Action, AuditRecord, Deed
 from service.model.checkpoints import CheckpointChunk
 from service.model.history import HistoryPoint
 from service.model.jobs import Specification, StoredJob
@@ -139,7 +139,7 @@ class SqlLedger(Ledger):
         if not jobs:
             return {}
         # Drawn only once the rows are locked, so that a job's numbers rise in the order they are begun.
-        drawn = [await _draw_incarnation(db, job, at_ms) for job in jobs]
+        drawn = [await draw_incarnation(db, job, at_ms) for job in jobs]
         await db.execute(
             sql.BEGIN_INCARNATION,
             [
@@ -157,7 +157,7 @@ class SqlLedger(Ledger):
         row = (await db.execute(sql.LOCK_JOB, {"b_job": layout.job})).one_or_none()
         if row is not None and not row.deleted:
             return None
-        number = await _draw_incarnation(db, layout.job, at_ms)
+        number = await draw_incarnation(db, layout.job, at_ms)
         if row is not None:
             await db.execute(
                 sql.REVIVE_JOB,
@@ -381,16 +381,21 @@ class SqlLedger(Ledger):
     @override
     @_reading
     async def read_audit(
-        self, db: AsyncConnection, limit: int, before: int | None, job: str | None
+        self,
+        db: AsyncConnection,
+        limit: int,
+        before: int | None,
+        job: str | None,
+        action: Action | None = None,
     ) -> Sequence[AuditRecord]:
-        return await audit.read_audit(db, limit, before, job)
+        return await audit.read_audit(db, limit, before, job, action)
+
+    @override
+    @_writing
+    async def note_deed(self, db: AsyncConnection, deed: Deed, job: str, detail: str) -> None:
+        await audit.write_audit(db, deed, job=job, detail=detail)
 
     @override
     @_writing
     async def trim_audit(self, db: AsyncConnection, keep_until_ms: int) -> int:
         return await audit.trim_audit(db, keep_until_ms)
-
-
-async def _draw_incarnation(db: AsyncConnection, job: str, at_ms: int) -> int:
-    row = (await db.execute(sql.DRAW_INCARNATION, {"job": job, "opened_at_ms": at_ms})).one()
-    return int(row.number)

@@ -220,6 +220,15 @@ class JobState(Protocol):
         """
         ...
 
+    async def retire(self, job: str, stage: str, range_name: str) -> bool:
+        """Retire a range until its next report (see `service.frontier.retirement`).
+
+        Return whether the stage's agreement is ahead of its published watermark, and must be published.
+        A range that is retired or final already stays unchanged. Raises `InvalidRequestError` for a
+        passthrough, `UnknownRangeError`.
+        """
+        ...
+
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:

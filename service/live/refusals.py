@@ -17,6 +17,7 @@ from service.errors import (
     PayloadTooLargeError,
     StaleEpochError,
     StaleRunError,
+    UnknownRangeError,
     UnknownStageError,
 )
 from service.frontier.timestamps import to_wire
@@ -27,6 +28,11 @@ from service.model.reports import MAX_REPORTED, Report
 def unknown_stage(job: str, stage: str) -> UnknownStageError:
     """Return the error: the job does not have the stage."""
     return UnknownStageError(f"job {job!r} has no stage {stage!r}")
+
+
+def unknown_range(stage: str, name: str) -> UnknownRangeError:
+    """Return the error: the stage does not have the range."""
+    return UnknownRangeError(f"stage {stage!r} has no range {name!r}")
 
 
 def no_ranges(stage: str) -> InvalidRequestError:

@@ -15,6 +15,7 @@ class Action(StrEnum):
     DELETE_JOB = "delete-job"
     OPEN_RUN = "open-run"
     END_RUN = "end-run"
+    RETIRE_RANGE = "retire-range"
     CREATE_KEY = "create-key"
     REVOKE_KEY = "revoke-key"
 

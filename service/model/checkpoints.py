@@ -15,11 +15,17 @@ from service.frontier.timestamps import MIN
 CHUNK = 4_096
 """Ranges in one `CheckpointChunk`: one changed promise adds 32 KiB for each column to a checkpoint."""
 
-COLUMNS: Final[Mapping[str, int]] = {"promises": MIN, "raised_at_ms": 0, "unfinished": 0}
+COLUMNS: Final[Mapping[str, int]] = {
+    "promises": MIN,
+    "raised_at_ms": 0,
+    "unfinished": 0,
+    "retired": 0,
+}
 """The columns of a checkpoint, each with the value of a range without one. The ledger's
 table and rows follow from this. Each live store saves the columns of these names, and begins with them.
 `unfinished` is 1 for a range that has reported unfinished work (`Facts.is_unfinished`): after a loss of
-the live store such a range must not count as quiet.
+the live store such a range must not count as quiet. `retired` is 1 for a range that is waited for no
+longer; its promise is the one that it has kept.
 """
 
 Columns = Mapping[str, Int64s]
@@ -78,7 +84,7 @@ def packed_columns(columns: Columns, chunk: int) -> Mapping[str, bytes]:
 
     >>> columns = joined_columns(2, [(0, {"unfinished": packed_flags([1])})])
     >>> {name: len(packed) for name, packed in packed_columns(columns, 0).items()}
-    {'promises': 16, 'raised_at_ms': 16, 'unfinished': 16}
+    {'promises': 16, 'raised_at_ms': 16, 'unfinished': 16, 'retired': 16}
     """
     part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
     return {name: packed_column(column[part]) for name, column in columns.items()}

@@ -111,10 +111,12 @@ class Census:
 
     total: int
     reported: int
-    """Ranges that have promised."""
+    """Ranges that have promised, or are retired."""
     idle: int
     final: int
     leased: int
+    retired: int = 0
+    """Ranges that are waited for no longer; none of them is idle or final as well."""
 
 
 @dataclass(frozen=True, slots=True)

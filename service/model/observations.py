@@ -26,6 +26,7 @@ class StageObservation:
     layout: Layout
     """The ranges of the columns: an index has no meaning in any other layout."""
     promises: Int64s
+    """As they count: see `counted_promise`."""
     idle: Bools
     reported_at_ms: Int64s
     """Instant of each range's last applied report; 0: never."""
@@ -41,6 +42,8 @@ class StageObservation:
     clock of leases; 0: without a lease since its state began."""
     idle_by_policy: Collection[int]
     """The ranges that are idle by policy, by index."""
+    retired: Collection[int]
+    """The retired ranges, by index."""
     commits: Commits | None
     """The stage's commits; kept only if it has a policy for idleness."""
     kept: CommittedHolds | None = None

@@ -132,6 +132,8 @@ class Reported(msgspec.Struct, frozen=True):
     """The ranges of the report, by name."""
     grant: Grant | None = None
     """The lease that the report has claimed. None: without a claim."""
+    ends_retirement: bool = False
+    """True if a range of the report was retired until now, which must be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,5 +202,6 @@ class RangeView:
     raised_at_ms: int | None
     """Instant of the last move of its promise."""
     facts: Facts | None
+    retired: bool = False
     waiting_promise: int | None = None
     """The greatest promise in an epoch that is not committed; only of `range_views`."""

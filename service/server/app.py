@@ -30,6 +30,7 @@ from service.api import (
     problem_pages,
     range_summaries,
     reports,
+    retirements,
     runs,
     watermarks,
 )
@@ -171,8 +172,8 @@ def create_app(settings: Settings | None = None, *, clock: Clock = _SYSTEM_CLOCK
             await asyncio.to_thread(tracing.stop)
 
     modules = (
-        reports, watermarks, history, explanations, diagnoses, range_summaries, leases, runs, pipelines,
-        keys, operations,
+        reports, watermarks, history, explanations, diagnoses, range_summaries, retirements, leases,
+        runs, pipelines, keys, operations,
     )  # fmt: skip
     resources = [module.endpoints for module in modules]
     app = Application(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections.abc import Mapping
+from importlib.metadata import version
+from platform import python_version
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Histogram,
+    Info,
     ProcessCollector,
     disable_created_metrics,
 )
@@ -88,6 +91,9 @@ class Metrics:
             registry=self.registry,
         )
 
+        Info("tidegauge_build", "Versions of this process", registry=self.registry).info(
+            {"version": version("tidegauge"), "python": python_version()}
+        )
         self._arrivals: ByStage = Tally()
         self._expired: ByStage = Tally()
         ProcessCollector(registry=self.registry)

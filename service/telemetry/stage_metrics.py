@@ -131,14 +131,19 @@ class StageMetrics:
         ranges = _gauge(
             "tidegauge_stage_ranges",
             "Ranges of a stage by state: total, reported, never_reported, leased, unleased (neither"
-            " leased nor final), idle, final",
+            " leased, final nor retired), idle, final",
             "state",
+        )
+        retired = _gauge(
+            "tidegauge_retired_ranges",
+            "Ranges of a stage that it does not wait for, by an operator's declaration",
         )
         for each in self._survey.stages:
             if each.census is not None:
                 for state, count in _states(each.census).items():
                     ranges.add_metric([each.job, each.stage, state], count)
-        yield ranges
+                retired.add_metric([each.job, each.stage], each.census.retired)
+        return iter((ranges, retired))
 
     def _work(self) -> Iterator[Metric]:
         system_lag = _gauge(
@@ -185,7 +190,7 @@ def _states(census: Census) -> dict[str, int]:
         "reported": census.reported,
         "never_reported": census.total - census.reported,
         "leased": census.leased,
-        "unleased": max(0, census.total - census.leased - census.final),
+        "unleased": max(0, census.total - census.leased - census.final - census.retired),
         "idle": census.idle,
         "final": census.final,
     }

@@ -23,6 +23,7 @@ from spark_agent.client.errors import (
     Refused,
     Unauthenticated,
     UnknownJob,
+    UnknownRange,
     UnknownStage,
 )
 from spark_agent.client.watermark_wait import WaitOutcome
@@ -155,10 +156,10 @@ def explained(
         raise exit_with(
             command, f"{error.problem.get('detail', error)} at {url}: see `tidegauge show`"
         ) from None
-    except UnknownStage as error:
-        raise exit_with(
-            command, f"{error.problem.get('detail', error)}: see `tidegauge show {job or 'JOB'}`"
-        ) from None
+    except (UnknownStage, UnknownRange) as error:
+        listing = "show" if isinstance(error, UnknownStage) else "ranges"
+        detail = error.problem.get("detail", error)
+        raise exit_with(command, f"{detail}: see `tidegauge {listing} {job or 'JOB'}`") from None
     except Refused as error:
         raise exit_with(command, str(error.problem.get("detail", error))) from None
     except WrongAddress as error:

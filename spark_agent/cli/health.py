@@ -84,7 +84,11 @@ def range_text(each: RangeAnswer, stage_health: str | None) -> str:
     ('active', 'no worker')
     >>> range_text(held | {"holder": None}, "ended")
     'ended'
+    >>> range_text(held | {"status": "final", "retired": True}, "ok")
+    'retired'
     """
+    if each.get("retired"):
+        return "retired"
     if each["status"] != "active" or each["holder"]:
         return each["status"]
     return "ended" if stage_health == "ended" else "no worker"

@@ -22,6 +22,7 @@ from spark_agent.client.responses import (
     JobsAnswer,
     ProblemsAnswer,
     RangesAnswer,
+    RetireAnswer,
     RunOutcome,
     RunsAnswer,
     SnapshotAnswer,
@@ -166,6 +167,14 @@ class AsyncClient:
     async def problems(self, *, limit: int = 100) -> ProblemsAnswer:
         """See `Client`."""
         return await self._run(self._client.problems, limit=limit)
+
+    async def retire(
+        self, job: str, stage: str, range_name: str, because: str, *, dry_run: bool = False
+    ) -> RetireAnswer:
+        """See `Client`."""
+        return await self._run(
+            self._client.retire, job, stage, range_name, because, dry_run=dry_run
+        )
 
     async def throttle(self, job: str) -> ThrottleAnswer:
         """See `Client`."""

@@ -46,6 +46,7 @@ from spark_agent.client.responses import (
     JobsAnswer,
     ProblemsAnswer,
     RangesAnswer,
+    RetireAnswer,
     RunOutcome,
     RunsAnswer,
     SnapshotAnswer,
@@ -120,7 +121,7 @@ class Throttle:
 
 
 class Client:
-    """A client of one service, with a pool of connections. Safe for use by several threads.
+    """A client of one service, safe for several threads. `with` closes its connections at the end.
 
     Every call is retried for `patience_ms` while the service is unavailable, and then raises
     `Unavailable`. `timeout_ms` limits a single attempt. A rejected request raises `Refused`, which is
@@ -161,6 +162,16 @@ class Client:
             clock=self._clock,
             jitter=jitter,
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use. A later call opens new ones."""
+        self._http.close()
 
     def without_retries(self, timeout_ms: int) -> Self:
         """Return a client on the same connections that makes single attempts of this length."""
@@ -495,6 +506,18 @@ class Client:
         """Return the ranges that hold a stage's watermark back, and the reason."""
         path = f"{_stage(job, stage)}/explain?limit={limit}"
         return cast("ExplainAnswer", self._http.call("GET", path)[0])
+
+    def retire(
+        self, job: str, stage: str, range_name: str, because: str, *, dry_run: bool = False
+    ) -> RetireAnswer:
+        """Retire a range that is gone for good: its stage does not wait for it until its next report.
+
+        Return the watermarks that move by it at once; with `dry_run`, without a change. Raises
+        `UnknownRange`.
+        """
+        path = f"{_stage(job, stage)}/ranges/{_name('range', range_name)}/retire"
+        body: Json = {"because": because, "dry_run": dry_run}
+        return cast("RetireAnswer", self._http.call("POST", path, body)[0])
 
     def throttle(self, job: str) -> ThrottleAnswer:
         """Return the throttle advice for a job's sources."""

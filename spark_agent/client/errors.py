@@ -69,6 +69,12 @@ class UnknownStage(Refused):
     slug = "unknown-stage"
 
 
+class UnknownRange(Refused):
+    """The stage does not have this range."""
+
+    slug = "unknown-range"
+
+
 class PreconditionRequired(Refused):
     """The job is declared otherwise, and the request does not allow a replacement."""
 

@@ -105,6 +105,7 @@ class RangeCounts(TypedDict):
     idle: int
     final: int
     leased: int
+    retired: NotRequired[int]
 
 
 class WatermarkAnswer(TypedDict):
@@ -160,6 +161,7 @@ class RangeAnswer(TypedDict):
     fence: int | None
     expires_in_ms: int | None
     reported_at: str | None
+    retired: NotRequired[bool]
 
 
 class RangesAnswer(TypedDict):
@@ -222,6 +224,44 @@ class HolderAnswer(TypedDict):
     position: NotRequired[str]
 
 
+class RetiredAnswer(TypedDict):
+    """A range that is not waited for, by an operator's declaration."""
+
+    stage: str
+    range: str
+    because: str | None
+    by: str | None
+    since: str | None
+
+
+class StandAnswer(TypedDict):
+    """The watermarks of a stage, before or after a retirement."""
+
+    input_watermark: int | None
+    output_watermark: int | None
+    status: str
+
+
+class MoveAnswer(TypedDict):
+    """A stage whose watermarks move by a retirement."""
+
+    stage: str
+    before: StandAnswer
+    after: StandAnswer
+
+
+class RetireAnswer(TypedDict):
+    """The retirement of a range, with the watermarks that move by it at once."""
+
+    job: str
+    stage: str
+    range: str
+    retired: bool
+    promise: int | None
+    holder: str | None
+    moves: Sequence[MoveAnswer]
+
+
 class ExplainAnswer(TypedDict):
     """Explanation of a stage's watermark."""
 
@@ -235,6 +275,7 @@ class ExplainAnswer(TypedDict):
     path: Sequence[StepAnswer]
     holders: Sequence[HolderAnswer]
     holders_total: int
+    retired: NotRequired[Sequence[RetiredAnswer]]
 
 
 class HeldByAnswer(TypedDict):

@@ -30,6 +30,7 @@ from spark_agent.client.errors import (
     StaleRun,
     Unauthenticated,
     UnknownJob,
+    UnknownRange,
     UnknownStage,
 )
 from spark_agent.client.reports import Json
@@ -49,6 +50,7 @@ _REFUSALS: Final = {
         Forbidden,
         UnknownJob,
         UnknownStage,
+        UnknownRange,
         PreconditionRequired,
         ChangedMeanwhile,
         LimitReached,
@@ -91,6 +93,10 @@ class Transport:
         made = copy(self)
         made.__dict__.update(_timeout_ms=timeout_ms, _patience_ms=timeout_ms, _retries=False)
         return made
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._pool.clear()
 
     def ready(self) -> bool:
         """Return whether the service and its stores answer, without retrying."""

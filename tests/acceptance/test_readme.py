@@ -173,6 +173,21 @@ def test_the_example_of_dynamic_shards(service: Service) -> None:
     assert final["watermark"]["output_watermark"] == shown["output_watermark"] == 1_767_225_600_000
 
 
+def test_the_example_of_retirement(service: Service) -> None:
+    text = run_example(service, "define water ")
+    assert "taps: output 2025-12-31T23:00:00.000Z -> 2026-01-01T00:00:00.000Z" in text
+    assert "tap-2 of taps is retired until its next report" in text
+    json_part, _, after = text.partition("tap-2 of taps has promised")
+    shown = answers(json_part)[-1]
+    assert (shown["retired"], shown["moves"][0]["after"]["output_watermark"]) == (
+        False,
+        1767225600000,
+    )
+    explained, last = answers(after[after.index("{") :])
+    assert explained["retired"][0]["because"] == "the site is closed"
+    assert last["watermark"]["output_watermark"] == 1767225600000
+
+
 def test_the_examples_of_throttling_and_explaining(service: Service) -> None:
     shown = run_example(service, "define flights", "claim flights sessions")
     json_part, _, tree = shown.rpartition("sessions: 2025")

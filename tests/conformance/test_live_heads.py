@@ -102,6 +102,16 @@ def settle_that_a_shard_is_idle(worker: Worker, token: str, _: Advance) -> None:
     worker.run(worker.live.settle("j", "s", [decision]))
 
 
+def retire_a_shard(worker: Worker, token: str, _: Advance) -> None:
+    worker.report(token, {"a": 5, "b": 7})
+    worker.run(worker.live.retire("j", "s", "a"))
+
+
+def end_a_retirement(worker: Worker, token: str, _: Advance) -> None:
+    retire_a_shard(worker, token, _)
+    worker.report(token, {"a": 5})
+
+
 def commit_an_epoch(worker: Worker, token: str, _: Advance) -> None:
     worker.report(token, {"a": 5, "b": 7}, epoch=1)
     worker.commit(1, s=None)
@@ -146,6 +156,8 @@ def lose_and_restore_it(worker: Worker, _: str, __: Advance) -> None:
         end_the_idleness_by_a_release,
         end_the_idleness_by_an_expiry,
         settle_that_a_shard_is_idle,
+        retire_a_shard,
+        end_a_retirement,
         commit_an_epoch,
         publish_a_watermark,
         publish_after_a_newer_revision,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -107,6 +109,12 @@ def series(text: str, name: str) -> dict[str, float]:
     """The samples of one metric by their labels other than the job."""
     found = re.findall(rf'^{name}{{job="job",(.*)}} (\S+)$', text, re.MULTILINE)
     return {labels: float(value) for labels, value in found}
+
+
+async def test_metrics_have_the_versions_of_the_process(gauge: InProcess):
+    text = (await gauge.client.get("/metrics")).text
+    labels = f'python="{platform.python_version()}",version="{metadata.version("tidegauge")}"'
+    assert f"tidegauge_build_info{{{labels}}} 1.0" in text
 
 
 async def test_metrics_of_a_stage(job: Api, gauge: InProcess):

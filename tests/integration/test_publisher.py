@@ -83,6 +83,33 @@ async def test_that_somebody_is_idle_is_not_recorded_after_the_word_that_ended_i
     await ledger.close()
 
 
+@pytest.mark.parametrize("epochs", [{}, {"s": 1}])
+async def test_invariant_4_nothing_passes_a_retired_range_that_reports_again(
+    tmp_path: Path, epochs: Mapping[str, int]
+):
+    """The report is answered once its replica has recorded it: from then on the range holds."""
+    ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    live = MemoryLiveStore(SystemClock())
+    one, other = (Publisher(live, ledger, SystemClock(), Metrics()) for _ in range(2))
+    await define(ledger, live)
+    token = (await live.claim("j", "s", Claim(None, "x", 60_000, Rank()))).token
+    await live.report("j", "s", Report(token, ["a", "b"], [6, 90]))
+    await live.retire("j", "s", "a")
+
+    async def it_reports() -> None:
+        reported = await live.report("j", "s", Report(token, ["a"], [7]))
+        assert reported.ends_retirement
+        other.touch("j", ["s"], saves=True)
+        assert await other.round()
+
+    ledger.before = it_reports
+    one.touch_epochs("j", (1, 1), epochs)
+    one.touch("j", ["s"])
+    assert await one.round()
+    assert (await live.stage("j", "s"))[1].watermark.output == 7
+    await ledger.close()
+
+
 async def test_what_another_recorded_and_never_showed_is_shown_by_the_next(tmp_path: Path):
     ledger = Interrupted(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
     live = MemoryLiveStore(SystemClock())

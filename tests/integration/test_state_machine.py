@@ -100,6 +100,8 @@ class Handed:
     run: int | None
 
 
+NOW = ("input_watermark", "output_watermark", "status")
+
 SOFT = {"processing_watermark", "system_lag_ms", "data_lag_ms", "records", "late", "corrections"}
 """Values that are computed at a read, so that it may differ from one reader to the next."""
 
@@ -725,6 +727,27 @@ class Tidegauge(RuleBasedStateMachine):
                 assert largest(promise, had) == had, "loss_costs_time_never_truth"
                 stage.ranges[key].promise = promise
 
+    @rule(data=st.data(), stage=st.sampled_from(REPORTING))
+    def retire(self, data: st.DataObject, stage: str) -> None:
+        """The moves are shown before, and nothing else moves."""
+        this = self.model.stages[stage]
+        key = data.draw(st.sampled_from(sorted(this.ranges)), "range")
+        item = this.ranges[key]
+        foreseen = self.do(self.api.retire(stage, key, dry_run=True))
+        assert foreseen["retired"] == item.retired
+        before = self.seen
+        self.look()
+        assert all(plain(each) == plain(before[name]) for name, each in self.seen.items())
+        done = self.do(self.api.retire(stage, key))
+        self.model.retire(stage, key)
+        assert done == foreseen | {"retired": item.retired}
+        moved = {move["stage"]: move["after"] for move in done["moves"]}
+        self.settle("report")
+        for name, each in self.seen.items():
+            now = {member: each[member] for member in NOW}
+            assert now == moved.get(name, {member: before[name][member] for member in NOW}), name
+        self.same_promises(stage)
+
     @rule(value=st.integers(0, 50))
     def move_the_other_job(self, value: int) -> None:
         token = self.do(self.other.token("s"))
@@ -779,7 +802,7 @@ class Tidegauge(RuleBasedStateMachine):
             if was is None or was["generation"] != self.seen[name]["generation"]:
                 continue
             if was["output_watermark"] != self.seen[name]["output_watermark"]:
-                assert all(r.promise is not None or r.idle for r in stage.ranges.values())
+                assert all(r.counted is not None or r.idle for r in stage.ranges.values())
 
     @invariant()
     def fenced(self) -> None:
@@ -813,11 +836,13 @@ class Tidegauge(RuleBasedStateMachine):
             assert shown == wanted, f"{name} after {self.step}: {shown}, not {wanted}"
             counts = {
                 "total": len(stage.ranges),
-                "reported": sum(r.promise is not None for r in items),
+                "reported": sum(r.counted is not None for r in items),
                 "idle": sum(r.waits_for_nothing for r in items),
-                "final": sum(r.final for r in items),
+                "final": sum(r.promise == MAX for r in items),
                 "leased": sum(r.lease is not None for r in items),
             }
+            if retired := sum(r.retired for r in items):
+                counts["retired"] = retired
             assert seen["ranges"] == counts, f"{name} after {self.step}: {seen}, not {counts}"
 
     @invariant()
@@ -853,7 +878,7 @@ class Tidegauge(RuleBasedStateMachine):
         """8. A layout change alone lifts no stage that gained a range that never promised."""
         if self.step == "layout":
             for name, stage in self.model.stages.items():
-                if any(r.promise is None and not r.idle for r in stage.ranges.values()):
+                if any(r.counted is None and not r.idle for r in stage.ranges.values()):
                     assert (
                         self.seen[name]["output_watermark"]
                         == (self.before[name]["output_watermark"])

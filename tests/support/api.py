@@ -114,6 +114,15 @@ class Api:
     async def explain(self, stage: str) -> Any:
         return ok(await self.client.get(f"{self.root}/stages/{stage}/explain"))
 
+    async def post_retire(
+        self, stage: str, key: str, because: str = "gone", **members: Any
+    ) -> httpx.Response:
+        path = f"{self.root}/stages/{stage}/ranges/{key}/retire"
+        return await self.client.post(path, json={"because": because, **members})
+
+    async def retire(self, stage: str, key: str, because: str = "gone", **members: Any) -> Any:
+        return ok(await self.post_retire(stage, key, because, **members))
+
     async def post_claim(
         self,
         stage: str,

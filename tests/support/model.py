@@ -46,10 +46,16 @@ class Range:
     promise: Time = None
     idle: bool = False
     lease: Lease | None = None
+    retired: bool = False
+
+    @property
+    def counted(self) -> Time:
+        """The promise as its stage counts it."""
+        return MAX if self.retired else self.promise
 
     @property
     def final(self) -> bool:
-        return self.promise == MAX
+        return self.counted == MAX
 
     @property
     def waits_for_nothing(self) -> bool:
@@ -135,7 +141,7 @@ class Model:
             else:
                 # An idle key range holds nothing, so its promise is all that there is to say.
                 source = stage.kind == "source"
-                pairs = [(source and r.idle, r.promise) for r in stage.ranges.values()]
+                pairs = [(source and r.idle, r.counted) for r in stage.ranges.values()]
                 stage.output = largest(stage.output, self._meet(pairs))
             stage.status = self._status(stage, upstreams)
 
@@ -163,7 +169,7 @@ class Model:
         elif stage.kind == "passthrough":
             resting = quiet_above
         else:
-            least = smallest(r.promise for r in ranges)
+            least = smallest(r.counted for r in ranges)
             caught_up = largest(least, stage.input) == least
             resting = quiet_above and quiet_here and caught_up
         if resting:
@@ -228,13 +234,14 @@ class Model:
     def apply(self, stage: str, key: str, promise: Time, *, idle: bool) -> None:
         item = self.stages[stage].ranges[key]
         item.promise = largest(item.promise, promise)
-        item.idle = idle
+        item.idle, item.retired = idle, False
 
     def report(self, stage: str, words: Mapping[str, Word], epoch: int | None) -> None:
         """Reports for ranges that their lease covers."""
         this = self.stages[stage]
         for key, word in words.items():
             if epoch is not None:
+                this.ranges[key].retired = False
                 this.waiting.setdefault(epoch, {}).setdefault(key, []).append(word)
             else:
                 promise = word.promise(this.kind == "source")
@@ -264,6 +271,12 @@ class Model:
             if not is_repeated and (smallest(promises[:k]), promises[k]) != (None, None):
                 return False
         return all(word.idle for word in words)
+
+    def retire(self, stage: str, key: str) -> None:
+        """An operator's declaration: the range counts as final until its next report."""
+        item = self.stages[stage].ranges[key]
+        if not item.final:
+            item.idle, item.retired = False, True
 
     # -- upheavals ---------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ _STEPS: Final = (
         "columns",
         "observe",
         "settle",
+        "retire",
         "raise_marks",
     ),
 )

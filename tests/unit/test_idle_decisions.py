@@ -27,6 +27,7 @@ QUIET = StageObservation(
     owners=np.array([3]),
     held_since_ms=np.array([100]),
     idle_by_policy=set(),
+    retired=set(),
     commits=None,
 )
 WORD = replace(QUIET, idle=np.array([True]))

@@ -13,6 +13,7 @@ from service.api.responses.leases import GrantBody, ReleasedBody, RenewedBody
 from service.api.responses.problems import JobProblemsBody, ProblemsBody
 from service.api.responses.ranges import RangesBody
 from service.api.responses.reports import ReportedBody
+from service.api.responses.retirements import RetiringBody
 from service.api.responses.runs import EndedBody, RunBody, RunsBody
 from service.api.responses.summaries import OverviewBody, RangeSummaryBody
 from service.api.responses.throttle import ThrottleBody
@@ -24,6 +25,6 @@ RESPONSES: Final = (
     CommittedBody, SnapshotBody, HistoryBody, EtaBody, RangesBody, ProblemBody, HealthBody,
     ThrottleBody, ExplanationBody,
     KeysBody, NewKeyBody, AuditBody, RangeSummaryBody, OverviewBody, WhoAmIBody,
-    GraphBody, CommitsBody, JobProblemsBody, ProblemsBody,
+    GraphBody, CommitsBody, JobProblemsBody, ProblemsBody, RetiringBody,
 )  # fmt: skip
 """Every body, for the documentation."""

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from service.aggregator import (
     Explanation,
     HoldingRange,
+    Retirement,
 )
 from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.explain import Reason, Step
@@ -67,6 +68,16 @@ class HolderBody(Struct, frozen=True):
     ] = UNSET
 
 
+class RetiredBody(Struct, frozen=True):
+    """A range that is not waited for, by an operator's declaration."""
+
+    stage: str
+    range: str
+    because: Annotated[str | None, Meta(description="The reason; null: not available")]
+    by: Annotated[str | None, Meta(description="The name of the key that retired it")]
+    since: Instant | None
+
+
 class ExplanationBody(Struct, frozen=True):
     """The explanation of a watermark."""
 
@@ -91,6 +102,13 @@ class ExplanationBody(Struct, frozen=True):
         ),
     ]
     holders_total: Annotated[int, Meta(ge=0, description="Number of holders, listed or not")]
+    retired: Annotated[
+        list[RetiredBody] | UnsetType,
+        Meta(
+            description="Ranges of the stage, and of stages above it, that an operator has retired: none"
+            " of these stages waits for them; absent: none"
+        ),
+    ] = UNSET
 
 
 def explanation_body(job: str, found: Explanation) -> ExplanationBody:
@@ -107,6 +125,19 @@ def explanation_body(job: str, found: Explanation) -> ExplanationBody:
         [StepBody(stage, step) for stage, step in found.path],
         [_holder_body(root, each) for each in found.holders],
         found.holders_total,
+        [retired_body(each) for each in found.retired] or UNSET,
+    )
+
+
+def retired_body(found: Retirement) -> RetiredBody:
+    """Return a retired range, with its record in the audit."""
+    record = found.record
+    return RetiredBody(
+        found.stage,
+        found.range,
+        found.because,
+        None if record is None else record.deed.by.name,
+        None if record is None else iso(record.deed.at_ms),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.api.responses.common import Count, Instant, Watermark
 from service.frontier.graph import Status
@@ -30,6 +30,10 @@ class RangeBody(Struct, frozen=True):
         Instant | None,
         Meta(description="Instant of its last applied report: with an epoch, the commit"),
     ]
+    retired: Annotated[
+        bool | UnsetType,
+        Meta(description="True if an operator has retired it: it counts as final until it reports"),
+    ] = UNSET
 
 
 class RangesBody(Struct, frozen=True):
@@ -47,13 +51,14 @@ def range_body(view: RangeView, bounds: tuple[int, int] | None) -> RangeBody:
         range=view.name,
         start=None if bounds is None else bounds[0],
         end=None if bounds is None else bounds[1],
-        status=range_status(view.promise, idle=view.idle),
+        status=range_status(view.promise, idle=view.idle, retired=view.retired),
         promise=to_wire(view.promise),
         holds=view.note.holds,
         holder=view.holder,
         fence=view.fence,
         expires_in_ms=view.expires_in_ms,
         reported_at=None if view.reported_at_ms is None else iso(view.reported_at_ms),
+        retired=view.retired or UNSET,
     )
 
 

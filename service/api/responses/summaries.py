@@ -36,6 +36,7 @@ class BucketBody(Struct, frozen=True):
     expired: Count
     idle: Count
     final: Count
+    retired: Count
 
 
 class ListedRangeBody(Struct, frozen=True):
@@ -59,8 +60,8 @@ class ListedRangeBody(Struct, frozen=True):
 class RangeSummaryBody(Struct, frozen=True):
     """The ranges of a stage, or a window of them: counted in buckets, and some of them singly.
 
-    Each range counts as the first of these that applies: `final`, `idle`, `never_reported`, `expired`
-    (without a lease), `active`.
+    Each range counts as the first of these that applies: `final`, `retired`, `idle`, `never_reported`,
+    `expired` (without a lease), `active`.
     """
 
     job: str
@@ -120,6 +121,7 @@ def range_summary_body(job: str, stage: str, found: RangeSummary) -> RangeSummar
             each.counts[Condition.EXPIRED],
             each.counts[Condition.IDLE],
             each.counts[Condition.FINAL],
+            each.counts[Condition.RETIRED],
         )
         for each in found.buckets
     ]

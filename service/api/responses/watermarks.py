@@ -24,6 +24,10 @@ class RangeCounts(Struct, frozen=True):
     idle: Count
     final: Count
     leased: Count
+    retired: Annotated[
+        Count | UnsetType,
+        Meta(description="Ranges that an operator has retired: they count as final; absent: 0"),
+    ] = UNSET
 
 
 class WatermarkBody(Struct, frozen=True, kw_only=True):
@@ -147,7 +151,14 @@ def watermark_body(state: StageState) -> WatermarkBody:
         status=view.watermark.status,
         input_watermark=to_wire(view.watermark.input),
         output_watermark=to_wire(view.watermark.output),
-        ranges=RangeCounts(census.total, census.reported, census.idle, census.final, census.leased),
+        ranges=RangeCounts(
+            census.total,
+            census.reported,
+            census.idle,
+            census.final,
+            census.leased,
+            census.retired or UNSET,
+        ),
         updated_at=iso(view.updated_at_ms),
     )
 

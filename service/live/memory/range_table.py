@@ -25,6 +25,7 @@ from service.frontier.facts import (
 from service.frontier.idleness import stays_idle
 from service.frontier.ranges import Layout, ShardLayout, inherit, staying
 from service.frontier.reports import is_behind, join_report
+from service.frontier.retirement import counted_promise
 from service.frontier.timestamps import MAX, MIN
 from service.live.memory.changed_chunks import ChangedChunks
 from service.live.memory.minimum_tree import Int64s, MinimumTree
@@ -83,6 +84,7 @@ class RangeTable:
         "promised",
         "raised_at_ms",
         "reported_at_ms",
+        "retired",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, saved: Columns | None = None) -> None:
@@ -112,6 +114,8 @@ class RangeTable:
         """Those that the service has decided to be idle, and not their workers."""
         self.facts: dict[int, Facts] = dict.fromkeys(unfinished, UNFINISHED)
         """Facts about the ranges that have reported any."""
+        self.retired: set[int] = set(np.flatnonzero(columns["retired"]).tolist())
+        """Those that are waited for no longer. None of them is idle or final."""
         self.counts = Counts()
         self.notes = RangeNotes(size)
         self.changed = ChangedChunks()
@@ -137,10 +141,11 @@ class RangeTable:
     def agreement(self) -> Agreement:
         """Agreement of the ranges."""
         if self._is_keyed:
-            return agree_keyed(self._tree.least, len(self), self.idle, self.final)
+            final = self.final + len(self.retired)
+            return agree_keyed(self._tree.least, len(self), self.idle, final)
         least = self._tree.least
         # Nobody is active: that is rare, and then the least of all promises counts.
-        lowest_idle = int(self._promise.min()) if least == MAX and self.idle else MAX
+        lowest_idle = int(self.promises.min()) if least == MAX and self.idle else MAX
         return agree(least, self.idle, lowest_idle)
 
     def _weight(self, promise: int, *, idle: bool) -> int:
@@ -155,8 +160,12 @@ class RangeTable:
 
     @property
     def promises(self) -> Int64s:
-        """The promise of each range: read-only."""
-        return self._promise
+        """The promise of each range, as it counts: read-only."""
+        if not self.retired:
+            return self._promise
+        counted = self._promise.copy()
+        counted[list(self.retired)] = counted_promise(MIN, retired=True)
+        return counted
 
     @property
     def idle_ranges(self) -> Bools:
@@ -210,8 +219,10 @@ class RangeTable:
         """Apply what these ranges report, no range twice.
 
         A promise joins the earlier ones of its range; idleness is as reported last. Returns the indices
-        of those whose earlier promise was greater: they are behind, and change nothing.
+        of those whose earlier promise was greater: they are behind, and change nothing. Their retirement
+        ends.
         """
+        self.end_retirements(indices)
         if len(promises) < BULK:
             return [
                 i
@@ -301,6 +312,33 @@ class RangeTable:
             self._tree.put_many(among(at, moved), self._weights(now, idle)[moved])
         return self._behind(at, reported, earlier)
 
+    def retire(self, index: int) -> bool:
+        """Retire a range until its next report; return False if it is retired or final already."""
+        promise = self._promise_view[index]
+        if promise == MAX or index in self.retired:
+            return False
+        self.retired.add(index)
+        self.promised += promise == MIN
+        self.idle -= self._idle_view[index]
+        self._idle_view[index] = False
+        self.idle_by_policy.discard(index)
+        self._tree.put(index, counted_promise(promise, retired=True))
+        self.changed.note(index)
+        return True
+
+    def end_retirements(self, indices: Rows) -> bool:
+        """End the retirement of those ranges that are retired; return whether any of them was.
+
+        Each of them holds its stage again, from its own promise on.
+        """
+        ended = self.retired.intersection(as_list(indices)) if self.retired else ()
+        for index in ended:
+            self.retired.discard(index)
+            self.promised -= self._promise_view[index] == MIN
+            self._tree.put(index, self._promise_view[index])
+            self.changed.note(index)
+        return bool(ended)
+
     def own(self, indices: Int64s, fence: int) -> None:
         """Put a lease on ranges, or remove it with `NOBODY`. Their idleness ends (see `join_report`)."""
         before = int(np.count_nonzero(self.owner[indices] != NOBODY))
@@ -368,11 +406,12 @@ class RangeTable:
             table.reported_at_ms[new] = self.reported_at_ms[old]
             table.raised_at_ms[new] = self.raised_at_ms[old]
             table.held_since_ms[new] = self.held_since_ms[old]
-            noted = bool(self.notes or self.facts or self.idle_by_policy)
+            noted = bool(self.notes or self.facts or self.idle_by_policy or self.retired)
             moved = dict(zip(old.tolist(), new.tolist(), strict=True)) if noted else {}
             table.notes = self.notes.carried_over(len(layout), old, new, moved)
             table.facts = {moved[o]: each for o, each in self.facts.items() if o in moved}
             table.idle_by_policy = {moved[o] for o in self.idle_by_policy if o in moved}
+            table.retired = {moved[o] for o in self.retired if o in moved}
             table.leased = int(np.count_nonzero(table.owner))
             table._recount()
         return table
@@ -382,9 +421,12 @@ class RangeTable:
         self.final = int(np.count_nonzero(self._promise == MAX))
         self.idle = int(np.count_nonzero(self._idle & (self._promise != MAX)))
         """Number of ranges that are idle and not final."""
-        self.promised = int(np.count_nonzero(self._promise != MIN))
-        """Number of ranges that have ever promised. The others hold the watermark back, unless idle."""
-        self._tree = MinimumTree(self._weights(self._promise, self._idle))
+        self.retired = {i for i in self.retired if self._promise[i] != MAX}
+        counted = self.promises
+        self.promised = int(np.count_nonzero(counted != MIN))
+        """Number of ranges that have ever promised, or are retired. The others hold the watermark back,
+        unless idle."""
+        self._tree = MinimumTree(self._weights(counted, self._idle))
 
     def chunk(self, number: int) -> Mapping[str, bytes]:
         """Return the columns of one chunk for a checkpoint, packed."""
@@ -394,6 +436,9 @@ class RangeTable:
             "raised_at_ms": packed_column(self.raised_at_ms[part]),
             "unfinished": packed_flags(
                 index - part.start for index in self._unfinished(part.start, part.stop)
+            ),
+            "retired": packed_flags(
+                sorted(i - part.start for i in self.retired if part.start <= i < part.stop)
             ),
         }
 
@@ -424,4 +469,5 @@ class RangeTable:
             reported_at_ms=int(self.reported_at_ms[index]) or None,
             raised_at_ms=int(self.raised_at_ms[index]) or None,
             facts=self.facts.get(index),
+            retired=index in self.retired,
         )

@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from service.clock import Clock
 from service.frontier.agreement import Agreement
-from service.frontier.graph import Pipeline, is_ahead
+from service.frontier.graph import Pipeline
 from service.live.memory import epochs, layouts, leases, reports, views
+from service.live.memory.decisions import retire, settle
 from service.live.memory.leases import Deadlines
 from service.live.memory.state import LiveJob
 from service.live.port import LiveStore, StateLostError, Watch, new_token, with_token
@@ -237,7 +238,7 @@ class MemoryLiveStore(LiveStore):
         found = self._job(job)
         reach = found.pipeline.reach(touched & found.stages.keys())
         return views.job_view(found), {
-            name: table.agreement
+            name: replace(table.agreement, without_retired=bool(table.retired))
             for name in reach
             if name in found.stages and (table := found.stages[name].table) is not None
         }
@@ -329,21 +330,12 @@ class MemoryLiveStore(LiveStore):
     @override
     async def settle(self, job: str, stage: str, decisions: Sequence[Settled]) -> bool:
         self._expire()
-        found = self._changing(job)
-        state, table = found.table(stage)
-        for each in decisions:
-            index = each.index
-            facts = table.facts.get(index)
-            if (
-                index >= len(table)
-                or table.owned_by(index) != each.fence
-                or (None if facts is None else facts.quiet_since_ms) != each.quiet_since_ms
-            ):
-                continue
-            table.apply([index], [each.promise], [each.idle], wall_ms=self._clock.wall_ms())
-            if each.idle:
-                table.idle_by_policy.add(index)
-        return is_ahead(table.agreement, state.view.watermark)
+        return settle(self._changing(job), stage, decisions, self._clock.wall_ms())
+
+    @override
+    async def retire(self, job: str, stage: str, range_name: str) -> bool:
+        self._expire()
+        return retire(self._changing(job), stage, range_name)
 
     @override
     async def raise_marks(

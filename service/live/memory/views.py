@@ -52,6 +52,7 @@ def observation(job: LiveJob, state: LiveStage, table: RangeTable) -> StageObser
         table.owner,
         table.held_since_ms,
         table.idle_by_policy,
+        table.retired,
         state.commits,
         state.kept,
         state.end,
@@ -84,7 +85,9 @@ def census(table: RangeTable | None) -> Census:
     """Count the ranges of a stage."""
     if table is None:
         return Census(0, 0, 0, 0, 0)
-    return Census(len(table), table.promised, table.idle, table.final, table.leased)
+    return Census(
+        len(table), table.promised, table.idle, table.final, table.leased, len(table.retired)
+    )
 
 
 def range_view(

@@ -77,9 +77,9 @@ async def _chunks(
         width = 1 + len(schema.SAVED_MOMENTS)
         by_column = (columns[k::width] for k in range(width))
         for (stage, number), head, *raw in zip(part, heads, *by_column, strict=True):
-            stamp, idle, since, unfinished = head
+            stamp, aside, since, unfinished, retired = head
             weights, *moments = (np.frombuffer(column, dtype="<f8") for column in raw)
-            promises = schema.promises_of(weights, {int(i): p for i, p in idle or ()})
+            promises = schema.promises_of(weights, {int(i): p for i, p in aside or ()})
             saved = dict(zip(schema.SAVED_MOMENTS, map(schema.as_times, moments), strict=True))
             saved["promises"] = promises
             found.append(
@@ -94,6 +94,7 @@ async def _chunks(
                     columns={
                         **{name: packed_column(column) for name, column in saved.items()},
                         "unfinished": packed_flags(map(int, schema.read_list(unfinished))),
+                        "retired": packed_flags(map(int, schema.read_list(retired))),
                     },
                 )
             )

@@ -20,7 +20,7 @@ from service.live.redis.states import (
     flat,
     fresh,
     read_leases,
-    restored_facts,
+    restored,
 )
 from service.live.redis.steps import FrozenError, LayoutChangedError, Steps, reply, stage_layout
 from service.model.jobs import InstalledJob
@@ -88,10 +88,10 @@ async def _start(steps: Steps, job: InstalledJob, meta: Meta, *, supersede: bool
     for name in stages:
         fields, *own_columns = fresh(name, job)
         installed = job.stages[name]
-        view, facts = schema.pack_view(installed.view), restored_facts(installed)
+        view, kept = schema.pack_view(installed.view), restored(installed)
         end = installed.end
         noted = "" if end is None else f"{end.run} {schema.pack_end(end)}"
-        entries.append([flat(fields), name, view, facts, noted])
+        entries.append([flat(fields), name, view, kept.facts, noted, kept.retired])
         columns += own_columns
     gone = [stage for stage in meta.stage_names if stage not in job.stages]
     keys = schema.job_keys(job.name)

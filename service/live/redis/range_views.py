@@ -124,7 +124,7 @@ def _facts(fields: Sequence[float]) -> Facts:
 
 
 def _range_view(name: str, result: Sequence[Any]) -> RangeView:
-    promise, idle, note, moments, lease, facts, waiting, _ = result
+    promise, idle, note, moments, lease, facts, waiting, retired, _ = result
     at = {name: int(each) or None for name, each in zip(schema.MOMENTS, moments, strict=True)}
     fence, holder, left_ms = lease or (None, None, None)
     return RangeView(
@@ -137,5 +137,6 @@ def _range_view(name: str, result: Sequence[Any]) -> RangeView:
         expires_in_ms=None if left_ms is None else int(left_ms),
         **{name: at[name] for name in _SHOWN_MOMENTS},
         facts=_facts(facts) if facts else None,
+        retired=bool(retired),
         waiting_promise=None if waiting is False else schema.as_time(waiting),
     )

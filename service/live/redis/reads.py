@@ -12,6 +12,7 @@ from service.frontier.agreement import Agreement
 from service.frontier.columns import Int64s
 from service.frontier.facts import Counts
 from service.frontier.graph import Pipeline
+from service.frontier.timestamps import MAX
 from service.live import refusals
 from service.live.batching import Batcher
 from service.live.port import StateLostError
@@ -139,7 +140,7 @@ async def _read_all(
 
 async def _read(
     steps: Steps, job_layout: JobLayout, stages: Sequence[str], *, agreements: bool
-) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool]]]:
+) -> tuple[JobView, Mapping[str, Census], Sequence[tuple[float, bool, bool]]]:
     code, *rest = await steps.step(job_layout, "read", stages, [list(stages), agreements])
     if code == "due":
         raise _ExpiredError
@@ -180,8 +181,8 @@ async def agreements(
                 await expire_job(steps, job_layout)
                 continue
             return view, {
-                n: Agreement(schema.as_time(watermark), bool(idle))
-                for n, (watermark, idle) in zip(stages, agreed, strict=True)
+                n: Agreement(schema.as_time(watermark), bool(idle), bool(without_retired))
+                for n, (watermark, idle, without_retired) in zip(stages, agreed, strict=True)
             }
 
     return await steps.with_layout(job, read)
@@ -227,13 +228,17 @@ def _observation(
 ) -> StageObservation:
     weights = np.frombuffer(raw_weights, dtype="<f8")
     packed = {int(index): each for index, each in schema.pairs(idle).items()}
+    retired = {index for index, each in packed.items() if schema.is_retired(each)}
     is_idle = np.zeros(len(weights), dtype=np.bool_)
-    is_idle[list(packed)] = True
+    is_idle[list(packed.keys() - retired)] = True
     rows = _whole(raw_moments).reshape(len(schema.MOMENTS), -1)
     moments = dict(zip(schema.MOMENTS, rows, strict=True))
     by_name = schema.pairs(facts)
     counted = [int(by_name.pop(name, 0)) for name in (b"#records", b"#late", b"#corrections")]
-    promises = {index: schema.idle_promise(each) for index, each in packed.items()}
+    promises = {
+        index: float(MAX) if index in retired else schema.idle_promise(each)
+        for index, each in packed.items()
+    }
     by_mark = schema.pairs(marks)
     commits, kept = by_mark.pop(schema.COMMITS_MARK, b""), by_mark.pop(schema.KEPT_MARK, b"")
     return StageObservation(
@@ -247,10 +252,11 @@ def _observation(
         _whole(raw_owners),
         moments["held_since_ms"],
         {index for index, each in packed.items() if schema.is_by_policy(each)},
+        retired,
         schema.read_commits(commits),
         schema.read_kept(kept),
         schema.read_end(end),
-        Census(*map(int, census)),
+        Census(*(int(count or 0) for count in census)),
         {name.decode(): schema.as_time(float(value)) for name, value in by_mark.items()},
         job_layout.generation,
     )
@@ -278,6 +284,21 @@ async def settle(steps: Steps, job: str, stage: str, decisions: Sequence[Settled
 
 def _quiet_since(decision: Settled) -> float:
     return -1.0 if decision.quiet_since_ms is None else float(decision.quiet_since_ms)
+
+
+async def retire(steps: Steps, job: str, stage: str, range_name: str) -> bool:
+    """Run the step `LiveStore.retire`."""
+
+    async def apply(job_layout: JobLayout) -> bool:
+        index = stage_layout(job_layout, stage).index.get(range_name)
+        if index is None:
+            raise refusals.unknown_range(stage, range_name)
+        _, ahead = await steps.step(job_layout, "retire", (stage,), index)
+        return bool(ahead)
+
+    # The layout that is remembered may lack a stage that another replica has added.
+    await pipeline(steps, job, stage)
+    return await steps.with_layout(job, apply)
 
 
 async def raise_marks(

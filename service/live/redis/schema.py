@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,8 +33,9 @@ SPAN = 16
 """Blocks that one pass over a report reads and writes together."""
 
 IDLE = float(2**62)
-"""The weight of a range that is idle and not final: above any active one and below the final ones, so
-that the least weight of all is enough to know the agreement."""
+"""The weight of a range that is set aside, and not final: idle and of a source, or retired. It is above
+any active one and below the final ones, so that the least weight of all is enough to know the agreement.
+"""
 
 JOBS: Key = "tidegauge:jobs"
 """The set of the jobs' names. A hint only: the ledger has them."""
@@ -278,13 +279,27 @@ def facts_of(fields: Sequence[float], pending: bytes | None, *, keeps_back: bool
     )
 
 
+_POLICY, _RETIRED = b"p", b"r"
+"""Marks behind the promise of a range that is set aside."""
+
+
 def is_by_policy(packed: bytes) -> bool:
     """Return whether a range is idle by policy, by the mark behind its promise."""
-    return len(packed) > _DOUBLE.size
+    return packed[_DOUBLE.size :] == _POLICY
+
+
+def is_retired(packed: bytes) -> bool:
+    """Return whether a range is retired, by the mark behind its promise."""
+    return packed[_DOUBLE.size :] == _RETIRED
+
+
+def pack_retired(promise: float) -> bytes:
+    """Pack the promise of a retired range."""
+    return _DOUBLE.pack(promise) + _RETIRED
 
 
 def idle_promise(packed: bytes) -> float:
-    """Read the promise of an idle range."""
+    """Read the promise of a range that is set aside."""
     return _DOUBLE.unpack_from(packed)[0]
 
 
@@ -321,19 +336,21 @@ def as_times(column: Floats) -> npt.NDArray[np.int64]:
     return times
 
 
-def idle_weights(promises: Floats, idle: Mapping[int, float], *, is_source: bool) -> Floats:
-    """Turn promises into weights, given the idle ranges."""
+def weights_of(
+    promises: Floats, idle: Collection[int], retired: Collection[int], *, is_source: bool
+) -> Floats:
+    """Turn promises into weights, given the ranges that are set aside."""
     weights = promises.copy()
-    for index in idle if is_source else ():
+    for index in (*(idle if is_source else ()), *retired):
         if promises[index] < float(MAX):
             weights[index] = IDLE
     return weights
 
 
-def promises_of(weights: Floats, idle: Mapping[int, float]) -> npt.NDArray[np.int64]:
-    """Turn weights into promises, given the promises of the idle ranges."""
+def promises_of(weights: Floats, aside: Mapping[int, float]) -> npt.NDArray[np.int64]:
+    """Turn weights into promises, given the promises of the ranges that are set aside."""
     column = weights.copy()
-    for index, promise in idle.items():
+    for index, promise in aside.items():
         if column[index] == IDLE:
             column[index] = promise
     return as_times(column)

@@ -204,7 +204,7 @@ def read_result(
 ) -> Reported | Exception:
     """Read the result of a report. `ahead`: the agreement of its stage is ahead of what is published."""
     match result:
-        case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted]:
+        case ["ok", accepted, behind, rejected, ttl_ms, view, counts, granted, ends_retirement]:
             return Reported(
                 accepted=int(accepted),
                 behind=[job_layout.name(resolved.stage, index) for index in behind or ()],
@@ -214,6 +214,7 @@ def read_result(
                 advances=ahead and bool(counts),
                 ranges=resolved.lookup.names,
                 grant=_grant(job_layout, resolved, granted),
+                ends_retirement=bool(ends_retirement),
             )
         case _:
             return _refusal(job_layout, resolved, result)

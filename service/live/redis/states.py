@@ -73,6 +73,36 @@ def flat(fields: Mapping[Any, Any]) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Hashes of a stage that starts from the ledger, beside its columns, as arguments of HSET."""
+
+    facts: list[Any]
+    """See `UNFINISHED`."""
+    retired: list[Any]
+
+
+def restored(installed: InstalledStage) -> Restored:
+    """Return the hashes of a stage that starts from its checkpoint."""
+    if installed.columns is None:
+        return Restored([], [])
+    packed = schema.pack_facts(UNFINISHED)
+    unfinished = np.flatnonzero(installed.columns["unfinished"]).tolist()
+    return Restored(
+        flat({str(index): packed for index in unfinished}),
+        flat({str(i): schema.pack_retired(p) for i, p in _retired(installed).items()}),
+    )
+
+
+def _retired(installed: InstalledStage) -> Mapping[int, float]:
+    """Return the kept promises of the retired ranges."""
+    columns = installed.columns
+    if columns is None:
+        return {}
+    at = np.flatnonzero(columns["retired"] & (columns["promises"] != MAX)).tolist()
+    return {index: float(columns["promises"][index]) for index in at}
+
+
 def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes, bytes]:
     """Return the fields, weights, tree and moments of a stage that starts from the ledger."""
     stage, installed = job.pipeline.stages[name], job.stages[name]
@@ -85,13 +115,15 @@ def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes, b
         "recorded": epoch,
     }
     if stage.layout is None:
-        return fields | counts_of(np.zeros(0), {}, 0, installed), b"", b"", b""
+        return fields | counts_of(np.zeros(0), {}, {}, 0, installed), b"", b"", b""
     columns = installed.columns or joined_columns(len(stage.layout), ())
-    weights = schema.as_column(columns["promises"])
+    retired = _retired(installed)
+    promises = schema.as_column(columns["promises"])
+    weights = schema.weights_of(promises, (), retired, is_source=stage.is_source)
     moments = np.zeros((len(schema.MOMENTS), len(weights)))
     for saved in schema.SAVED_MOMENTS:
         moments[schema.MOMENTS.index(saved)] = columns[saved]
-    fields |= counts_of(weights, {}, 0, installed)
+    fields |= counts_of(weights, {}, retired, 0, installed)
     return (
         fields,
         weights.astype("<f8").tobytes(),
@@ -100,27 +132,24 @@ def fresh(name: str, job: InstalledJob) -> tuple[dict[str, Any], bytes, bytes, b
     )
 
 
-def restored_facts(installed: InstalledStage) -> list[Any]:
-    """Return the facts of a stage that starts from the ledger: see `UNFINISHED`."""
-    if installed.columns is None:
-        return []
-    packed = schema.pack_facts(UNFINISHED)
-    unfinished = np.flatnonzero(installed.columns["unfinished"]).tolist()
-    return flat({str(index): packed for index in unfinished})
-
-
 def counts_of(
-    weights: schema.Floats, idle: Mapping[int, float], leased: int, installed: InstalledStage
+    weights: schema.Floats,
+    idle: Mapping[int, float],
+    retired: Mapping[int, float],
+    leased: int,
+    installed: InstalledStage,
 ) -> dict[str, Any]:
-    """Count a stage's ranges, given their weights and the promises of the idle ones."""
-    promises = schema.promises_of(weights, idle)
+    """Count a stage's ranges, given their weights, and the promises of those that are set aside."""
+    promises = schema.promises_of(weights, {**idle, **retired})
     return {
         "n": len(weights),
         "since": installed.layout_since,
-        "promised": int(np.count_nonzero(promises != MIN)),
+        "promised": int(np.count_nonzero(promises != MIN))
+        + sum(promise == schema.NOTHING for promise in retired.values()),
         "idle": len(idle),
         "final": int(np.count_nonzero(weights == float(MAX))),
         "leased": leased,
+        **({"retired": len(retired)} if retired else {}),
     }
 
 
@@ -190,8 +219,8 @@ class LayoutChange:
         for name in self._fresh:
             fields, weights, tree, moments = fresh(name, job)
             view = schema.pack_view(job.stages[name].view)
-            facts = restored_facts(job.stages[name])
-            entries.append([flat(fields), [], [], [], facts, [], name, view])
+            kept = restored(job.stages[name])
+            entries.append([flat(fields), kept.retired, [], [], kept.facts, [], name, view])
             columns += [weights, tree, bytes(len(weights)), moments]
         for name in (*self.carried, *self._fresh):
             layout = job.pipeline.stages[name].layout
@@ -215,18 +244,19 @@ class LayoutChange:
         )
         if before is None or after is None:
             raise StateLostError(self._job.name)
-        was_idle = {int(i): schema.idle_promise(p) for i, p in old.idle.items()}
-        promises = schema.as_column(
-            inherit(before, schema.promises_of(old.weights, was_idle), after)
-        )
+        aside = {int(i): schema.idle_promise(p) for i, p in old.idle.items()}
+        was_retired = {int(i) for i, p in old.idle.items() if schema.is_retired(p)}
+        promises = schema.as_column(inherit(before, schema.promises_of(old.weights, aside), after))
         source, target = staying(before, after)
         stays = dict(zip(source.tolist(), target.tolist(), strict=True))
         owners, moments = np.zeros(len(after)), np.zeros((len(schema.MOMENTS), len(after)))
         owners[target] = old.owners[source]
         moments[:, target] = old.moments.reshape(len(schema.MOMENTS), -1)[:, source]
-        idle = {stays[i]: promise for i, promise in was_idle.items() if i in stays}
+        kept = {i: promise for i, promise in aside.items() if i in stays}
+        idle = {stays[i]: promise for i, promise in kept.items() if i not in was_retired}
+        retired = {stays[i]: promise for i, promise in kept.items() if i in was_retired}
         is_source = self._job.pipeline.stages[name].is_source
-        weights = schema.idle_weights(promises, idle, is_source=is_source)
+        weights = schema.weights_of(promises, idle, retired, is_source=is_source)
         leased = int(np.count_nonzero(owners))
         fields: dict[str, Any] = {
             key.decode(): value
@@ -234,7 +264,7 @@ class LayoutChange:
             if key in (b"name", b"run", b"epoch", b"recorded", b"waiting")
         }
         fields["source"] = int(is_source)
-        fields |= counts_of(weights, idle, leased, self._job.stages[name])
+        fields |= counts_of(weights, idle, retired, leased, self._job.stages[name])
         entry = [
             flat(fields),
             flat({stays[int(i)]: packed for i, packed in old.idle.items() if int(i) in stays}),

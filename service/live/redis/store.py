@@ -228,6 +228,10 @@ class RedisLiveStore(LiveStore):
         return await reads.settle(self._steps, job, stage, decisions)
 
     @override
+    async def retire(self, job: str, stage: str, range_name: str) -> bool:
+        return await reads.retire(self._steps, job, stage, range_name)
+
+    @override
     async def raise_marks(
         self, job: str, generation: int, marks: Mapping[str, Marks]
     ) -> Mapping[str, Marks]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import spark_agent
 from service.api import requests
 from spark_agent import arguments
 from spark_agent.client.client import Client, shared_client
@@ -350,3 +351,17 @@ def test_the_agent_takes_the_leases_that_the_service_grants() -> None:
         requests.MIN_TTL_MS,
         requests.MAX_TTL_MS,
     )
+
+
+def test_a_context_closes_the_connections_and_a_later_call_opens_new_ones() -> None:
+    with Answers(Answer(body={"jobs": []})) as server:
+        with Client(server.url) as made:
+            made.jobs()
+            pool = made._http._pool
+            assert len(pool.pools) == 1
+        assert len(pool.pools) == 0
+        assert made.jobs() == {"jobs": []}
+
+
+def test_every_public_name_is_completed() -> None:
+    assert set(spark_agent.__all__) <= set(dir(spark_agent))

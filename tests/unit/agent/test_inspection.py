@@ -42,7 +42,7 @@ def run(name: str, *arguments: str) -> Result:
 
 OF_A_STAGE = [
     *("show", "history", "eta", "explain", "throttle", "wait"),
-    *("jobs", "watch", "ranges", "apply", "delete", "status", "schema"),
+    *("jobs", "watch", "ranges", "apply", "delete", "status", "retire", "schema"),
 ]
 
 

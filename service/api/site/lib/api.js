@@ -49,13 +49,16 @@ export function whenRefused(call) {
  * @param {{signal?: AbortSignal, method?: string, headers?: Record<string, string>, secret?: string}} [options]
  * @returns {Promise<Response>}
  */
-export async function send(path, { signal, method = "GET", headers = {}, secret = key.get() } = {}) {
+export async function send(path, { signal, method = "GET", headers = {}, body, secret = key.get() } = {}) {
   const all = { ...headers };
+  if (body !== undefined) all["Content-Type"] = "application/json";
   if (secret) all.Authorization = `Bearer ${secret}`;
   let response;
   try {
     // Relative to the page, so that it may be served below any path.
-    response = await fetch(path.replace(/^\//, ""), { method, headers: all, signal, cache: "no-store" });
+    response = await fetch(path.replace(/^\//, ""), {
+      method, headers: all, signal, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body),
+    });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Problem(0, "The service does not answer", "The service does not answer.");

@@ -66,5 +66,8 @@ export function Explanation({ why, zone, nowMs }) {
         <td data-label="Holder">${each.holder ?? "none"}</td>
         <td data-label="Unchanged for">${each.since ? duration(nowMs - fromIso(each.since)) : "–"}</td>
       </tr>`)}</tbody></table></div>`}
+    ${why.retired && html`<ul class="retired">${why.retired.map((each) => html`<li key=${`${each.stage} ${each.range}`}>
+      ${each.range} of <a href=${link({ job: why.job, stage: each.stage })}>${each.stage}</a> is retired${each.since
+        ? `, since ${instant(fromIso(each.since), zone)}` : ""}${each.by ? ` by ${each.by}` : ""}${each.because ? `: ${each.because}` : ""}</li>`)}</ul>`}
   </section>`;
 }

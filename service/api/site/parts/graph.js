@@ -141,7 +141,9 @@ function lags(stage, nowMs) {
 function reported(stage, node) {
   if (node?.kind === "passthrough") return "no ranges of its own";
   const total = (stage?.ranges.total ?? node?.ranges ?? 0).toLocaleString("en");
-  return `${(stage?.ranges.reported ?? 0).toLocaleString("en")} of ${total} ranges reported`;
+  const done = (stage?.ranges.reported ?? 0).toLocaleString("en");
+  const retired = stage?.ranges.retired;
+  return retired ? `${done} of ${total} reported, ${retired.toLocaleString("en")} retired` : `${done} of ${total} ranges reported`;
 }
 
 const shortened = (name) => (name.length > NAME_LENGTH ? `${name.slice(0, NAME_LENGTH - 1)}…` : name);

@@ -2,7 +2,7 @@
  * A stage's ranges as a map: one cell for each, or for so many neighbours that a few hundred cells are left.
  *
  * The service counts them, so a cell hides none of its ranges: it shows its slowest, and how many of them
- * have expired, never reported or are idle.
+ * have expired, never reported, are idle or retired.
  */
 import { html, useRef } from "../lib/html.js";
 import { changed, go } from "../lib/route.js";
@@ -46,7 +46,7 @@ export function HeatMap({ summary, route, zone }) {
       <span class="key level0"></span> furthest <span class="key level2"></span> <span class="key level4"></span> slowest${scale.wide
         ? `, ${duration(scale.high - scale.low)} behind` : ""}
       <span class="key never"></span> ? never reported <span class="key expired"></span> ! expired
-      <span class="key idle"></span> z idle <span class="key final"></span> ■ final</p>
+      <span class="key idle"></span> z idle <span class="key final"></span> ■ final <span class="key final"></span> × retired</p>
   </div>`;
 }
 
@@ -78,6 +78,7 @@ function sign(bucket) {
   if (bucket.never_reported) return "?";
   if (bucket.expired) return "!";
   if (bucket.idle) return "z";
+  if (bucket.retired && isEnd(bucket.lowest)) return "×";
   return isEnd(bucket.lowest) ? "■" : "";
 }
 
@@ -87,7 +88,7 @@ function label(bucket, zone) {
   const parts = [];
   if (bucket.never_reported) parts.push(`${bucket.never_reported.toLocaleString("en")} never reported`);
   else if (isWaitedFor(bucket)) parts.push(`${bucket.ranges === 1 ? "at" : "slowest at"} ${instant(bucket.lowest, zone)}`);
-  for (const each of ["expired", "idle", "final"]) {
+  for (const each of ["expired", "idle", "final", "retired"]) {
     if (bucket[each]) parts.push(`${bucket[each].toLocaleString("en")} ${each}`);
   }
   return `${name}: ${parts.join(", ")}`;

@@ -5,6 +5,7 @@ import { usePoll } from "../lib/hooks.js";
 import { changed } from "../lib/route.js";
 import { counted, duration, fromIso, instant, isInstant } from "../lib/time.js";
 import { HeatMap } from "./heat-map.js";
+import { Retire } from "./retire.js";
 
 const REFRESH_MS = 2_000;
 /** To count a million takes the service some time: it is asked less often. */
@@ -15,11 +16,11 @@ const PAGE = 20;
 const MOST = 1_000;
 const LISTS = [
   ["slowest", "Slowest"], ["expired", "Expired"], ["never_reported", "Never reported"], ["idle", "Idle"],
-  ["final", "Final"], ["all", "All"],
+  ["final", "Final"], ["retired", "Retired"], ["all", "All"],
 ];
 
-/** @param {{route: any, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
-export function Ranges({ route, stage, zone, nowMs }) {
+/** @param {{route: any, me: import("../lib/api.js").Me, stage: any, zone: import("../lib/time.js").Zone, nowMs: number}} props */
+export function Ranges({ route, me, stage, zone, nowMs }) {
   const show = route.query.get("show") ?? "slowest";
   const limit = Math.min(Number(route.query.get("n")) || PAGE, MOST);
   const [from, to] = [route.query.get("rf"), route.query.get("rt")];
@@ -36,7 +37,7 @@ export function Ranges({ route, stage, zone, nowMs }) {
     <nav class="tools" aria-label="Which ranges to list">${LISTS.map(([name, title]) => html`<a class="button"
       href=${changed(route, { show: name === "slowest" ? null : name, n: null })}
       aria-current=${name === show ? "true" : undefined}>${title}${count(data, name)}</a>`)}</nav>
-    <${List} data=${data} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
+    <${List} data=${data} route=${route} me=${me} zone=${zone} nowMs=${nowMs} output=${stage?.output_watermark ?? null} />
     ${data.matching > data.listed.length && limit < MOST && html`<p>
       <a class="button" href=${changed(route, { n: Math.min(limit * 5, MOST) })}>Show more</a></p>`}
   </section>`;
@@ -44,13 +45,15 @@ export function Ranges({ route, stage, zone, nowMs }) {
 
 const count = (data, name) => (name in data.counts ? ` ${data.counts[name].toLocaleString("en")}` : "");
 
-function List({ data, zone, nowMs, output }) {
+function List({ data, route, me, zone, nowMs, output }) {
+  const may = me.role === "admin";
   if (!data.listed.length) return html`<p class="empty">There are none.</p>`;
   const caption = `${data.listed.length.toLocaleString("en")} of ${counted(data.matching, "range")}`;
   return html`<div class="scroll"><table class="cards"><caption>${caption}</caption>
     <thead><tr><th scope="col">Range</th><th scope="col">Condition</th><th scope="col">Promise</th>
       <th scope="col">Ahead of the stage</th><th scope="col">Holds</th><th scope="col">Holder</th>
-      <th scope="col">Held for</th><th scope="col">Reported</th><th scope="col">Unchanged for</th></tr></thead>
+      <th scope="col">Held for</th><th scope="col">Reported</th><th scope="col">Unchanged for</th>
+      ${may && html`<th scope="col"><span class="hidden">Change</span></th>`}</tr></thead>
     <tbody>${data.listed.map((each) => html`<tr key=${each.range}>
       <th scope="row">${each.range}</th>
       <td data-label="Condition" class=${`condition ${each.condition}`}>${each.condition.replace("_", " ")}</td>
@@ -61,8 +64,11 @@ function List({ data, zone, nowMs, output }) {
       <td data-label="Held for">${since(each.held_since, nowMs)}</td>
       <td data-label="Reported">${each.reported_at ? `${since(each.reported_at, nowMs)} ago` : "–"}</td>
       <td data-label="Unchanged for">${since(each.since, nowMs)}</td>
+      ${may && html`<td>${SETTLED.has(each.condition) ? "" : html`<${Retire} route=${route} range=${each.range} zone=${zone} />`}</td>`}
     </tr>`)}</tbody></table></div>`;
 }
+
+const SETTLED = new Set(["final", "retired"]);
 
 const since = (iso, nowMs) => (iso ? duration(Math.max(0, nowMs - fromIso(iso))) : "–");
 

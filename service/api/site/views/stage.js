@@ -10,7 +10,7 @@ import { Ranges } from "../parts/ranges.js";
 import { Status } from "../parts/status.js";
 import { Throttled } from "../parts/throttled.js";
 
-export function StageView({ route, zone }) {
+export function StageView({ route, me, zone }) {
   const store = useJob(route.job);
   const nowMs = useNow();
   const stage = store?.stages.get(route.stage);
@@ -27,12 +27,12 @@ export function StageView({ route, zone }) {
       <${HistoryChart} ...${given} />
       <${Eta} ...${given} />
       <${Throttled} throttle=${store.throttle} stage=${route.stage} zone=${zone} />
-      <${Ranges} ...${given} />`}`;
+      <${Ranges} ...${given} me=${me} />`}`;
 }
 
 function Facts({ stage, zone, nowMs }) {
   const system = stage.processing_watermark;
-  const { total, reported, idle, final, leased } = stage.ranges;
+  const { total, reported, idle, final, leased, retired = 0 } = stage.ranges;
   const facts = [
     ["Health", html`<${Status} of=${stage} />`],
     ["Output watermark", html`<span class="time" data-fact="output">${instant(stage.output_watermark, zone)}</span>`],
@@ -43,7 +43,8 @@ function Facts({ stage, zone, nowMs }) {
     ...(stage.corrections > 0 ? [["Corrections", stage.corrections.toLocaleString("en")]] : []),
     ["Ranges", total ? [`${reported.toLocaleString("en")} of ${total.toLocaleString("en")} reported`,
       `${leased.toLocaleString("en")} leased`, idle && `${idle.toLocaleString("en")} idle`,
-      final && `${final.toLocaleString("en")} final`].filter(Boolean).join(", ") : "none of its own"],
+      final && `${final.toLocaleString("en")} final`,
+      retired && `${retired.toLocaleString("en")} retired`].filter(Boolean).join(", ") : "none of its own"],
     ...Object.entries(stage.percentiles ?? {}).map(([percentage, at]) => [
       `${percentage} % of what is in flight is after`,
       html`<span class="time">${at === null ? "not known" : instant(at, zone)}</span>`]),

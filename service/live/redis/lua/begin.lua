@@ -1,5 +1,5 @@
 -- Starts a state afresh: {channel, the expected head (`Meta.identity`), keep leases known, meta fields,
--- {{state fields, view name, view, facts, end of its run}, …}}; ARGV[4 …]: weights, tree and moments of each stage.
+-- {{state fields, view name, view, facts, end of its run, retired ranges}, …}}; ARGV[4 …]: weights, tree and moments of each stage.
 -- KEYS after those of the stages: keys of stages that go.
 
 local channel, expected, supersede, meta, stages = unpack(cmsgpack.unpack(ARGV[3]))
@@ -27,6 +27,7 @@ for k, entry in ipairs(stages) do
   call('HSET', st.keys.state, unpack(entry[1]))
   call('HSET', VIEWS, entry[2], entry[3])
   fill(st.keys.facts, entry[4])
+  fill(st.keys.idle, entry[6])
   if entry[5] ~= '' then call('HSET', LEASES, 'e' .. entry[2], entry[5]) end
   local weights = ARGV[1 + 3 * k]
   if #weights > 0 then

@@ -14,6 +14,6 @@ for k = 1, (#KEYS - JOB_KEYS) / STAGE_KEYS do
   found[#found + 1] = call('HGETALL', st.keys.idle)
   found[#found + 1] = call('HGETALL', st.keys.facts)
   found[#found + 1] = run_end(st)
-  found[#found + 1] = call('HMGET', st.keys.state, 'n', 'promised', 'idle', 'final', 'leased')
+  found[#found + 1] = call('HMGET', st.keys.state, 'n', 'promised', 'idle', 'final', 'leased', 'retired')
 end
 return found

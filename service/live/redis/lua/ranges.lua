@@ -70,14 +70,16 @@ for n, index in ipairs(indices) do
     local from = offset_of(st, moment, index)
     moments[moment + 1] = (struct.unpack('<d', call('GETRANGE', st.keys.moments, from, from + 7)))
   end
+  local retired = is_retired(st, index)
   results[n] = {
     promise_of(st, index, value),
-    st.idle_before > 0 and call('HEXISTS', st.keys.idle, index) == 1,
+    not retired and st.idle_before > 0 and call('HEXISTS', st.keys.idle, index) == 1,
     note,
     moments,
     lease,
     has_facts(st) and facts_fields(call('HGET', st.keys.facts, index)) or false,
     waiting and greatest_waiting(index),
+    retired,
     note or said_packed(index),
   }
 end

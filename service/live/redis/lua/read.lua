@@ -7,11 +7,14 @@ if agreements and call('ZCOUNT', DEADLINES, '-inf', NOW) > 0 then return reply('
 local censuses, agreed = {}, {}
 for k = 1, #names do
   local st = stage(k)
-  local counts = call('HMGET', st.keys.state, 'n', 'promised', 'idle', 'final', 'leased')
+  local counts = call('HMGET', st.keys.state, 'n', 'promised', 'idle', 'final', 'leased', 'retired')
   if not counts[1] then lost() end
-  for i, value in ipairs(counts) do counts[i] = tonumber(value) end
+  for i, value in ipairs(counts) do counts[i] = tonumber(value or 0) end
   censuses[k] = counts
-  if agreements then agreed[k] = agreement(load(st)) end
+  if agreements then
+    agreed[k] = agreement(load(st))
+    agreed[k][3] = st.retired_before > 0
+  end
 end
 local meta = call('HMGET', META, 'incarnation', 'revision', 'stamp')
 local raw, views = call('HGETALL', VIEWS), {}

@@ -46,9 +46,9 @@ local function part(column, offset, count)
 end
 
 -- Whether the promises of all ranges are those that the sender of a report has expected. If a range of the
--- stage is idle, its promise is kept elsewhere.
+-- stage is idle or retired, its promise is kept elsewhere.
 local function as_expected(st, joined)
-  if not joined or st.idle_before + st.idle > 0 then return false end
+  if not joined or any_set_aside(st) then return false end
   local expected, runs = unpack(joined)
   local offset = 0
   for _, run in ipairs(runs) do
@@ -191,6 +191,8 @@ end
 -- Lets a report wait for its epoch; of several attempts, the smallest promise counts.
 local function wait(st, epoch, capped, span, promises, idle, fence, facts, offset, behind)
   local at = positions(span)
+  -- Its worker lives, also if the epoch is never committed.
+  end_retirements(st, span[1], at, promises)
   local start = BLOCK * span[1]
   local count = math.min(BLOCK * span[2], st.n - start)
   local weights = doubles(call('GETRANGE', st.keys.weights, 8 * start, 8 * (start + count) - 1))
@@ -246,6 +248,7 @@ end
 
 local function apply_report(st, report)
   load(st)
+  st.ends_retirement = false
   local _, token, epoch, observed, capped, spans, packed_promises, idle_flags, notes, facts, holds, joined =
     unpack(report)
   local claim, releases, joins = unpack(report, 13)
@@ -336,7 +339,8 @@ local function apply_report(st, report)
   -- A claim ends the idleness of its ranges, also if the report waits for its epoch.
   local may_advance = not epoch or claim ~= false
   local granting = claim and {text(lease.fence), claimed, denied}
-  return {'ok', accepted, behind, rejected, releases and 0 or lease.ttl, published.all, may_advance, granting}
+  local left = releases and 0 or lease.ttl
+  return {'ok', accepted, behind, rejected, left, published.all, may_advance, granting, st.ends_retirement}
 end
 
 local refused = check_state()

@@ -11,6 +11,7 @@ for _, decision in ipairs(cmsgpack.unpack(ARGV[3])) do
   local same = call('GETRANGE', st.keys.owners, at, at + 7) == struct.pack('<d', fence)
     and read_quiet_since(st, index) == quiet_since
     and (fence == 0 or (lease and not lease.reason))
+    and not is_retired(st, index)
   if same then
     note_change()
     local block = math.floor(index / BLOCK)

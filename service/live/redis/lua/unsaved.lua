@@ -1,6 +1,7 @@
 -- Chunks that changed since they were saved: {{stage number, chunk}, …}, the chunks to return, each as weights
 -- and the moments that are saved; if there are none, the names of the dirty chunks are returned. In its head,
--- each chunk has its idle ranges, and which of its ranges have something unfinished.
+-- each chunk has its ranges that are set aside, with their promises, which of its ranges have something
+-- unfinished, and which are retired.
 
 local refused = check_state()
 if refused then return refused end
@@ -36,18 +37,19 @@ for n, entry in ipairs(wanted) do
   part(st.keys.weights, 8 * first)
   for _, moment in ipairs(SAVED_MOMENTS) do part(st.keys.moments, offset_of(st, moment, first)) end
   local stamp = call('HGET', DIRTY, st.name .. ':' .. entry[2]) or false
-  local idle = {}
-  if st.source and st.idle_before > 0 then
+  local aside, retired = {}, {}
+  if (st.source and st.idle_before or 0) + st.retired_before > 0 then
     local fields = call('HGETALL', st.keys.idle)
     for i = 1, #fields, 2 do
       local index = tonumber(fields[i])
       if math.floor(index / CHUNK) == entry[2] then
-        idle[#idle + 1] = {index - first, (struct.unpack('<d', fields[i + 1]))}
+        aside[#aside + 1] = {index - first, (struct.unpack('<d', fields[i + 1]))}
+        if mark_of(fields[i + 1]) == RETIRED then retired[#retired + 1] = index - first end
       end
     end
   end
   unfinished[entry[1]] = unfinished[entry[1]] or read_unfinished(st)
   local theirs = unfinished[entry[1]][entry[2]] or {}
-  heads[n] = {stamp, idle, call('HGET', st.keys.state, 'since'), theirs}
+  heads[n] = {stamp, aside, call('HGET', st.keys.state, 'since'), theirs, retired}
 end
 return {reply('ok', heads, call('HGET', META, 'incarnation')), unpack(raws)}

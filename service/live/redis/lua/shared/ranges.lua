@@ -13,8 +13,16 @@ local function promise_of(st, index, weight)
   return (struct.unpack('<d', raw))
 end
 
--- In place of true: it is idle by policy, and not by its worker's word.
-local POLICY = 'p'
+-- Whether the weight of any range is not its promise, or was not before this step.
+local function any_set_aside(st)
+  return st.idle_before + st.idle + st.retired_before + st.retired > 0
+end
+
+local function is_retired(st, index)
+  if st.retired_before + st.retired == 0 then return false end
+  local entry = call('HGET', st.keys.idle, index)
+  return entry and mark_of(entry) == RETIRED
+end
 
 -- Reads what a report says of a range, in the order of `merge_facts`.
 local function read_reported(reported)
@@ -33,7 +41,7 @@ end
 local function remains_idle(st, index, facts)
   if not facts or st.idle_before == 0 then return false end
   local raw = call('HGET', st.keys.idle, index)
-  local was = raw and string.sub(raw, 9) == POLICY
+  local was = raw and mark_of(raw) == POLICY
   local reported_nothing = is_quiet(read_reported(facts)) and not says_unfinished(facts)
   return stays_idle(was, reported_nothing) and POLICY or false
 end
@@ -42,6 +50,13 @@ end
 -- its promise and weight now.
 local function apply_one(st, index, weight, reported, idle)
   local earlier = promise_of(st, index, weight)
+  if is_retired(st, index) then
+    -- A report ends the retirement: the range holds its stage again, from its own promise on.
+    st.retired = st.retired - call('HDEL', st.keys.idle, index)
+    if earlier == MIN then st.promised = st.promised - 1 end
+    st.ends_retirement = true
+    mark_dirty(st, index, index)
+  end
   local now, is_idle = join_report(earlier, reported, idle)
   if is_idle and now ~= MAX then
     local by_policy = idle == POLICY and POLICY or ''
@@ -75,8 +90,8 @@ local function apply(st, first, blocks, at, promises, idle, behind)
   -- First and last position with another weight now, and with another promise.
   local low, high, raised_low, raised_high = count + 1, 0, count + 1, 0
   local gaps, first_raised, last = {}, nil, nil
-  if not idle and st.idle_before + st.idle == 0 then
-    -- No range is idle, before or after: weights are promises. This loop runs for every range of every
+  if not idle and not any_set_aside(st) then
+    -- No range is idle or retired, before or after: weights are promises. This loop runs for every range of every
     -- report, so `join_report` and `is_behind` are written out.
     for k = 1, #promises do
       local p = promises[k]
@@ -173,14 +188,43 @@ local function apply_joined(st, run, promises)
   st.final = st.final + final
 end
 
+-- Retires a range. Its entry keeps its promise. It counts among those that have promised.
+local function retire(st, index, weight)
+  local promise = promise_of(st, index, weight)
+  if promise == MIN then st.promised = st.promised + 1 end
+  st.idle = st.idle - call('HDEL', st.keys.idle, index)
+  st.retired = st.retired + call('HSET', st.keys.idle, index, struct.pack('<d', promise) .. RETIRED)
+  call('SETRANGE', st.keys.weights, 8 * index, struct.pack('<d', IDLE))
+  local block = math.floor(index / BLOCK)
+  st.minima[block] = least_of(st, BLOCK * block, math.min(BLOCK * (block + 1), st.n) - 1)
+  mark_dirty(st, index, index)
+end
+
+-- Ends the retirement of ranges that report for an epoch: `promises[k]` is of the range at position `k` of `at`
+-- (false: nothing reported).
+local function end_retirements(st, first, at, promises)
+  if st.retired_before + st.retired == 0 then return end
+  for k = 1, #promises do
+    local index = BLOCK * first + (type(at) == 'number' and at + k or at[k]) - 1
+    if promises[k] and is_retired(st, index) then
+      local block = math.floor(index / BLOCK)
+      apply(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
+    end
+  end
+end
+
 -- Writes the tree and the counts after calls of `apply`. Must be called after the last one.
 local function write_totals(st)
   update_tree(st)
   for _, name in ipairs({'promised', 'idle', 'final'}) do
     if st[name] ~= 0 then call('HINCRBY', st.keys.state, name, st[name]) end
   end
+  if st.retired ~= 0 and call('HINCRBY', st.keys.state, 'retired', st.retired) == 0 then
+    call('HDEL', st.keys.state, 'retired')
+  end
   st.idle_before, st.final_before = st.idle_before + st.idle, st.final_before + st.final
-  st.promised, st.idle, st.final = 0, 0, 0
+  st.retired_before = st.retired_before + st.retired
+  st.promised, st.idle, st.final, st.retired = 0, 0, 0, 0
 end
 
 -- ---- facts
@@ -240,14 +284,15 @@ local function has_facts(st)
   return st.has_facts
 end
 
--- Ends the idleness that was reported under a lease that is over. See `join_report`.
+-- Ends the idleness that was reported under a lease that is over. See `join_report`. A retirement goes on.
 local function end_idleness(st, owner)
   load(st)
   -- Earlier reports of the same call count, too.
   if st.idle_before + st.idle == 0 then return end
   for _, field in ipairs(call('HKEYS', st.keys.idle)) do
     local index = tonumber(field)
-    if call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7) == owner then
+    local is_owned = call('GETRANGE', st.keys.owners, 8 * index, 8 * index + 7) == owner
+    if is_owned and not is_retired(st, index) then
       local block = math.floor(index / BLOCK)
       apply(st, block, 1, {index - BLOCK * block + 1}, {MIN}, {false}, {})
     end

@@ -7,10 +7,11 @@ local function stage(number)
     promised = 0,
     idle = 0,
     final = 0,
+    retired = 0,
   }
 end
 
--- Those that `states.py` writes; `waiting` comes and goes.
+-- Those that `states.py` writes; `waiting` and `retired` come and go.
 local STATE_FIELDS = 11
 
 -- How many nodes the tree over so many ranges has.
@@ -33,17 +34,21 @@ local function check_columns(st)
   end
   if call('STRLEN', st.keys.moments) ~= 8 * MOMENTS * st.n then lost() end
   if call('STRLEN', st.keys.tree) ~= 8 * tree_size(st.n) then lost() end
-  -- Without its entry here, a range would stay idle for ever.
-  if st.idle_before > 0 and call('HLEN', st.keys.idle) ~= st.idle_before then lost() end
+  -- Without its entry here, a range would stay idle or retired for ever.
+  if call('HLEN', st.keys.idle) ~= st.idle_before + st.retired_before then lost() end
 end
 
 local function load(st)
   if st.n then return st end
-  local s = call('HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final')
+  local s = call(
+    'HMGET', st.keys.state, 'n', 'source', 'run', 'epoch', 'idle', 'name', 'waiting', 'final', 'retired'
+  )
   st.n, st.source, st.run, st.epoch = tonumber(s[1]), s[2] == '1', s[3], s[4]
   st.idle_before, st.name, st.final_before = tonumber(s[5]), s[6], tonumber(s[8])
+  st.retired_before = tonumber(s[9] or 0)
   if not st.n then lost() end
-  if call('HLEN', st.keys.state) ~= (s[7] and STATE_FIELDS + 1 or STATE_FIELDS) then lost() end
+  local fields = STATE_FIELDS + (s[7] and 1 or 0) + (s[9] and 1 or 0)
+  if call('HLEN', st.keys.state) ~= fields then lost() end
   if st.n > 0 then check_columns(st) end
   return st
 end
@@ -70,18 +75,25 @@ local function lowest(st)
   return (struct.unpack('<d', raw))
 end
 
+-- Marks behind the promise of a range that is set aside: idle by policy, and not by its worker's word; retired.
+local POLICY, RETIRED = 'p', 'r'
+
+local function mark_of(entry)
+  return string.sub(entry, 9)
+end
+
 -- Returns what the stage's ranges agree on, after `write_totals`.
 local function agreement(st)
   local low = lowest(st)
-  if not st.source then return agree_keyed(low, st.n, st.idle_before, st.final_before) end
   local lowest_idle = MAX
   if low == IDLE then
     -- Nobody is active: that is rare, and then the least of all promises counts.
-    for _, promise in ipairs(call('HVALS', st.keys.idle)) do
-      lowest_idle = math.min(lowest_idle, (struct.unpack('<d', promise)))
+    for _, entry in ipairs(st.source and call('HVALS', st.keys.idle) or {}) do
+      if mark_of(entry) ~= RETIRED then lowest_idle = math.min(lowest_idle, (struct.unpack('<d', entry))) end
     end
     low = MAX
   end
+  if not st.source then return agree_keyed(low, st.n, st.idle_before, st.final_before + st.retired_before) end
   return agree(low, st.idle_before, lowest_idle)
 end
 

@@ -1,0 +1,223 @@
+"""An operator retires a range that is gone for good, and its next report ends this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.clock import SystemClock
+from service.errors import UnavailableError
+from service.ledger.sql import SqlLedger
+from tests.support.api import MAX, Api, eventually, ok, problem
+from tests.support.inprocess import InProcess
+from tests.support.stores import Stores
+
+pytestmark = pytest.mark.anyio
+
+FLOW = {
+    "taps": {"shards": ["t-0", "t-1", "t-2"]},
+    "clicks": {"shards": ["c-0"]},
+    "counts": {"inputs": ["taps", "clicks"], "ranges": 2},
+    "all": {"inputs": ["counts"], "passthrough": True},
+}
+LEFT, RIGHT = "00000000-80000000", "80000000-100000000"
+BECAUSE = "the site was closed"
+
+
+@pytest.fixture
+async def job(api: Api) -> Api:
+    """Taps at 100, 40 and never; clicks at 70; counts have observed nothing."""
+    await api.define(FLOW)
+    token = await api.token("taps", ttl_ms=600_000)
+    await api.report("taps", token, {"t-0": 100, "t-1": 40})
+    token = await api.token("clicks", ttl_ms=600_000)
+    await api.report("clicks", token, {"c-0": 70})
+    return api
+
+
+async def standing(job: Api) -> dict[str, tuple[Any, Any, str]]:
+    return {
+        name: (each["input_watermark"], each["output_watermark"], each["status"])
+        for name, each in (await job.snapshot()).items()
+    }
+
+
+async def test_what_will_move_is_shown_before_and_then_moves(job: Api) -> None:
+    before = await standing(job)
+    shown = await job.retire("taps", "t-2", BECAUSE, dry_run=True)
+    assert await standing(job) == before
+    assert (shown["retired"], shown["promise"], shown["holder"]) == (False, None, "worker")
+    assert shown["moves"] == [
+        {
+            "stage": "taps",
+            "before": {"input_watermark": None, "output_watermark": None, "status": "unknown"},
+            "after": {"input_watermark": None, "output_watermark": 40, "status": "active"},
+        },
+        {
+            "stage": "counts",
+            "before": {"input_watermark": None, "output_watermark": None, "status": "unknown"},
+            "after": {"input_watermark": 40, "output_watermark": None, "status": "unknown"},
+        },
+    ]
+    assert await job.retire("taps", "t-2", BECAUSE) == shown | {"retired": True}
+    assert (await standing(job))["taps"] == (None, 40, "active")
+    assert (await standing(job))["counts"] == (40, None, "unknown")
+    counts = (await job.watermark("taps"))["ranges"]
+    assert counts == {
+        "total": 3, "reported": 3, "idle": 0, "final": 0, "leased": 3, "retired": 1
+    }  # fmt: skip
+    again = await job.retire("taps", "t-2", "once more")
+    assert (again["retired"], again["moves"]) == (True, [])
+
+
+async def test_its_next_report_holds_from_where_it_is(job: Api) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    await job.retire("taps", "t-1", BECAUSE)
+    assert await job.output("taps") == 100
+    token = await job.token("taps", ranges=["t-1"])
+    await job.report("taps", await job.token("taps", ranges=["t-0"]), {"t-0": 150})
+    assert await job.output("taps") == 150, "a claim does not end it"
+    await job.report("taps", token, {"t-1": 60})
+    await job.report("taps", await job.token("taps", ranges=["t-0"]), {"t-0": 300})
+    assert await job.output("taps") == 150, "it stands, and does not go back"
+    assert (await job.watermark("taps"))["ranges"]["retired"] == 1
+    await job.report("taps", await job.token("taps", ranges=["t-1"]), {"t-1": 200})
+    assert await job.output("taps") == 200
+
+
+async def test_the_last_range_that_is_waited_for_ends_the_stage(job: Api) -> None:
+    shown = await job.retire("clicks", "c-0", BECAUSE, dry_run=True)
+    assert [(m["stage"], m["after"]["output_watermark"]) for m in shown["moves"]] == [
+        ("clicks", MAX)
+    ]
+    await job.retire("clicks", "c-0", BECAUSE)
+    assert (await job.watermark("clicks"))["status"] == "final"
+
+
+async def test_it_is_in_the_audit_and_in_each_view(job: Api, gauge: InProcess) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    records = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
+    assert (records[0]["action"], records[0]["detail"]) == ("retire-range", f"taps t-2: {BECAUSE}")
+    explained = await job.explain("counts")
+    assert [
+        {name: each[name] for name in ("stage", "range", "because", "by")}
+        for each in explained["retired"]
+    ] == [{"stage": "taps", "range": "t-2", "because": BECAUSE, "by": records[0]["by"]}]
+    assert f"; range t-2 of taps is retired ({BECAUSE})" in explained["because"]
+    assert "retired" not in await job.explain("clicks")
+    ranges = {each["range"]: each for each in await job.ranges("taps")}
+    assert (ranges["t-2"]["status"], ranges["t-2"]["retired"]) == ("final", True)
+    assert "retired" not in ranges["t-1"]
+    summary = ok(await gauge.client.get(f"{job.root}/stages/taps/range-summary?show=retired"))
+    assert summary["counts"]["retired"] == 1
+    assert [each["range"] for each in summary["listed"]] == ["t-2"]
+    text = (await gauge.client.get("/metrics")).text
+    assert 'tidegauge_retired_ranges{job="job",stage="taps"} 1.0' in text
+    assert 'tidegauge_retired_ranges{job="job",stage="clicks"} 0.0' in text
+
+
+async def test_a_retired_range_is_not_a_problem(api: Api, gauge: InProcess) -> None:
+    await api.define({"taps": {"shards": ["t-0", "t-1"]}})
+    token = await api.token("taps", ranges=["t-0"], ttl_ms=600_000)
+    await api.report("taps", token, {"t-0": 100})
+    assert await api.health("taps") == "silent"
+    await api.retire("taps", "t-1", BECAUSE)
+    assert await eventually(lambda: api.health("taps"), lambda found: found != "silent") == "ok"
+    assert (await api.problems())["problems"] == []
+
+
+async def test_a_range_that_is_final_stays_final(job: Api, gauge: InProcess) -> None:
+    token = await job.token("clicks")
+    await job.report("clicks", token, {"c-0": {"watermark": 70, "final": True}})
+    done = await job.retire("clicks", "c-0", BECAUSE)
+    assert (done["retired"], done["promise"], done["moves"]) == (False, MAX, [])
+    records = ok(await gauge.client.get("/v1/audit?job=job"))["records"]
+    assert "retire-range" not in {each["action"] for each in records}
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "status", "slug"),
+    [
+        ("taps", "t-9", 404, "unknown-range"),
+        ("counts", "00000000-40000000", 404, "unknown-range"),
+        ("other", "t-0", 404, "unknown-stage"),
+        ("all", LEFT, 422, "invalid-request"),
+    ],
+)
+async def test_what_cannot_be_retired_is_refused(
+    job: Api, stage: str, key: str, status: int, slug: str
+) -> None:
+    before = await standing(job)
+    problem(await job.post_retire(stage, key), status, slug)
+    problem(await job.post_retire(stage, key, dry_run=True), status, slug)
+    assert await standing(job) == before
+
+
+@pytest.mark.parametrize("because", ["", "x" * 501, "a\0b", None, 7])
+async def test_a_retirement_has_a_reason(job: Api, because: Any) -> None:
+    problem(await job.post_retire("taps", "t-2", because), 422, "invalid-request")
+    assert await job.output("taps") is None
+
+
+async def test_invariant_7_a_retirement_and_its_end_outlast_the_live_store(
+    job: Api, gauge: InProcess
+) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    await job.retire("taps", "t-1", BECAUSE)
+    await gauge.crash()
+    job = gauge.api()
+    assert (await job.watermark("taps"))["ranges"]["retired"] == 2
+    assert await job.output("taps") == 100
+    await job.report("taps", await job.token("taps"), {"t-1": 110})
+    await gauge.crash()
+    job = gauge.api()
+    assert (await job.watermark("taps"))["ranges"]["retired"] == 1
+    await job.report("taps", await job.token("taps"), {"t-0": 500})
+    assert await job.output("taps") == 110, "the range that reports again is waited for"
+
+
+async def test_a_reset_ends_it(job: Api) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    ok(await job.reset())
+    await job.report("taps", await job.token("taps"), {"t-0": 500, "t-1": 500})
+    assert await job.output("taps") is None
+
+
+async def test_a_shard_stays_retired_when_the_pipeline_changes(job: Api) -> None:
+    await job.retire("taps", "t-2", BECAUSE)
+    await job.change(FLOW | {"taps": {"shards": ["t-0", "t-1", "t-2", "a-0"]}})
+    assert (await job.watermark("taps"))["ranges"]["retired"] == 1
+    await job.report("taps", await job.token("taps"), {"a-0": 90})
+    assert await job.output("taps") == 40
+
+
+async def test_the_end_of_a_retirement_is_answered_once_it_is_durable(
+    tmp_path: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the range would be retired again after a loss, behind the back of its worker."""
+    async with InProcess(tmp_path, clock=SystemClock(), stores=stores) as gauge:
+        job = gauge.api()
+        await job.define({"taps": {"shards": ["t-0", "t-1"]}})
+        token = await job.token("taps", ttl_ms=600_000)
+        await job.report("taps", token, {"t-0": 100})
+        await job.retire("taps", "t-1", BECAUSE)
+
+        async def away(*_: Any, **__: Any) -> Any:
+            raise UnavailableError("the ledger does not answer")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(SqlLedger, "record", away)
+            outage.setattr(SqlLedger, "checkpoint", away)
+            refused = problem(await job.post_report("taps", token, {"t-1": 50}), 503, "unavailable")
+            assert "a retired range reports again: retry" in refused["detail"]
+            problem(await job.post_retire("taps", "t-0"), 503, "unavailable")
+        await job.report("taps", token, {"t-1": 50})
+        await eventually(
+            lambda: job.post_retire("taps", "t-0"), lambda answer: answer.status_code == 200
+        )
+        await gauge.crash()
+        job = gauge.api()
+        ranges = {each["range"]: each.get("retired", False) for each in await job.ranges("taps")}
+        assert ranges == {"t-0": True, "t-1": False}

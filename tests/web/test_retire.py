@@ -1,0 +1,55 @@
+"""An administrator retires a range on the page, and is shown before what moves."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.support.server import Service
+from tests.web.conftest import Opened
+from tests.web.flights import START, Feed
+
+SHARDS = {"taps": {"shards": ["t-0", "t-1"]}, "counts": {"inputs": ["taps"], "ranges": 1}}
+
+
+def test_a_range_is_retired_and_each_view_shows_it(service: Service, open_page: Opened):
+    with Feed(service.url, "retiring") as feed:
+        feed.define(SHARDS)
+        feed.claim("taps", ["t-0"], holder="worker").promise(START)
+    with open_page("/#/jobs/retiring/stages/taps") as page:
+        page.get_by_role("link", name="Never reported").click()
+        page.get_by_role("button", name="Retire t-1").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("listitem")).to_have_count(2)
+        expect(dialog.get_by_role("listitem").first).to_contain_text(
+            "taps: output watermark from none to"
+        )
+        submit = dialog.get_by_role("button", name="Retire", exact=True)
+        expect(submit).to_be_disabled()
+        dialog.get_by_label("Reason").fill("the site is closed")
+        submit.click()
+        expect(dialog).to_be_hidden()
+        page.get_by_role("link", name="Retired").click()
+        expect(page.get_by_role("rowheader", name="t-1")).to_be_visible()
+        expect(page.locator("td.condition.retired")).to_be_visible()
+        expect(page.get_by_role("button", name="Retire t-1")).to_have_count(0)
+        expect(page.locator(".facts")).to_contain_text("1 retired")
+        expect(page.locator("ul.retired")).to_contain_text("t-1 of taps is retired")
+        expect(page.locator("ul.retired")).to_contain_text("the site is closed")
+        page.goto("/#/jobs/retiring")
+        expect(page.locator('a[data-stage="taps"]').first).to_contain_text(
+            "2 of 2 reported, 1 retired"
+        )
+
+
+def test_a_refusal_is_shown_in_the_dialog(service: Service, open_page: Opened):
+    gone = frozenset({"404", "Failed to load resource"})
+    with Feed(service.url, "refusing") as feed, open_page(allowed=gone) as page:
+        feed.define(SHARDS)
+        page.goto("/#/jobs/refusing/stages/taps")
+        page.get_by_role("button", name="Retire t-1").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Reason").fill("gone")
+        expect(dialog.get_by_role("button", name="Retire", exact=True)).to_be_enabled()
+        page.route("**/retire", lambda route: route.abort())
+        dialog.get_by_role("button", name="Retire", exact=True).click()
+        expect(dialog.get_by_role("alert")).to_contain_text("does not answer")
