@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from service.api import spec_schema
-from service.api.problem_pages import REMEDIES, problem_types
+from service.api.problem_pages import problem_types, remedy
 from service.server.app import create_app
 from service.settings import Settings
 
@@ -111,7 +111,7 @@ def problems_page() -> str:
     ]
     for error in problem_types():
         lines += [f"## {error.slug}", "", f"`{error.status}`: {error.title()}", ""]
-        lines += [REMEDIES[error], ""]
+        lines += [remedy(error), ""]
     return "\n".join(lines)
 
 
