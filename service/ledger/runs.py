@@ -91,3 +91,9 @@ async def find_runs(
         "b_before": MAX_NUMBER + 1 if before is None else before,
     }
     return [run_of(row) for row in await db.execute(sql.FIND_RUNS, values)]
+
+
+async def find_holder(db: AsyncConnection, job: str, run: int) -> str | None:
+    """See `Ledger.run_holder`."""
+    found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
+    return found.scalar_one_or_none()

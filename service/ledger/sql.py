@@ -262,8 +262,7 @@ class SqlLedger(Ledger):
     @override
     @_reading
     async def run_holder(self, db: AsyncConnection, job: str, run: int) -> str | None:
-        found = await db.execute(sql.FIND_RUN_HOLDER, {"b_job": job, "b_run": run})
-        return found.scalar_one_or_none()
+        return await runs.find_holder(db, job, run)
 
     @override
     @run_to_completion
