@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -134,16 +134,24 @@ def migrate(
 def doctor(
     ledger_url: LedgerUrl = None,
     live_url: Annotated[str | None, typer.Option(help="The store of the live state.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: Annotated[
+        Literal["table", "wide", "json", "yaml"],
+        typer.Option("--output", "-o", help="The form of the output. wide: does not wrap lines."),
+    ] = "table",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: a short form of -o json.")
+    ] = False,
 ) -> None:
     """Check settings, stores, versions, clocks and disk, and print remedies.
 
     The command changes nothing. The exit code is 1 for a fault.
     """
+    if as_json and form not in {"table", "json"}:
+        raise typer.BadParameter("--json is a short form of -o json: leave one of the two out")
     with _in_a_line():
         from service.server import doctor as examination  # noqa: PLC0415
 
-        examination.doctor(as_json=as_json, ledger_url=ledger_url, live_url=live_url)
+        examination.doctor("json" if as_json else form, ledger_url=ledger_url, live_url=live_url)
 
 
 @app.command(name="version")
@@ -167,8 +175,15 @@ def common(
             "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
         ),
     ] = False,
+    _url: Annotated[
+        str | None,
+        typer.Option("--url", help="The URL of the service, for commands that send requests."),
+    ] = None,
+    _profile: Annotated[
+        str | None, typer.Option("--profile", help="The profile with the URL and the key.")
+    ] = None,
 ) -> None:
-    """Take the options of all commands."""
+    """Take the options of all commands. A command reads `--url` and `--profile` from its context."""
 
 
 def _add(name: str, command: typer.Typer | Callable[..., object]) -> None:

@@ -81,7 +81,7 @@ class Reader:
     async def snapshot(
         self, job: str, stages: Iterable[str] | None = None, *, soft: bool = True
     ) -> Mapping[str, StageState]:
-        """Return the states of these stages of a job (None: of all), at one instant.
+        """Return the states of these stages (None: of all, each after its inputs), at one instant.
 
         `soft`: with the values that are computed at requests.
         """
@@ -92,7 +92,9 @@ class Reader:
             view, censuses = await self._last_seen.snapshot(job, outage)
             if censuses.keys() != view.stages.keys():
                 raise
-        chosen = [n for n in (view.stages if stages is None else stages) if n in view.stages]
+        chosen = [
+            n for n in (view.pipeline.order if stages is None else stages) if n in view.stages
+        ]
         states = await self._soft.read(view, chosen) if soft else _NO_SOFT_STATES
         now_ms = self._clock.wall_ms()
         return {

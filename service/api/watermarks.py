@@ -151,7 +151,7 @@ def _until(
     "/v1/jobs/{job}/watermarks", role=Role.READ, gives=SnapshotBody, errors=(UnknownJobError,)
 )
 async def get_watermarks(call: Call[None]) -> SnapshotBody:
-    """Show the watermarks of all stages of a job, as one consistent snapshot."""
+    """Show the watermarks of all stages of a job, each after its inputs, as one consistent snapshot."""
     states = await call.aggregator.reader.snapshot(call.job)
     first = next(iter(states.values())).job
     bodies = {stage: read_body(state) for stage, state in states.items()}

@@ -17,6 +17,15 @@ Marks = Mapping[str, int]
 """Soft values of a stage, by name, that only rise within an incarnation."""
 
 
+def without(facts: Mapping[int, Facts], retired: Collection[int]) -> Mapping[int, Facts]:
+    """Return the facts of ranges that are not retired.
+
+    >>> without({1: Facts(0, None, None, None, 0, 0)}, {1, 2})
+    {}
+    """
+    return {i: each for i, each in facts.items() if i not in retired} if retired else facts
+
+
 @dataclass(frozen=True, slots=True)
 class StageObservation:
     """A stage's ranges: columns in the order of the layout. The columns may be the store's own: they
@@ -33,7 +42,8 @@ class StageObservation:
     raised_at_ms: Int64s
     """Instant of the last move of each promise; 0: unknown."""
     facts: Mapping[int, Facts]
-    """Facts about the ranges that have reported any, by index."""
+    """Facts about the ranges that have reported any, by index; without retired ranges, whose work is not
+    waited for either."""
     counts: Counts
     owners: Int64s
     """The fence of the lease on each range; 0: without a lease."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from ruamel.yaml import YAML
 
 from service.clock import Clock, SystemClock
 from service.ledger.doctor import examine as examine_ledger
@@ -19,16 +22,25 @@ from service.server.serve import read_settings
 from service.settings import Settings
 
 _FEW_DESCRIPTORS = 4_096
+_ANY_WIDTH = 100_000
 _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
 
 
-def doctor(*, as_json: bool, **options: object) -> None:
+def doctor(form: Literal["table", "wide", "json", "yaml"], **options: object) -> None:
     """Print the findings; exit with 1 for a fault. Raises `ProblemError`."""
     found = asyncio.run(examine(read_settings(**options), SystemClock()))
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    data = {"findings": [asdict(finding) for finding in found]}
+    if form == "json":
+        typer.echo(json.dumps(data, indent=2))
+    elif form == "yaml":
+        yaml: Any = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.width = _ANY_WIDTH
+        yaml.sort_base_mapping_type_on_output = False
+        yaml.dump(data, sys.stdout)
     else:
-        _print(found)
+        is_whole = form == "wide" or not sys.stdout.isatty()
+        _print(found, width=_ANY_WIDTH if is_whole else None)
     if any(finding.verdict == "fault" for finding in found):
         raise typer.Exit(1)
 
@@ -72,9 +84,9 @@ def _examine_machine() -> Finding:
     return Finding("file descriptors", "ok", "are sufficient")
 
 
-def _print(found: Sequence[Finding]) -> None:
+def _print(found: Sequence[Finding], *, width: int | None) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in found:
         colour = _COLOURS[finding.verdict]
         table.add_row(f"[{colour}]{finding.verdict}[/]", finding.what, finding.says)
-    Console(soft_wrap=False).print(table)
+    Console(width=width).print(table)

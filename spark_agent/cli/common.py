@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from spark_agent.cli.profile import read_profile
+from spark_agent.cli.profile import PROFILE_VARIABLE, Profile, read_profile
+from spark_agent.cli.tables import Column, table_lines
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.client.errors import (
@@ -49,23 +50,67 @@ EXIT_CODES: Final = {
     WaitOutcome.WRONG: EXIT_WRONG,
 }
 
-_PIPE_WIDTH: Final = 2_000
+_PIPE_WIDTH: Final = 1_000_000
 _ADMIN_KEY_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY"
 _ADMIN_FILE_VARIABLE: Final = "TIDEGAUGE_ADMIN_KEY_FILE"
 
+URL_VARIABLE: Final = "TIDEGAUGE_URL"
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 READER: Final = "a key that may read"
 
 
 def _url(context: typer.Context, value: str) -> str:
-    """Return the URL of the option or the environment, else the profile's."""
+    """Return the URL of the command line, else that of the environment, else the profile's.
+
+    A profile in the command line comes before the environment.
+    """
     source = context.get_parameter_source("url")
-    if source is not None and source.name != "DEFAULT":
+    if source is not None and source.name == "COMMANDLINE":
         return value
+    if before := _before(context, "_url"):
+        return before
+    profile = _profile_name(context)
+    if profile is None and source is not None and source.name != "DEFAULT":
+        return value
+    return _read_profile(context, profile).url or value
+
+
+def _key_file(context: typer.Context, value: str | None) -> str | None:
+    """Return the key file of the option, else that of a profile in the command line."""
+    profile = _profile_name(context)
+    if value is not None or profile is None:
+        return value
+    return _key_file_of(context.params["url"], _read_profile(context, profile))
+
+
+def _before(context: typer.Context, name: str) -> str | None:
+    """Return an option that stands before the command, as `--url` may."""
+    found = None
+    parent = context.parent
+    while found is None and parent is not None:
+        found, parent = parent.params.get(name), parent.parent
+    return found
+
+
+def _profile_name(context: typer.Context) -> str | None:
+    return context.params.get("_profile") or _before(context, "_profile")
+
+
+def _read_profile(context: typer.Context, name: str | None) -> Profile:
     try:
-        return read_profile().url or value
+        return read_profile(name=name)
     except ValueError as error:
-        raise exit_with(context.info_name or "", str(error)) from None
+        raise exit_with(_command_of(context), str(error)) from None
+
+
+def _command_of(context: typer.Context) -> str:
+    """Return the words of a command, such as `keys list`, without the program's name."""
+    names = [context.info_name or ""]
+    above = context.parent
+    while above is not None and above.parent is not None:
+        names.insert(0, above.info_name or "")
+        above = above.parent
+    return " ".join(names)
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
@@ -81,8 +126,9 @@ def complete_stage(context: typer.Context, incomplete: str) -> list[str]:
 
 def _names(context: typer.Context, job: str | None) -> Sequence[str]:
     try:
-        url = context.params.get("url")
-        url = url or os.environ.get("TIDEGAUGE_URL") or read_profile().url or DEFAULT_URL
+        profile = read_profile(name=_profile_name(context))
+        url = context.params.get("url") or _before(context, "_url")
+        url = url or os.environ.get(URL_VARIABLE) or profile.url or DEFAULT_URL
         client = client_of(url, context.params.get("key_file"), timeout_ms=1_000)
         lines = client.jobs()["jobs"]
     except (ValueError, AggregatorError):
@@ -95,7 +141,7 @@ def _names(context: typer.Context, job: str | None) -> Sequence[str]:
 Url = Annotated[
     str,
     typer.Option(
-        envvar="TIDEGAUGE_URL",
+        envvar=URL_VARIABLE,
         callback=_url,
         help="The URL of the service; by default the profile's.",
     ),
@@ -106,12 +152,50 @@ Stage = Annotated[str, typer.Argument(help="The stage.", autocompletion=complete
 KeyFile = Annotated[
     str | None,
     typer.Option(
+        callback=_key_file,
         help=f"A file with the key; else {FILE_VARIABLE}, {KEY_VARIABLE},"
         f" {_ADMIN_FILE_VARIABLE}, {_ADMIN_KEY_VARIABLE}, or the profile's.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        is_eager=True,
+        help=f"The profile with the URL and the key, before the environment; else {PROFILE_VARIABLE}.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", is_eager=True, help="Print JSON: a short form of -o json.")
+]
+Format = Literal["table", "wide", "json", "yaml"]
+"""`wide` is a table with all columns, also in a narrow terminal."""
+
+
+def _form(context: typer.Context, value: Format) -> Format:
+    if not context.params.get("_json"):
+        return value
+    source = context.get_parameter_source("form")
+    if value != "json" and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("--json is a short form of -o json: leave one of the two out")
+    return "json"
+
+
+Form = Annotated[
+    Format,
+    typer.Option(
+        "--output",
+        "-o",
+        callback=_form,
+        help="The form of the output. wide: a table with all columns.",
+    ),
+]
+DataForm = Annotated[
+    Literal["yaml", "json"],
+    typer.Option("--output", "-o", callback=_form, help="The form of the output."),
+]
 
 
 def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Client:
@@ -122,14 +206,13 @@ def client_of(url: str, key_file: str | None, *, timeout_ms: int = 2_000) -> Cli
         key_file = os.environ.get(_ADMIN_FILE_VARIABLE)
         key = None if key_file else os.environ.get(_ADMIN_KEY_VARIABLE)
         if not key and not key_file:
-            key_file = _key_file_of(url)
+            key_file = _key_file_of(url, read_profile())
         return make(url, key=key or None, key_file=key_file or None)
     return make(url, key_file=key_file)
 
 
-def _key_file_of(url: str) -> str | None:
+def _key_file_of(url: str, profile: Profile) -> str | None:
     """Return the profile's key, if the URL is the profile's: the key is sent to its own service only."""
-    profile = read_profile()
     same = profile.url is not None and profile.url.rstrip("/") == url.rstrip("/")
     return profile.key_file if same else None
 
@@ -182,18 +265,42 @@ def exit_with(command: str, message: str, code: int = EXIT_WRONG) -> typer.Exit:
 
 
 def output() -> Console:
-    """Return the console for results. Lines are cut to the width of a terminal, but not in a pipe."""
+    """Return the console for results. Lines are wrapped in a terminal, but not in a pipe or a file."""
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-def plain(cell: object) -> Text:
-    """Return a foreign name as text that neither is markup nor controls a terminal."""
-    return Text("".join(each if each.isprintable() else "\ufffd" for each in str(cell)))
+def print_data(form: Format, data: object) -> bool:
+    """Print JSON or YAML and return True, if this is the form of the output."""
+    if form == "json":
+        typer.echo(json.dumps(data))
+    elif form == "yaml":
+        typer.echo(yaml_text(data), nl=False)
+    return form in {"json", "yaml"}
 
 
-def print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Print a table."""
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
-    output().print(table)
+def yaml_text(data: object) -> str:
+    """Write YAML, in the order of the members."""
+    # Slow to import, and few commands need it.
+    from ruamel.yaml import YAML  # noqa: PLC0415
+
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = _PIPE_WIDTH
+    yaml.sort_base_mapping_type_on_output = False
+    text = io.StringIO()
+    # Plain dictionaries, each of its own: YAML has names for objects that occur twice.
+    yaml.dump(json.loads(json.dumps(data)), text)
+    return text.getvalue()
+
+
+def table_width() -> int | None:
+    """Return the width of the terminal that shows the results; None: a pipe or a file takes them."""
+    return output().width if sys.stdout.isatty() else None
+
+
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[object]], *, wide: bool = False
+) -> None:
+    """Print a table that fits the terminal. `wide`, and in a pipe or a file: the whole table."""
+    for line in table_lines(columns, rows, None if wide else table_width()):
+        output().print(line, soft_wrap=True)

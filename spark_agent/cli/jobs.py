@@ -12,19 +12,28 @@ import typer
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
+    READER,
     AsJson,
+    DataForm,
+    Form,
     Job,
     KeyFile,
+    ProfileName,
     Url,
     client_of,
     explained,
     output,
+    print_data,
 )
 from spark_agent.client.client import Client
 from spark_agent.client.credentials import read_text
 from spark_agent.client.errors import ChangedMeanwhile, UnknownJob
+from spark_agent.client.responses import JobAnswer
 
-_PARTS = ("stages", "throttle")
+_PARTS: Final = ("stages", "throttle")
+"""Members of a specification."""
+_SHOWN_BESIDE: Final = ("generation", "layout_version", "health")
+"""Members that the service shows beside a job's specification, and does not take."""
 _SHOWN = 10
 
 
@@ -45,21 +54,25 @@ def apply(
     ] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Declare a job, or change its specification to a file's, and show the changes.
 
-    The file has `job`, `stages` and optionally `throttle`, in the service's format. If the job is
-    changed by another request at the same time, the command changes nothing.
+    The file has `job`, `stages` and optionally `throttle`, in the service's format. It may also have
+    `generation`, `layout_version` and `health`, as `GET /v1/jobs/JOB` shows them: they are ignored. If
+    the job is changed by another request at the same time, the command changes nothing.
 
-    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`
+    Examples: `tidegauge apply scores.yaml --dry-run`, `tidegauge apply scores.yaml --yes`,
+    `tidegauge export scores | tidegauge --profile production apply -`
     """
     with explained("apply", url):
         name, wanted = _read(file, job)
         client = client_of(url, key_file)
         before, etag = _stored(client, name)
         changes = list(differences(before, wanted))
-        if not json_:
+        if form in {"table", "wide"}:
             for line in changes or ["nothing changes"]:
                 output().print(line, style=_STYLES.get(line[0]), markup=False)
         if changes and dry_run:
@@ -74,11 +87,28 @@ def apply(
                     err=True,
                 )
             _apply(client, name, wanted, etag)
-        if json_:
-            done = bool(changes) and not dry_run
-            typer.echo(json.dumps({"job": name, "changes": changes, "applied": done}))
-        elif changes:
+        done = bool(changes) and not dry_run
+        outcome = {"job": name, "changes": changes, "applied": done}
+        if not print_data(form, outcome) and changes:
             typer.echo(f"job {name} is {'not changed: --dry-run' if dry_run else 'as in the file'}")
+
+
+def export(
+    job: Job,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: DataForm = "yaml",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
+) -> None:
+    """Print a job's specification, as `apply` takes it.
+
+    Examples: `tidegauge export scores > scores.yaml`, `tidegauge export scores -o json`
+    """
+    with explained("export", url, READER):
+        found, _ = client_of(url, key_file).job(job)
+    print_data(form, {"job": job, **_specification(found)})
 
 
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
@@ -96,7 +126,11 @@ def _stored(client: Client, job: str) -> tuple[Mapping[str, Any], str | None]:
         found, etag = client.job(job)
     except UnknownJob:
         return {}, None
-    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}, etag
+    return _specification(found), etag
+
+
+def _specification(found: JobAnswer) -> Mapping[str, Any]:
+    return {part: found.get(part) for part in _PARTS if found.get(part) is not None}
 
 
 def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -128,8 +162,9 @@ def _read(file: str, job: str | None) -> tuple[str, Mapping[str, Any]]:
         ) from None
     if not spec.get("stages") or not isinstance(spec["stages"], dict):
         raise ValueError(f"the file {file} has no stages: write 'stages:' and the stages below it")
-    # Editors find their schema by this member, which is not a part of the specification.
-    spec.pop("$schema", None)
+    # Editors find their schema by the first, which is not a part of the specification.
+    for member in ("$schema", *_SHOWN_BESIDE):
+        spec.pop(member, None)
     named = spec.pop("job", None)
     if named is not None and job is not None and named != job:
         raise ValueError(f"--job is {job!r}, and the file {file} is for job {named!r}")
@@ -215,7 +250,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Delete a job, with all its watermarks and their history.
 
@@ -225,7 +262,8 @@ def delete(
         typer.confirm(f"Every watermark of job {job} is lost. Continue?", abort=True)
     with explained("delete", url):
         client_of(url, key_file).delete(job)
-    typer.echo(json.dumps({"job": job, "deleted": True}) if json_ else f"job {job} is deleted")
+    if not print_data(form, {"job": job, "deleted": True}):
+        typer.echo(f"job {job} is deleted")
 
 
 _MOST_RESETS: Final = 1_000
@@ -245,7 +283,9 @@ def reset(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Start a job over. In the next generation all watermarks start over, also of final sources.
 
@@ -263,9 +303,7 @@ def reset(
     with explained("reset", url):
         client = client_of(url, key_file)
         begun = _reset(client, job, generation)
-    if json_:
-        typer.echo(json.dumps({"job": job, "generation": begun}))
-    else:
+    if not print_data(form, {"job": job, "generation": begun}):
         typer.echo(f"job {job} starts over, in generation {begun}")
 
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
     AsJson,
+    Form,
     KeyFile,
+    ProfileName,
     Url,
     client_of,
     explained,
+    print_data,
     print_table,
 )
+from spark_agent.cli.tables import Column
 from spark_agent.times import duration_ms
 
 Name = Annotated[str, typer.Argument(help="The key's name.")]
+_KEYS: Final = (
+    Column("name", kind="name"),
+    Column("role"),
+    Column("jobs", kind="name", least=10),
+    Column("expires"),
+    Column("last used", 1),
+    Column("created by", 2, kind="name"),
+)
+_AUDIT: Final = (
+    Column("at"),
+    Column("by", kind="name", least=8),
+    Column("from", 1),
+    Column("action"),
+    Column("of", kind="name", least=8),
+    Column("detail", kind="text", least=22),
+)
 
 keys = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +59,9 @@ def create(
     ] = None,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Create a key. Its secret is printed once, on the standard output, and stored nowhere.
 
@@ -50,8 +71,7 @@ def create(
     with explained("keys create", url):
         expires_in_ms = None if expires_in is None else duration_ms(expires_in, name="--expires-in")
         made = client_of(url, key_file).create_key(name, role, jobs, expires_in_ms)
-    if json_:
-        typer.echo(json.dumps(made))
+    if print_data(form, made):
         return
     typer.echo(made["secret"])
     until = f", until {made['expires_at']}" if made["expires_at"] else ""
@@ -62,18 +82,24 @@ def create(
 
 
 @keys.command("list")
-def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False) -> None:
+def list_keys(
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
+) -> None:
     """List the keys, without their secrets.
 
     Examples: `tidegauge keys list`, `tidegauge keys list --json`
     """
     with explained("keys list", url):
         found = client_of(url, key_file).keys()
-    if json_:
-        typer.echo(json.dumps(found))
+    if print_data(form, {"keys": found}):
         return
     print_table(
-        ("name", "role", "jobs", "expires", "last used", "created by"),
+        _KEYS,
         [
             (
                 each["name"],
@@ -85,12 +111,19 @@ def list_keys(*, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson
             )
             for each in found
         ],
+        wide=form == "wide",
     )
 
 
 @keys.command("revoke")
 def revoke(
-    name: Name, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
+    name: Name,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Revoke a key. Every replica rejects it within two seconds.
 
@@ -98,7 +131,8 @@ def revoke(
     """
     with explained("keys revoke", url):
         client_of(url, key_file).revoke_key(name)
-    typer.echo(json.dumps({"revoked": name}) if json_ else f"key {name} is revoked")
+    if not print_data(form, {"revoked": name}):
+        typer.echo(f"key {name} is revoked")
 
 
 def audit(
@@ -109,7 +143,9 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="Number of records.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show the audit: created, changed, reset and deleted jobs, opened runs, made and revoked keys.
 
@@ -117,11 +153,10 @@ def audit(
     """
     with explained("audit", url):
         found = client_of(url, key_file).audit(limit=limit, job=job)
-    if json_:
-        typer.echo(json.dumps(found))
+    if print_data(form, {"records": found}):
         return
     print_table(
-        ("at", "by", "from", "action", "of", "detail"),
+        _AUDIT,
         [
             (
                 each["at"],
@@ -133,4 +168,5 @@ def audit(
             )
             for each in found
         ],
+        wide=form == "wide",
     )

@@ -1,7 +1,7 @@
 """The profile: the service's URL and the key, as defaults of the commands' options.
 
 The file is TOML, `~/.config/tidegauge/config.toml` or the path in `TIDEGAUGE_CONFIG`.
-`TIDEGAUGE_PROFILE` names a table in the file, by default `default`:
+`--profile` or `TIDEGAUGE_PROFILE` names a table in the file, by default `default`:
 
 ```toml
 [default]
@@ -34,12 +34,14 @@ class Profile:
     key_file: str | None = None
 
 
-def read_profile(environment: Mapping[str, str] = os.environ) -> Profile:
-    """Read the chosen profile; without a file, an empty one. Raises `ValueError`."""
+def read_profile(
+    environment: Mapping[str, str] = os.environ, *, name: str | None = None
+) -> Profile:
+    """Read a profile: `name`, or the environment's. Without a file it is empty. Raises `ValueError`."""
     named = environment.get(CONFIG_VARIABLE)
     home = Path(environment.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = Path(named) if named else home / "tidegauge" / "config.toml"
-    chosen = environment.get(PROFILE_VARIABLE)
+    chosen = name or environment.get(PROFILE_VARIABLE)
     try:
         content = tomllib.loads(read_text(path))
     except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -11,12 +10,15 @@ import typer
 from spark_agent.cli.common import (
     DEFAULT_URL,
     AsJson,
+    Form,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
     explained,
+    print_data,
 )
 from spark_agent.client.responses import MoveAnswer, RetireAnswer
 from spark_agent.times import MAX_MS, instant_text
@@ -37,7 +39,9 @@ def retire(
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation.")] = False,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Retire a shard or key range that is gone for good: its stage does not wait for it any longer.
 
@@ -51,17 +55,16 @@ def retire(
     with explained("retire", url, job=job):
         client = client_of(url, key_file)
         found = client.retire(job, stage, range_name, because, dry_run=True)
-        if not json_:
-            for line in _lines(found):
-                typer.echo(line)
+        is_text = form in {"table", "wide"}
+        for line in _lines(found) if is_text else ():
+            typer.echo(line)
         if not (dry_run or _stays(found)):
             if not yes:
                 typer.confirm(f"Retire {range_name} of {stage}?", abort=True, err=True)
             found = client.retire(job, stage, range_name, because)
-            if not json_:
+            if is_text:
                 typer.echo(f"{range_name} of {stage} is retired until its next report")
-        if json_:
-            typer.echo(json.dumps(found))
+        print_data(form, found)
 
 
 def _stays(found: RetireAnswer) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Final
 
 import typer
@@ -12,12 +11,15 @@ from spark_agent.cli.common import (
     DEFAULT_URL,
     READER,
     AsJson,
+    Form,
     KeyFile,
+    ProfileName,
     Url,
     client_of,
     complete_job,
     explained,
     output,
+    print_data,
 )
 from spark_agent.cli.health import health_text, problem_lines, style_of
 from spark_agent.client.responses import JobProblemsAnswer, ProblemsAnswer
@@ -37,7 +39,9 @@ def status(
     ] = 100,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Check the health of a job, or of all jobs: a line for each problem, the worst first.
 
@@ -52,9 +56,7 @@ def status(
             found = client.problems(limit=limit) if job is None else client.job_problems(job)
     except typer.Exit:
         raise typer.Exit(_EXIT_UNKNOWN) from None
-    if json_:
-        typer.echo(json.dumps(found))
-    else:
+    if not print_data(form, found):
         _print(found, limit)
     raise typer.Exit(max((_EXIT_CODES[each["severity"]] for each in found["problems"]), default=0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Final
 
 import typer
@@ -14,12 +13,16 @@ from spark_agent.cli.common import (
     EXIT_CODES,
     READER,
     AsJson,
+    Form,
+    Format,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
     explained,
+    print_data,
 )
 from spark_agent.client.watermark_wait import Show, WaitOutcome, WaitResult, WatermarkWait
 from spark_agent.clock import SystemClock
@@ -46,7 +49,9 @@ def wait(
     timeout: Annotated[str, typer.Option(help="The longest wait.")] = "1h",
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Wait until a stage's output watermark has reached T: everything before T has arrived.
 
@@ -83,7 +88,7 @@ def wait(
             waited = waiting.wait(
                 timeout_ms, lambda text: console.print(text, markup=False), begin=begin
             )
-    _end(job, stage, target_ms, timeout, waited, console, json_=json_)
+    _end(job, stage, target_ms, timeout, waited, console, form)
 
 
 def _updates(status: Status) -> Show:
@@ -100,23 +105,20 @@ def _end(
     timeout: str,
     waited: WaitResult,
     console: Console,
-    *,
-    json_: bool,
+    form: Format,
 ) -> None:
     output_ms = waited.seen["output_watermark"]
-    if json_:
-        outcome = {
-            "job": job,
-            "stage": stage,
-            "until": target_ms,
-            "understood": instant_text(target_ms),
-            "reached": waited.reached,
-            "outcome": waited.outcome,
-            "output_watermark": output_ms,
-            "waited_ms": waited.waited_ms,
-        }
-        typer.echo(json.dumps(outcome))
-    elif waited.reached:
+    outcome = {
+        "job": job,
+        "stage": stage,
+        "until": target_ms,
+        "understood": instant_text(target_ms),
+        "reached": waited.reached,
+        "outcome": str(waited.outcome),
+        "output_watermark": output_ms,
+        "waited_ms": waited.waited_ms,
+    }
+    if not print_data(form, outcome) and waited.reached:
         typer.echo(f"{stage} is at {instant_text(output_ms)}")
         console.print(
             f"tidegauge wait: {stage} has reached {instant_text(target_ms)}", markup=False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,31 +12,29 @@ from typing import Annotated, Final, Literal
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
     READER,
     AsJson,
+    Form,
+    Format,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
     explained,
+    output,
+    print_data,
     print_table,
+    table_width,
 )
-from spark_agent.cli.health import (
-    badness,
-    health_text,
-    problem_lines,
-    problems_of,
-    range_text,
-    stage_text,
-    style_of,
-    worst,
-)
+from spark_agent.cli.health import badness, health_text, problem_lines, problems_of, worst
+from spark_agent.cli.stage_tables import moving_lines, print_ranges, stages_data
+from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.errors import Refused, UnknownJob
 from spark_agent.client.responses import (
@@ -52,6 +49,18 @@ from spark_agent.times import MAX_MS, duration_text, instant_text
 
 _AT_ONCE: Final = 4
 _UNKNOWN_FIRST: Final = MAX_MS
+_JOBS: Final = (
+    Column("job", kind="name"),
+    Column("stages", 3, right=True),
+    Column("slowest stage", 1, kind="name"),
+    Column("health"),
+    Column("output watermark"),
+    Column("lag", 2, right=True),
+    Column("system lag", 4, right=True),
+    Column("since", 5),
+)
+_FRAME: Final = 4
+"""Lines of `watch` for the title, the heading, the count of hidden stages, and the cursor."""
 _PROBLEMS: Final = 5
 """Problems that `watch` lists."""
 
@@ -80,7 +89,9 @@ def jobs(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of jobs at most.")] = 100,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show every job by its health and its slowest stage: the worst first, then the furthest behind.
 
@@ -95,20 +106,10 @@ def jobs(
             each.job,
         )
     )
-    if json_:
-        typer.echo(json.dumps({"jobs": [asdict(each) for each in found[:limit]]}))
+    if print_data(form, {"jobs": [asdict(each) for each in found[:limit]]}):
         return
     print_table(
-        (
-            "job",
-            "stages",
-            "slowest stage",
-            "health",
-            "output watermark",
-            "lag",
-            "system lag",
-            "since",
-        ),
+        _JOBS,
         [
             (
                 each.job,
@@ -122,6 +123,7 @@ def jobs(
             )
             for each in found[:limit]
         ],
+        wide=form == "wide",
     )
     if len(found) > limit:
         typer.echo(f"and {len(found) - limit:,} more: --limit")
@@ -181,12 +183,14 @@ def watch(
     count: Annotated[int, typer.Option(min=0, help="End after this many updates; 0: never.")] = 0,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Watch a job's watermarks move, and what holds the slowest back, until Ctrl-C.
 
-    While the service is unavailable, the command retries. With --json, each update is a line. In a file,
-    updates follow each other.
+    While the service is unavailable, the command retries. With --json, each update is a line; with -o
+    yaml, a document. In a file, updates follow each other.
 
     Examples: `tidegauge watch scores`, `tidegauge watch scores --json --count 10`
     """
@@ -194,29 +198,36 @@ def watch(
     with explained("watch", url, READER):
         client = client_of(url, key_file)
         updates = _updates(client, job, interval, count)
-        if json_:
+        if form in {"json", "yaml"}:
             for update in updates:
-                typer.echo(json.dumps({"error": update.lost} if update.lost else _as_json(update)))
+                _print_update(form, update)
             return
         with suppress(KeyboardInterrupt):
             if console.is_terminal:
-                _watch_live(console, job, updates, full_screen=not count)
+                _watch_live(console, job, updates, full_screen=not count, wide=form == "wide")
             else:
                 for update in updates:
-                    console.print(_screen(job, update), Text())
+                    output().print(_screen(job, update, table_width()), Text())
 
 
-def _as_json(update: Update) -> Mapping[str, object]:
-    return {**(update.found or {}), "problems": update.problems}
+def _print_update(form: Format, update: Update) -> None:
+    if form == "yaml":
+        # Each update is a document of its own.
+        typer.echo("---")
+    if update.lost or update.found is None:
+        print_data(form, {"error": update.lost})
+    else:
+        print_data(form, stages_data(update.found, update.problems))
 
 
 def _watch_live(
-    console: Console, job: str, updates: Iterable[Update], *, full_screen: bool
+    console: Console, job: str, updates: Iterable[Update], *, full_screen: bool, wide: bool
 ) -> None:
     """Show each update in place of the previous one."""
     with Live(console=console, screen=full_screen, auto_refresh=False) as live:
         for update in updates:
-            live.update(_screen(job, update, console.height), refresh=True)
+            width = None if wide else console.width
+            live.update(_screen(job, update, width, console), refresh=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,46 +267,27 @@ def _because(client: Client, job: str, found: SnapshotAnswer) -> str:
         return ""
 
 
-def _screen(job: str, update: Update, height: int | None = None) -> Group:
-    """Return an update as text of at most `height` lines. None: without a limit."""
+def _screen(job: str, update: Update, width: int | None, terminal: Console | None = None) -> Group:
+    """Return an update as text, with a table of `width` cells. It fits the height of a terminal."""
     found = update.found
     assert found is not None  # noqa: S101  (narrows the type: the first update raises instead)
-    table = Table(box=None, pad_edge=False)
-    for column in ("stage", "health", "input watermark", "output watermark"):
-        table.add_column(column, no_wrap=True)
-    for column in ("lag", "system lag", "reported", "leased", "late"):
-        table.add_column(column, justify="right", no_wrap=True)
-    slowest = slowest_stage(found)
-    rows = list(found["watermarks"].items())
     problems = problem_lines(update.problems)[:_PROBLEMS]
-    # The rest of the height is for the title, the heading, the reason and the count of hidden stages.
-    shown = len(rows) if height is None else max(1, height - 5 - len(problems))
-    for name, stage in rows[:shown]:
-        style = style_of(stage.get("health")) or ("yellow" if name == slowest else None)
-        table.add_row(*_row(name, stage), style=style)
+    below = problems or [Text(update.because, style="yellow")]
+    stages = found["watermarks"]
+    shown = len(stages) if terminal is None else _room(terminal, below)
+    lines = moving_lines(stages, slowest_stage(found), width)
     title = Text(f"{job}, generation {found['generation']}", style="bold")
     if update.lost:
         title.append(f"  not connected: {update.lost}", style="bold red")
-    more = [Text(f"and {len(rows) - shown:,} more stages")] if len(rows) > shown else []
-    because = [] if problems else [Text(update.because, style="yellow")]
-    return Group(title, table, *more, *problems, *because)
+    hidden = len(stages) - shown
+    more = [Text(f"and {hidden:,} more stages")] if hidden > 0 else []
+    return Group(title, *lines[: shown + 1], *more, *below)
 
 
-def _row(name: str, stage: WatermarkAnswer) -> Sequence[Text]:
-    ranges, late = stage["ranges"], stage.get("late", 0)
-    cells = (
-        name,
-        stage_text(stage),
-        instant_text(stage["input_watermark"]),
-        instant_text(stage["output_watermark"]),
-        duration_text(stage.get("data_lag_ms")),
-        duration_text(stage.get("system_lag_ms")),
-        f"{ranges['reported']}/{ranges['total']}",
-        f"{ranges['leased']}/{ranges['total']}",
-        "" if late is None else str(late),
-    )
-    # As plain text: names may contain markup.
-    return [Text(cell) for cell in cells]
+def _room(terminal: Console, below: Sequence[Text]) -> int:
+    """Return the number of stages that fit a terminal, with these texts below them."""
+    wrapped = sum(len(each.wrap(terminal, terminal.width)) for each in below)
+    return max(1, terminal.height - _FRAME - wrapped)
 
 
 def ranges(
@@ -308,7 +300,9 @@ def ranges(
     ] = "promise",
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show a stage's ranges: their promises, holds, holders and last reports.
 
@@ -318,25 +312,10 @@ def ranges(
     with explained("ranges", url, READER, job=job):
         client = client_of(url, key_file)
         found = client.ranges(job, stage, limit=limit, order=order)
-        health = None if json_ else client.show(job, stage).get("health")
-    if json_:
-        typer.echo(json.dumps(found))
-        return
-    print_table(
-        ("range", "health", "promise", "holds", "holder", "lease ends in", "reported at"),
-        [
-            (
-                each["range"],
-                range_text(each, health),
-                instant_text(each["promise"]),
-                ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                each["holder"] or "none",
-                duration_text(each["expires_in_ms"]),
-                each["reported_at"] or "never",
-            )
-            for each in found["ranges"]
-        ],
-    )
+        if print_data(form, found):
+            return
+        health = client.show(job, stage).get("health")
+    print_ranges(found["ranges"], health, wide=form == "wide")
     more = found["total"] - len(found["ranges"])
     if more > 0:
         typer.echo(f"and {more:,} more: --limit")

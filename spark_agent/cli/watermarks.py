@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
-from rich.text import Text
-from rich.tree import Tree
 
 from spark_agent.cli.common import (
     DEFAULT_URL,
     EXIT_NO_ESTIMATE,
     READER,
     AsJson,
+    Form,
+    Format,
     Job,
     KeyFile,
+    ProfileName,
     Stage,
     Url,
     client_of,
@@ -24,24 +24,18 @@ from spark_agent.cli.common import (
     complete_stage,
     explained,
     output,
+    print_data,
     print_table,
 )
-from spark_agent.cli.health import (
-    health_text,
-    problem_lines,
-    problems_of,
-    range_text,
-    stage_text,
-    style_of,
-)
+from spark_agent.cli.explanation import explanation_tree
+from spark_agent.cli.health import problem_lines, problems_of
+from spark_agent.cli.stage_tables import print_held_by, print_stages, stages_data
+from spark_agent.cli.tables import Column
 from spark_agent.client.client import Client
 from spark_agent.client.responses import (
-    ExplainAnswer,
     HeldByAnswer,
-    HolderAnswer,
     JobsAnswer,
     ProblemLine,
-    WatermarkAnswer,
 )
 from spark_agent.client.watermark_wait import eta_text
 from spark_agent.times import (
@@ -51,7 +45,30 @@ from spark_agent.times import (
 )
 
 _RANGES: Final = 10
-_WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
+_JOBS: Final = (
+    Column("job", kind="name"),
+    Column("generation", right=True),
+    Column("stages", kind="text"),
+)
+_HISTORY: Final = (
+    Column("at"),
+    Column("input watermark", 1),
+    Column("output watermark"),
+    Column("status"),
+)
+_GROUPS: Final = (
+    Column("group", kind="text"),
+    Column("limit"),
+    Column("held by", kind="name"),
+)
+_SHARDS: Final = (
+    Column("stage", kind="name"),
+    Column("shard", kind="name"),
+    Column("pause"),
+    Column("until", 1),
+    Column("rate", 2, right=True),
+    Column("because", kind="text", least=30),
+)
 
 
 def show(
@@ -65,7 +82,9 @@ def show(
     *,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show the jobs; or the watermarks of a job; or a stage with the ranges that hold it back most.
 
@@ -74,28 +93,26 @@ def show(
     with explained("show", url, READER, job=job):
         client = client_of(url, key_file)
         if job is None:
-            _show_jobs(client.jobs(), json_=json_)
+            _show_jobs(client.jobs(), form)
         elif stage is None:
-            _show_stages(client, job, json_=json_)
+            _show_stages(client, job, form)
         else:
-            _show_stage(client, job, stage, json_=json_)
+            _show_stage(client, job, stage, form)
 
 
-def _show_jobs(found: JobsAnswer, *, json_: bool) -> None:
-    if json_:
-        typer.echo(json.dumps(found))
+def _show_jobs(found: JobsAnswer, form: Format) -> None:
+    if print_data(form, found):
         return
     rows = [(each["job"], each["generation"], ", ".join(each["stages"])) for each in found["jobs"]]
-    print_table(("job", "generation", "stages"), rows)
+    print_table(_JOBS, rows, wide=form == "wide")
 
 
-def _show_stages(client: Client, job: str, *, json_: bool) -> None:
+def _show_stages(client: Client, job: str, form: Format) -> None:
     found = client.snapshot(job)
     problems = problems_of(client, job)
-    if json_:
-        typer.echo(json.dumps({**found, "problems": problems}))
+    if print_data(form, stages_data(found, problems)):
         return
-    _print_stages(found["watermarks"])
+    print_stages(found["watermarks"], wide=form == "wide")
     _print_problems(problems)
 
 
@@ -106,53 +123,21 @@ def _print_problems(problems: Sequence[ProblemLine]) -> None:
         output().print(line)
 
 
-def _show_stage(client: Client, job: str, stage: str, *, json_: bool) -> None:
+def _show_stage(client: Client, job: str, stage: str, form: Format) -> None:
     watermark = client.show(job, stage)
     ranges = client.ranges(job, stage, limit=_RANGES)["ranges"]
     problems = [each for each in problems_of(client, job) if each["stage"] == stage]
     promise = client.job(job)[0]["stages"].get(stage, {}).get("watermark")
-    if json_:
-        shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
-        typer.echo(json.dumps({**shown, "promise": promise}))
+    shown = {"watermark": watermark, "held_by": ranges, "problems": problems}
+    if print_data(form, {**shown, "promise": promise}):
         return
-    _print_stages({stage: watermark})
+    print_stages({stage: watermark}, wide=form == "wide")
     if promise is not None:
         typer.echo(f"\npromise of a shard: {promise}")
     _print_problems(problems)
     if ranges:
         typer.echo()
-        print_table(
-            ("held by", "health", "promise", "holds", "holder", "reported at"),
-            [
-                (
-                    each["range"],
-                    range_text(each, watermark.get("health")),
-                    instant_text(each["promise"]),
-                    ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items()),
-                    each["holder"] or "none",
-                    each["reported_at"] or "never",
-                )
-                for each in ranges
-            ],
-        )
-
-
-def _print_stages(watermarks: Mapping[str, WatermarkAnswer]) -> None:
-    print_table(
-        ("stage", "health", "input watermark", "output watermark", "reported", "leased", "since"),
-        [
-            (
-                name,
-                stage_text(each),
-                instant_text(each["input_watermark"]),
-                instant_text(each["output_watermark"]),
-                f"{each['ranges']['reported']}/{each['ranges']['total']}",
-                f"{each['ranges']['leased']}/{each['ranges']['total']}",
-                each["updated_at"],
-            )
-            for name, each in watermarks.items()
-        ],
-    )
+        print_held_by(ranges, watermark.get("health"), wide=form == "wide")
 
 
 def history(
@@ -172,7 +157,9 @@ def history(
     points: Annotated[int, typer.Option(min=1, max=10_000, help="Number of changes at most.")] = 20,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show a stage's past watermarks over wall-clock time, since the job was last reset.
 
@@ -192,13 +179,12 @@ def history(
             for name, given_ms in (("from", from_ms), ("to", until_ms))
             if given_ms is not None
         }
-        if json_:
-            typer.echo(json.dumps({**found, "understood": understood}))
+        if print_data(form, {**found, "understood": understood}):
             return
         if understood:
             typer.echo(", ".join(f"{name} {at}" for name, at in understood.items()), err=True)
         print_table(
-            ("at", "input watermark", "output watermark", "status"),
+            _HISTORY,
             [
                 (
                     instant_text(each["at"]),
@@ -208,6 +194,7 @@ def history(
                 )
                 for each in found["points"]
             ],
+            wide=form == "wide",
         )
 
 
@@ -221,7 +208,9 @@ def eta(
     *,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Estimate when a stage's output watermark reaches T, from its history.
 
@@ -234,9 +223,8 @@ def eta(
         at_ms = read_instant_ms(time, name="T")
         found = client_of(url, key_file).eta(job, stage, f"{at_ms}ms")
         understood = {**found, "understood": instant_text(at_ms)}
-        typer.echo(
-            json.dumps(understood) if json_ else f"{stage} {eta_text(found)}: {found['because']}"
-        )
+        if not print_data(form, understood):
+            typer.echo(f"{stage} {eta_text(found)}: {found['because']}")
     if not found["reached"] and found["expected_at"] is None:
         raise typer.Exit(EXIT_NO_ESTIMATE)
 
@@ -250,7 +238,9 @@ def explain(
     ] = _RANGES,
     url: Url = DEFAULT_URL,
     key_file: KeyFile = None,
-    json_: AsJson = False,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Explain a stage's watermark: the ranges that hold it back, and the stages in between.
 
@@ -258,56 +248,18 @@ def explain(
     """
     with explained("explain", url, READER, job=job):
         found = client_of(url, key_file).explain(job, stage, limit=limit)
-        if json_:
-            typer.echo(json.dumps(found))
-        else:
-            output().print(_tree(found))
-
-
-def _tree(found: ExplainAnswer) -> Tree:
-    since = f", since {found['since']}" if found["since"] else ""
-    where = instant_text(found["output_watermark"])
-    # As plain text throughout: names may contain markup.
-    stands = found.get("health", "ok")
-    shown = found["status"] if stands == "ok" else health_text(stands)
-    root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
-    root.add(Text(found["because"]))
-    branch = root
-    for step in found["path"]:
-        branch = branch.add(
-            Text(f"{step['stage']} {_WAITS_FOR.get(step['reason'], step['reason'])}")
-        )
-    for holder in found["holders"]:
-        leaf = branch.add(Text(f"{holder['range']}: {_reason(holder)}"))
-        for line in _facts(holder):
-            leaf.add(Text(line))
-    more = found["holders_total"] - len(found["holders"])
-    if more > 0:
-        branch.add(Text(f"and {more:,} more: --limit"))
-    return root
-
-
-def _reason(holder: HolderAnswer) -> str:
-    component = holder.get("component")
-    since = f", since {holder['since']}" if holder["since"] else ""
-    named = f" by {component!r}" if component else ""
-    return f"{holder['reason'].replace('_', ' ')}{named}{since}"
-
-
-def _facts(holder: HolderAnswer) -> list[str]:
-    would_be = holder["would_be"]
-    without = "" if would_be is None else f"; without it, {instant_text(would_be)}"
-    reported = f", reported at {holder['reported_at']}" if holder["reported_at"] else ""
-    left = holder["expires_in_ms"]
-    lease = "" if left is None else f" (fence {holder['fence']}, {left / 1_000:.1f} s left)"
-    return [
-        f"promise {instant_text(holder['promise'])}{without}",
-        f"holder {holder['holder'] or 'none'}{lease}{reported}",
-    ]
+        if not print_data(form, found):
+            output().print(explanation_tree(found))
 
 
 def throttle(
-    job: Job, *, url: Url = DEFAULT_URL, key_file: KeyFile = None, json_: AsJson = False
+    job: Job,
+    *,
+    url: Url = DEFAULT_URL,
+    key_file: KeyFile = None,
+    form: Form = "table",
+    _json: AsJson = False,
+    _profile: ProfileName = None,
 ) -> None:
     """Show the throttle advice for a job's sources: shards that should pause or slow down, and why.
 
@@ -315,25 +267,30 @@ def throttle(
     """
     with explained("throttle", url, READER):
         found = client_of(url, key_file).throttle(job)
-        if json_:
-            typer.echo(json.dumps(found))
+        advised = [
+            (stage, shard, advice)
+            for stage, shards in found["shards"].items()
+            for shard, advice in shards.items()
+        ]
+        data = [{"stage": stage, "shard": shard, **advice} for stage, shard, advice in advised]
+        if print_data(form, {**found, "shards": data}):
             return
         if found["groups"]:
             print_table(
-                ("group", "limit", "held by"),
+                _GROUPS,
                 [
                     (", ".join(each["stages"]), _limit(each["limit"]), _holder(each["held_by"]))
                     for each in found["groups"]
                 ],
+                wide=form == "wide",
             )
         rows = [
             (stage, shard, "yes" if advice["pause"] else "no", _limit(advice["until"]),
              f"{advice['rate']:g}", advice["because"])
-            for stage, shards in found["shards"].items()
-            for shard, advice in shards.items()
+            for stage, shard, advice in advised
         ]  # fmt: skip
         if rows:
-            print_table(("stage", "shard", "pause", "until", "rate", "because"), rows)
+            print_table(_SHARDS, rows, wide=form == "wide")
         else:
             typer.echo(f"no shard of job {job} is throttled")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, Self
 
-from spark_agent.client.responses import EtaAnswer, WatermarkAnswer
+from spark_agent.client.responses import EtaAnswer, ExplainAnswer, WatermarkAnswer
 from spark_agent.clock import Clock
 from spark_agent.exceptions import (
     AggregatorError,
@@ -16,7 +16,7 @@ from spark_agent.exceptions import (
     Unavailable,
     WrongAddress,
 )
-from spark_agent.times import instant_text
+from spark_agent.times import duration_text, instant_text, read_instant_ms
 
 
 class WaitOutcome(StrEnum):
@@ -79,6 +79,10 @@ class WatermarkClient(Protocol):
 
     def eta(self, job: str, stage: str, at: str) -> EtaAnswer:
         """Estimate when the watermark reaches an instant."""
+        ...
+
+    def explain(self, job: str, stage: str, *, limit: int = 10) -> ExplainAnswer:
+        """Explain the watermark."""
         ...
 
     def without_retries(self, timeout_ms: int) -> Self:
@@ -155,7 +159,7 @@ class WatermarkWait:
                 begin()
             first = False
             if seen is not None and answers and estimates:
-                show(self._progress(seen))
+                show(self._progress(seen, deadline_ms - now_ms))
 
     def _patient(self, wait_s: int, left_ms: int) -> WatermarkClient:
         """Return a client whose patience is little longer than the service's wait, or the time left.
@@ -166,12 +170,17 @@ class WatermarkWait:
         patience_ms = min(max(spare_ms, _LEAST_PATIENCE_MS), _PATIENCE_MS)
         return self._client.without_retries(1_000 * wait_s + patience_ms)
 
-    def _progress(self, seen: WatermarkAnswer) -> str:
-        where = f"{self._stage} is at {instant_text(seen['output_watermark'])} ({seen['status']})"
-        at = f"{self._target_ms}ms"
+    def _progress(self, seen: WatermarkAnswer, timeout_ms: int) -> str:
+        """Return the position, T, the time left, the timeout and the cause, as far as they are known."""
+        position = instant_text(seen["output_watermark"])
+        parts = [f"{self._stage} is at {position} of {instant_text(self._target_ms)}"]
         with suppress(AggregatorError):
-            return f"{where} and {eta_text(self._client.eta(self._job, self._stage, at))}"
-        return where
+            found = self._client.eta(self._job, self._stage, f"{self._target_ms}ms")
+            parts.append(time_left_text(found, self._clock.wall_ms()))
+        parts.append(f"timeout in {duration_text(timeout_ms)}")
+        with suppress(AggregatorError):
+            parts.append(self._client.explain(self._job, self._stage, limit=1)["because"])
+        return "; ".join(parts)
 
 
 def eta_text(found: EtaAnswer) -> str:
@@ -186,3 +195,24 @@ def eta_text(found: EtaAnswer) -> str:
         f"will reach {there} at about {found['expected_at']},"
         f" between {low} and {high} in {found['confidence']:.0%} of all cases"
     )
+
+
+def time_left_text(found: EtaAnswer, now_ms: int) -> str:
+    """Write the time that is left until an estimate.
+
+    >>> expected = {"reached": False, "expected_at": "1970-01-01T00:05:00.000Z"}
+    >>> bounds = {"between": ["1970-01-01T00:04:00.000Z", "1970-01-01T00:07:30.000Z"]}
+    >>> time_left_text({**expected, **bounds}, 60_000)
+    'about 4 min 0 s left (3 min 0 s to 6 min 30 s)'
+    >>> time_left_text({"reached": False, "expected_at": None, "between": None}, 0)
+    'no estimate of the time left'
+    """
+    if found["reached"]:
+        return "0 s left"
+    if found["expected_at"] is None or found["between"] is None:
+        return "no estimate of the time left"
+    expected, low, high = (
+        duration_text(max(read_instant_ms(at, name="expected_at") - now_ms, 0))
+        for at in (found["expected_at"], *found["between"])
+    )
+    return f"about {expected} left ({low} to {high})"

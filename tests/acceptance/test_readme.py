@@ -21,6 +21,7 @@ from service.model.keys import Role
 from service.server.app import create_app
 from service.settings import Settings
 from spark_agent import Client
+from spark_agent.cli.common import URL_VARIABLE
 from spark_agent.cli.profile import CONFIG_VARIABLE, PROFILE_VARIABLE
 from spark_agent.client.credentials import FILE_VARIABLE, KEY_VARIABLE
 from spark_agent.executor.tally import Count
@@ -669,7 +670,7 @@ def test_the_table_of_routes_has_all_of_them() -> None:
 
 def test_every_setting_it_names_is_there() -> None:
     named = {name.lower() for name in re.findall(r"TIDEGAUGE_([A-Z_]+)", DOCUMENTS)}
-    of_the_agent = {KEY_VARIABLE, FILE_VARIABLE, CONFIG_VARIABLE, PROFILE_VARIABLE}
+    of_the_agent = {KEY_VARIABLE, FILE_VARIABLE, CONFIG_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE}
     assert {f"TIDEGAUGE_{name.upper()}" for name in Settings.model_fields} | of_the_agent == {
         f"TIDEGAUGE_{name.upper()}" for name in named
     }

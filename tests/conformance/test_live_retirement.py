@@ -9,6 +9,7 @@ import pytest
 
 from service.errors import InvalidRequestError, UnknownRangeError, UnknownStageError
 from service.frontier.agreement import FINAL, Agreement
+from service.frontier.facts import ReportedFacts
 from service.frontier.leases import Rank
 from service.frontier.ranges import KeyLayout, ShardLayout
 from service.frontier.timestamps import MAX, MIN
@@ -173,6 +174,16 @@ def test_a_policy_decides_nothing_about_a_retired_range(worker: Worker) -> None:
     worker.run(worker.live.settle("j", "s", [decision]))
     assert (census(worker).idle, census(worker).retired) == (0, 1)
     assert worker.agreement() == Agreement(9)
+
+
+def test_work_of_a_retired_range_is_not_waited_for(worker: Worker) -> None:
+    token = worker.claim(None).token
+    facts = {name: ReportedFacts(oldest_work_ms=1, backlog=7) for name in "ab"}
+    worker.report(token, {"a": 5, "b": 9}, facts=facts)
+    retire(worker, "a")
+    assert set(worker.observe().facts) == {1}
+    worker.report(token, {"a": 6}, facts=facts)
+    assert set(worker.observe().facts) == {0, 1}
 
 
 def test_a_second_retirement_and_one_of_a_final_range_change_nothing(worker: Worker) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from service.ledger.sql import SqlLedger
 from tests.support.postgres_server import PostgresServer
@@ -17,10 +18,10 @@ from tests.support.redis_server import RedisServer
 from tests.support.server import ROOT, Service
 
 
-def examine(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def doctor(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGAUGE_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "service.cli", "doctor", "--json", *options],
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", "doctor", *options],
         cwd=folder,
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -28,8 +29,14 @@ def examine(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]
         timeout=60,
         check=False,
     )
+
+
+def examine(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    done = doctor(folder, "--json", *options)
     assert done.stdout, done.stderr
-    return done.returncode, {finding["what"]: finding for finding in json.loads(done.stdout)}
+    return done.returncode, {
+        finding["what"]: finding for finding in json.loads(done.stdout)["findings"]
+    }
 
 
 def test_the_defaults_are_well_before_the_first_start_and_after(tmp_path: Path) -> None:
@@ -44,6 +51,20 @@ def test_the_defaults_are_well_before_the_first_start_and_after(tmp_path: Path) 
         assert "in use by a running service" in found["ledger"]["says"]
     _, found = examine(tmp_path, "--ledger-url", service.ledger_url)
     assert "pages are sound" in found["ledger"]["says"]
+
+
+def test_findings_are_printed_in_each_form(tmp_path: Path) -> None:
+    found = json.loads(doctor(tmp_path, "-o", "json").stdout)
+    in_yaml = doctor(tmp_path, "-o", "yaml").stdout
+    names = [each["what"] for each in found["findings"]]
+    assert [each["what"] for each in YAML(typ="safe").load(in_yaml)["findings"]] == names
+    folder = tmp_path / ("long-" * 20)
+    table = doctor(tmp_path, "--ledger-url", f"sqlite+aiosqlite:///{folder}/a.db").stdout
+    begins = {line.split()[0] for line in table.splitlines()}
+    assert begins <= {"ok", "warning", "fault"}, "a line of a pipe is wrapped"
+    assert str(folder) in table
+    rejected = doctor(tmp_path, "--json", "-o", "yaml")
+    assert (rejected.returncode, rejected.stdout) == (2, "")
 
 
 def test_a_damaged_file_is_a_fault(tmp_path: Path) -> None:

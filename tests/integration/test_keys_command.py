@@ -170,7 +170,7 @@ def test_keys_are_created_listed_used_and_revoked(service: Service, tmp_path: Pa
     by_file = run(
         *("keys", "list", "--json", "--url", service.url, "--key-file", "admin.key"), cwd=tmp_path
     )
-    assert [each["name"] for each in json.loads(by_file.stdout)] == ["workers"]
+    assert [each["name"] for each in json.loads(by_file.stdout)["keys"]] == ["workers"]
 
     gone = run("keys", "revoke", "workers", cwd=tmp_path, environment=where)
     assert (gone.returncode, gone.stdout) == (0, "key workers is revoked\n")
@@ -262,7 +262,7 @@ def test_the_audit_says_who_did_what_from_where(service: Service, tmp_path: Path
         assert len(ok(client.get("/v1/audit?limit=2"))["records"]) == 2
     where = {"TIDEGAUGE_URL": service.url, "TIDEGAUGE_KEY": ADMIN}
     found = run("audit", "--job", "audited", "--json", cwd=tmp_path, environment=where).stdout
-    records = json.loads(found)
+    records = json.loads(found)["records"]
     assert [(each["action"], each["by"], each["detail"]) for each in records] == [
         ("delete-job", "admin (environment)", ""),
         ("reset-job", "admin (environment)", ""),

@@ -104,6 +104,29 @@ def test_apply_shows_what_changes_and_changes_that(water: Water, tmp_path: Path)
     assert list(water.client.job(water.job)[0]["stages"]) == ["taps"]
 
 
+def test_apply_takes_what_export_prints_and_what_the_service_shows(
+    water: Water, tmp_path: Path
+) -> None:
+    throttle = "throttle: {stages: {hourly: {max_lag_ms: 60000}}}\n"
+    promise = SPEC.replace("south]", "south], watermark: at - INTERVAL 10 MINUTES")
+    applied(water, tmp_path, promise + throttle)
+    exported = [run("export", water.job, *form, *water.url).stdout for form in ([], ["--json"])]
+    shown = json.dumps(water.client.job(water.job)[0])
+    assert "layout_version" in shown
+    assert "health" in shown
+    assert "max_lag_ms: 60000" in exported[0]
+    for text in (*exported, shown):
+        assert applied(water, tmp_path, text) == ["nothing changes"]
+    fewer = json.loads(shown)
+    del fewer["throttle"]
+    assert applied(water, tmp_path, json.dumps(fewer))[0].startswith("~ throttle: ")
+    # Only these members are ignored.
+    (tmp_path / "spec.json").write_text(json.dumps({**fewer, "generations": 1}))
+    refused = run("apply", str(tmp_path / "spec.json"), *water.url)
+    assert refused.exit_code == 5
+    assert "generations" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -162,7 +185,10 @@ def test_watch_shows_the_job_and_what_holds_it(water: Water, tmp_path: Path) -> 
     assert shown.count("generation 1") == 2, "in a file, no look replaces another"
     looks = run("watch", water.job, "--json", "--count", "2", "--interval", "0.1", *water.url)
     [first, second] = [json.loads(line) for line in looks.stdout.splitlines()]
-    assert first["watermarks"]["taps"]["output_watermark"] == NEW_YEAR
+    assert [(each["stage"], each["output_watermark"]) for each in first["stages"]] == [
+        ("taps", NEW_YEAR),
+        ("hourly", None),
+    ]
     assert first.keys() == second.keys()
 
 
@@ -240,6 +266,43 @@ def test_a_profile_says_where_and_with_which_key(
             assert (done.exit_code, says in done.stderr) == (5, True), done.stderr
 
 
+def test_the_url_and_the_profile_stand_before_the_command_or_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line comes before the environment, and the end of it before its begin."""
+    (tmp_path / "key").write_text(SECRET)
+    away = "http://127.0.0.1:1"
+    config = tmp_path / "config.toml"
+    with Service(tmp_path, environment={"TIDEGAUGE_ADMIN_KEY": SECRET}) as service:
+        key = f'key_file = "{tmp_path / "key"}"'
+        config.write_text(f'[here]\nurl = "{service.url}"\n{key}\n[away]\nurl = "{away}"\n')
+        elsewhere = {
+            "TIDEGAUGE_CONFIG": str(config),
+            "TIDEGAUGE_PROFILE": "away",
+            "TIDEGAUGE_URL": away,
+        }
+        by_profile = elsewhere | {"TIDEGAUGE_KEY": "another-key"}
+        by_url = elsewhere | {"TIDEGAUGE_KEY": SECRET}
+        here, url = ("--profile", "here"), ("--url", service.url)
+        for arguments, environment in (
+            ((*here, "jobs"), by_profile),
+            (("jobs", *here), by_profile),
+            ((*here, "keys", "list"), by_profile),
+            (("--profile", "away", "keys", "list", *here), by_profile),
+            ((*url, "jobs"), by_url),
+            (("--url", away, "keys", "list", *url), by_url),
+        ):
+            done = tidegauge(*arguments, **environment)
+            assert done.returncode == 0, (arguments, done.stderr)
+        # The key of a profile is sent to its own service only.
+        unsent = tidegauge(*here, "jobs", "--url", service.url.replace("127.0.0.1", "localhost"))
+        assert unsent.returncode != 0
+        wrong = tidegauge("--profile", "nosuch", "keys", "list", **by_url)
+        assert wrong.returncode == 5
+        assert wrong.stderr.startswith("tidegauge keys list: ")
+        assert "has no profile 'nosuch': it has here, away" in wrong.stderr
+
+
 def test_a_shell_completes_jobs_and_stages(water: Water, tmp_path: Path) -> None:
     applied(water, tmp_path)
 
@@ -254,4 +317,5 @@ def test_a_shell_completes_jobs_and_stages(water: Water, tmp_path: Path) -> None
 
     assert water.job in completed("show", water.job[:-2])
     assert completed("explain", water.job, "h") == ["hourly"]
+    assert completed("--url", "http://127.0.0.1:1", "show", water.job[:-2]) == []
     assert completed("show", "no-such-job") == []

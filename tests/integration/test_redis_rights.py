@@ -268,7 +268,7 @@ def test_doctor_names_every_right_that_is_missing(tmp_path: Path, redis: RedisSe
             timeout=60,
             check=False,
         )
-        found = {each["what"]: each for each in json.loads(done.stdout)}
+        found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
         return done.returncode, found["live store's rights"]
 
     status, found = verdict(grant(redis, "app", ("~*", "&*", "+@all", "-time", "-zadd", "-hget")))

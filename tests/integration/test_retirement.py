@@ -128,6 +128,15 @@ async def test_a_retired_range_is_not_a_problem(api: Api, gauge: InProcess) -> N
     assert (await api.problems())["problems"] == []
 
 
+async def test_lags_do_not_wait_for_work_of_a_retired_range(job: Api, gauge: InProcess) -> None:
+    token = await job.token("clicks", ttl_ms=600_000)
+    now_ms = gauge.clock.wall_ms()
+    await job.report("clicks", token, {"c-0": {"watermark": 70, "oldest_work": now_ms - 60_000}})
+    assert (await job.watermark("clicks"))["system_lag_ms"] >= 60_000
+    await job.retire("clicks", "c-0", BECAUSE)
+    assert (await job.watermark("clicks"))["system_lag_ms"] == 0
+
+
 async def test_a_range_that_is_final_stays_final(job: Api, gauge: InProcess) -> None:
     token = await job.token("clicks")
     await job.report("clicks", token, {"c-0": {"watermark": 70, "final": True}})

@@ -67,6 +67,17 @@ def test_show_lists_jobs_stages_and_what_holds_a_stage(water: Water) -> None:
     assert len(found["held_by"]) == 2
 
 
+def test_stages_are_shown_in_the_order_of_the_graph(water: Water) -> None:
+    """They were in the order of their names, so that a stage was shown above its inputs."""
+    stages = {"a-last": {"inputs": ["z-first"], "ranges": 1}, "z-first": {"shards": ["0"]}}
+    water.client.declare(f"{water.job}-2", stages)
+    where = (f"{water.job}-2", "--url", water.service.url)
+    shown = run("show", *where).stdout.splitlines()
+    assert [line.split()[0] for line in shown[1:3]] == ["z-first", "a-last"]
+    watched = run("watch", *where, "--count", "1").stdout.splitlines()
+    assert [line.split()[0] for line in watched[2:4]] == ["z-first", "a-last"]
+
+
 def test_show_has_the_promise_of_a_source_from_the_specification(water: Water) -> None:
     promise = "at - INTERVAL 10 MINUTES"
     taps = {"shards": ["north"], "watermark": promise}

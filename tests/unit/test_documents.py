@@ -40,7 +40,7 @@ TERMS: Final = (
     "input watermark", "job", "key range", "keyed stage", "late row", "layout", "lease", "ledger",
     "live store", "mark", "oldest work", "outcome", "output time", "output watermark", "pending",
     "percentile watermark", "policy", "problem", "processing watermark", "promise", "range", "report",
-    "run", "shard", "source", "stage", "strategy", "throttle", "token", "watermark", "worker",
+    "retired", "run", "shard", "source", "stage", "strategy", "throttle", "token", "watermark", "worker",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from service.live.memory.range_table import RangeTable
 from service.live.memory.state import LiveJob, LiveStage
 from service.model.checkpoints import CheckpointChunk
 from service.model.jobs import Census, JobView
-from service.model.observations import StageObservation
+from service.model.observations import StageObservation, without
 from service.model.positions import LivePosition
 from service.model.reports import RangeView
 
@@ -47,7 +47,7 @@ def observation(job: LiveJob, state: LiveStage, table: RangeTable) -> StageObser
         table.idle_ranges,
         table.reported_at_ms,
         table.raised_at_ms,
-        table.facts,
+        without(table.facts, table.retired),
         table.counts,
         table.owner,
         table.held_since_ms,

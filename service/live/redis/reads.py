@@ -22,7 +22,7 @@ from service.live.redis.job_layout import JobLayout
 from service.live.redis.leases import expire_job
 from service.live.redis.steps import Snapshot, Steps, stage_layout
 from service.model.jobs import Census, JobView, StageProgress, StageView
-from service.model.observations import Instant, Marks, Settled, StageObservation
+from service.model.observations import Instant, Marks, Settled, StageObservation, without
 from service.model.positions import LivePosition
 from service.tasks import aside
 
@@ -247,7 +247,7 @@ def _observation(
         is_idle,
         moments["reported_at_ms"],
         moments["raised_at_ms"],
-        {int(index): schema.read_facts(each) for index, each in by_name.items()},
+        without({int(i): schema.read_facts(each) for i, each in by_name.items()}, retired),
         Counts(*counted),
         _whole(raw_owners),
         moments["held_since_ms"],

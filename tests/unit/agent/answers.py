@@ -53,7 +53,7 @@ class Answers:
         length = int(request.headers.get("Content-Length") or 0)
         body = json.loads(request.rfile.read(length)) if length else None
         self.asked.append(Asked(request.command, request.path, dict(request.headers), body))
-        answer = self._left.pop(0) if len(self._left) > 1 else self._left[0]
+        answer = self.choose(request.path)
         text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
         data = b"" if answer.status == 304 else text.encode()
         request.send_response(answer.status)
@@ -63,6 +63,9 @@ class Answers:
         request.end_headers()
         request.wfile.write(data)
 
+    def choose(self, path: str) -> Answer:
+        return self._left.pop(0) if len(self._left) > 1 else self._left[0]
+
     def __enter__(self) -> Answers:
         self._thread.start()
         return self
@@ -71,6 +74,18 @@ class Answers:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Routes(Answers):
+    """Gives each path its answer, whatever the query; for others, there is not a job."""
+
+    def __init__(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(problem(404, "unknown-job"))
+        self._bodies = bodies
+
+    def choose(self, path: str) -> Answer:
+        body = self._bodies.get(path.partition("?")[0])
+        return super().choose(path) if body is None else Answer(body=body)
 
 
 def problem(status: int, slug: str) -> Answer:

@@ -34,15 +34,25 @@ def command(name: str) -> Callable[..., object]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def run(name: str, *arguments: str) -> Result:
+def app_of(name: str) -> tuple[typer.Typer, list[str]]:
+    """Return an application with a command, and the arguments that name the command in it."""
+    found = command(name)
     app = typer.Typer(rich_markup_mode="markdown")
-    app.command(name)(command(name))
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+        return app, [name]
+    app.command(name)(found)
+    return app, []
+
+
+def run(name: str, *arguments: str) -> Result:
+    app, before = app_of(name)
+    return CliRunner().invoke(app, [*before, *arguments], env={"COLUMNS": "200"})
 
 
 OF_A_STAGE = [
     *("show", "history", "eta", "explain", "throttle", "wait"),
-    *("jobs", "watch", "ranges", "apply", "delete", "status", "retire", "schema"),
+    *("jobs", "watch", "ranges", "apply", "export", "delete", "status", "retire", "schema"),
 ]
 
 
@@ -197,26 +207,31 @@ def test_what_is_required_in_time_is_an_error_otherwise() -> None:
         waited.require()
 
 
-def test_where_somebody_watches_it_shows_where_it_is_and_what_is_left() -> None:
-    said: list[str] = []
+def test_a_terminal_shows_the_position_of_t_the_time_left_and_the_cause() -> None:
+    lines: list[str] = []
+    clock = FakeClock(now_ms=1_767_225_600_000)
     expected = {
         "at": 50,
         "reached": False,
         "expected_at": "2026-01-01T00:05:00.000Z",
-        "between": ["2026-01-01T00:04:00.000Z", "2026-01-01T00:07:00.000Z"],
+        "between": ["2026-01-01T00:04:00.000Z", "2026-01-01T00:07:30.000Z"],
         "confidence": 0.8,
         "because": "…",
     }
     unknown = expected | {"expected_at": None, "between": None}
-    with Answers(at(7), Answer(body=expected), at(8), Answer(body=unknown), at(50)) as server:
-        waited = waiting(server, FakeClock()).wait(60_000, said.append, estimates=True)
-    assert waited.reached
-    first = (
-        "will reach 1970-01-01T00:00:00.050Z at about 2026-01-01T00:05:00.000Z, between"
-        " 2026-01-01T00:04:00.000Z and 2026-01-01T00:07:00.000Z in 80% of all cases"
+    cause = Answer(body={"because": "average waits for mobile"})
+    answers = (
+        *(at(7), Answer(body=expected), cause),
+        *(at(8), Answer(body=unknown), Answer(404, {"type": "/problems/unknown-stage"})),
+        at(50),
     )
-    second = "will reach 1970-01-01T00:00:00.050Z, no estimate"
-    assert said == [
-        f"average is at 1970-01-01T00:00:00.007Z (active) and {first}",
-        f"average is at 1970-01-01T00:00:00.008Z (active) and {second}",
+    with Answers(*answers) as server:
+        waited = waiting(server, clock).wait(60_000, lines.append, estimates=True)
+    assert waited.reached
+    target = "1970-01-01T00:00:00.050Z"
+    left = "about 5 min 0 s left (4 min 0 s to 7 min 30 s)"
+    ahead = "timeout in 1 min 0 s"
+    assert lines == [
+        f"average is at 1970-01-01T00:00:00.007Z of {target}; {left}; {ahead}; average waits for mobile",
+        f"average is at 1970-01-01T00:00:00.008Z of {target}; no estimate of the time left; {ahead}",
     ]

@@ -1,0 +1,57 @@
+"""An explanation of a watermark as a tree. Does not import Spark."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.text import Text
+from rich.tree import Tree
+
+from spark_agent.cli.health import health_text, style_of
+from spark_agent.client.responses import ExplainAnswer, HolderAnswer
+from spark_agent.times import instant_text
+
+_WAITS_FOR: Final = {"input": "waits for its input", "ranges": "waits for its ranges"}
+
+
+def explanation_tree(found: ExplainAnswer) -> Tree:
+    """Return an explanation as a tree: the reason, the stages on the path, and the ranges."""
+    since = f", since {found['since']}" if found["since"] else ""
+    where = instant_text(found["output_watermark"])
+    # As plain text throughout: names may contain markup.
+    stands = found.get("health", "ok")
+    shown = found["status"] if stands == "ok" else health_text(stands)
+    root = Tree(Text(f"{found['stage']}: {where} ({shown}{since})", style=style_of(stands) or ""))
+    root.add(Text(found["because"]))
+    branch = root
+    for step in found["path"]:
+        branch = branch.add(
+            Text(f"{step['stage']} {_WAITS_FOR.get(step['reason'], step['reason'])}")
+        )
+    for holder in found["holders"]:
+        leaf = branch.add(Text(f"{holder['range']}: {_reason(holder)}"))
+        for line in _facts(holder):
+            leaf.add(Text(line))
+    more = found["holders_total"] - len(found["holders"])
+    if more > 0:
+        branch.add(Text(f"and {more:,} more: --limit"))
+    return root
+
+
+def _reason(holder: HolderAnswer) -> str:
+    component = holder.get("component")
+    since = f", since {holder['since']}" if holder["since"] else ""
+    named = f" by {component!r}" if component else ""
+    return f"{holder['reason'].replace('_', ' ')}{named}{since}"
+
+
+def _facts(holder: HolderAnswer) -> list[str]:
+    would_be = holder["would_be"]
+    without = "" if would_be is None else f"; without it, {instant_text(would_be)}"
+    reported = f", reported at {holder['reported_at']}" if holder["reported_at"] else ""
+    left = holder["expires_in_ms"]
+    lease = "" if left is None else f" (fence {holder['fence']}, {left / 1_000:.1f} s left)"
+    return [
+        f"promise {instant_text(holder['promise'])}{without}",
+        f"holder {holder['holder'] or 'none'}{lease}{reported}",
+    ]

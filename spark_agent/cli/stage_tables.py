@@ -1,0 +1,143 @@
+"""Tables of a job's stages and of a stage's ranges. Does not import Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from spark_agent.cli.common import print_table
+from spark_agent.cli.health import range_text, stage_text, style_of
+from spark_agent.cli.tables import Column, table_lines
+from spark_agent.client.responses import ProblemLine, RangeAnswer, SnapshotAnswer, WatermarkAnswer
+from spark_agent.times import duration_text, instant_text
+
+_STAGES: Final = (
+    Column("stage", kind="name"),
+    Column("health"),
+    Column("input watermark", 1),
+    Column("output watermark"),
+    Column("reported", 2),
+    Column("leased", 4),
+    Column("since", 3),
+)
+_HELD_BY: Final = (
+    Column("held by", kind="name"),
+    Column("health"),
+    Column("promise"),
+    Column("holds", 2),
+    Column("holder", 1, kind="name", least=10),
+    Column("reported at", 3),
+)
+_RANGES: Final = (
+    Column("range", kind="name"),
+    Column("health"),
+    Column("promise"),
+    Column("holds", 3),
+    Column("holder", 1, kind="name", least=10),
+    Column("lease ends in", 2),
+    Column("reported at", 4),
+)
+_MOVING: Final = (
+    Column("stage", kind="name"),
+    Column("health"),
+    Column("input watermark", 3),
+    Column("output watermark"),
+    Column("lag", 1, right=True),
+    Column("system lag", 2, right=True),
+    Column("reported", 4, right=True),
+    Column("leased", 6, right=True),
+    Column("late", 5, right=True),
+)
+
+
+def stages_data(found: SnapshotAnswer, problems: Sequence[ProblemLine]) -> Mapping[str, object]:
+    """Return a job's stages, as a list, and its problems, for programs."""
+    watermarks = list(found["watermarks"].values())
+    return {
+        "job": found["job"],
+        "generation": found["generation"],
+        "stages": watermarks,
+        "problems": problems,
+    }
+
+
+def print_stages(watermarks: Mapping[str, WatermarkAnswer], *, wide: bool) -> None:
+    """Print the stages of a job, or one of them."""
+    rows = [
+        (
+            name,
+            stage_text(each),
+            instant_text(each["input_watermark"]),
+            instant_text(each["output_watermark"]),
+            f"{each['ranges']['reported']}/{each['ranges']['total']}",
+            f"{each['ranges']['leased']}/{each['ranges']['total']}",
+            each["updated_at"],
+        )
+        for name, each in watermarks.items()
+    ]
+    print_table(_STAGES, rows, wide=wide)
+
+
+def print_held_by(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wide: bool) -> None:
+    """Print the ranges that hold a stage back."""
+    rows = [
+        (
+            each["range"],
+            range_text(each, stage_health),
+            instant_text(each["promise"]),
+            _holds(each),
+            each["holder"] or "none",
+            each["reported_at"] or "never",
+        )
+        for each in ranges
+    ]
+    print_table(_HELD_BY, rows, wide=wide)
+
+
+def print_ranges(ranges: Iterable[RangeAnswer], stage_health: str | None, *, wide: bool) -> None:
+    """Print the ranges of a stage."""
+    rows = [
+        (
+            each["range"],
+            range_text(each, stage_health),
+            instant_text(each["promise"]),
+            _holds(each),
+            each["holder"] or "none",
+            duration_text(each["expires_in_ms"]),
+            each["reported_at"] or "never",
+        )
+        for each in ranges
+    ]
+    print_table(_RANGES, rows, wide=wide)
+
+
+def moving_lines(
+    stages: Mapping[str, WatermarkAnswer], slowest: str, width: int | None
+) -> list[Text]:
+    """Return the stages of a job as it moves, as lines of at most `width` cells."""
+    styles = [
+        style_of(each.get("health")) or ("yellow" if name == slowest else None)
+        for name, each in stages.items()
+    ]
+    return table_lines(_MOVING, [_moving(*each) for each in stages.items()], width, styles)
+
+
+def _moving(name: str, stage: WatermarkAnswer) -> Sequence[str]:
+    ranges, late = stage["ranges"], stage.get("late", 0)
+    return (
+        name,
+        stage_text(stage),
+        instant_text(stage["input_watermark"]),
+        instant_text(stage["output_watermark"]),
+        duration_text(stage.get("data_lag_ms")),
+        duration_text(stage.get("system_lag_ms")),
+        f"{ranges['reported']}/{ranges['total']}",
+        f"{ranges['leased']}/{ranges['total']}",
+        "" if late is None else str(late),
+    )
+
+
+def _holds(each: RangeAnswer) -> str:
+    return ", ".join(f"{name} {instant_text(at)}" for name, at in each["holds"].items())
