@@ -47,6 +47,7 @@ ROUTES = [
     ("GET", "/v1/jobs/{0}/stages/{1}/watermark", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/commits", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/ranges", ""),
+    ("POST", "/v1/jobs/{0}/stages/{1}/ranges/{0}/retire", "anything"),
     ("GET", "/v1/jobs/{0}/stages/{1}/history", ""),
     ("GET", "/v1/jobs/{0}/stages/{1}/eta", ""),
     ("GET", "/healthz", ""),

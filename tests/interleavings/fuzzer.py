@@ -115,6 +115,7 @@ class Fuzzer:
             self._commit: 8,
             self._renew: 4,
             self._release: 2,
+            self._retire: 3,
             self._read: 22,
             self._read_all: 8,
             self._read_ranges: 4,
@@ -276,6 +277,11 @@ class Fuzzer:
     async def _release(self, api: Api, known: Known) -> httpx.Response:
         tokens = [self._pick(known.tokens, ("s", "none", []))[1]]
         return await api.client.post(f"{api.root}/leases/release", json={"tokens": tokens})
+
+    async def _retire(self, api: Api, _: Known) -> httpx.Response:
+        stage = self._random.choice(STAGES)
+        key = self._random.choice([*SHARDS, *tile_ids(2)])
+        return await api.post_retire(stage, key, dry_run=self._random.random() < 0.2)
 
     async def _read(self, api: Api, _: Known) -> httpx.Response:
         stage = self._random.choice(STAGES)

@@ -53,3 +53,25 @@ def test_a_refusal_is_shown_in_the_dialog(service: Service, open_page: Opened):
         page.route("**/retire", lambda route: route.abort())
         dialog.get_by_role("button", name="Retire", exact=True).click()
         expect(dialog.get_by_role("alert")).to_contain_text("does not answer")
+
+
+ROWS = """() => {
+  const tops = [...document.querySelectorAll(".facts > div")].map((each) => each.offsetTop);
+  return [...new Set(tops)].map((top) => tops.filter((each) => each === top).length);
+}"""
+
+
+def test_no_fact_of_a_stage_stands_alone_in_a_row(service: Service, open_page: Opened):
+    with Feed(service.url, "facts") as feed:
+        feed.define(SHARDS)
+    with open_page("/#/jobs/facts/stages/taps") as page:
+        page.set_viewport_size({"width": 1366, "height": 800})
+        expect(page.locator(".facts > div")).to_have_count(7)
+        assert page.evaluate(ROWS) == [4, 3]
+
+
+def test_a_problem_is_apart_from_its_stage(service: Service, open_page: Opened):
+    with Feed(service.url, "apart") as feed:
+        feed.define(SHARDS)
+    with open_page("/#/jobs/apart") as page:
+        expect(page.locator('[data-problem="taps"]')).to_contain_text("silent taps:")

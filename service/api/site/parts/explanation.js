@@ -56,11 +56,11 @@ export function Explanation({ why, zone, nowMs }) {
       <a href=${link({ job: why.job, stage: step.stage })}>${step.stage}</a>`)}</p>`}
     ${why.holders.length > 0 && html`<div class="scroll"><table class="cards">
       <caption>${counted(why.holders_total, "range holds", "ranges hold")} it back${why.holders_total > why.holders.length ? `; the first ${why.holders.length}` : ""}</caption>
-      <thead><tr><th scope="col">Range of ${why.holders[0].stage}</th><th scope="col">It</th><th scope="col">Promise</th>
+      <thead><tr><th scope="col">Range of ${why.holders[0].stage}</th><th scope="col">Reason</th><th scope="col">Promise</th>
         <th scope="col">Without it</th><th scope="col">Holder</th><th scope="col">Unchanged for</th></tr></thead>
       <tbody>${why.holders.map((each) => html`<tr key=${each.range}>
         <th scope="row">${each.range}</th>
-        <td data-label="It">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
+        <td data-label="Reason">${REASONS[each.reason] ?? each.reason}${each.component ? ` (${each.component})` : ""}</td>
         <td data-label="Promise" class="time">${instant(each.promise, zone).replace("watermark", "promise")}</td>
         <td data-label="Without it" class="time">${each.would_be === null ? "–" : instant(each.would_be, zone)}</td>
         <td data-label="Holder">${each.holder ?? "none"}</td>

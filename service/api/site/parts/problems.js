@@ -18,7 +18,7 @@ export function Problems({ job }) {
     <h2 id="problems-title">Problems</h2>
     <ul>${data.problems.slice(0, SHOWN).map((each) => html`<li key=${`${each.stage} ${each.health}`} class=${each.severity}
         data-problem=${each.stage}>
-      <span class=${`status ${each.health}`}><span aria-hidden="true">${signOf(each.health)}</span> ${wordOf(each.health)}</span>
+      <span class=${`status ${each.health}`}><span aria-hidden="true">${signOf(each.health)}</span> ${wordOf(each.health)}</span>${" "}
       <a href=${link({ job, stage: each.stage })}>${each.stage}</a>: ${each.because}${waiting(each.holds_back)}</li>`)}</ul>
     ${more > 0 && html`<p class="help">and ${more.toLocaleString("en")} more</p>`}
   </section>`;
